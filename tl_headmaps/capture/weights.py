@@ -1,0 +1,279 @@
+"""The weights an analysis reads, one layer at a time, in one layout for every host and checkpoint.
+
+Conventions (TransformerLens' names and shapes):
+
+* ``W_Q`` [head, d_model, d_head], ``W_K`` and ``W_V`` [kv_head, d_model, d_head], ``W_O`` [head, d_head,
+  d_model]. Grouped key/value heads stay grouped: head ``h`` reads group ``h // (n_heads // n_kv_heads)``.
+* ``W_E`` and ``W_U`` are both [vocab, d_model] (rows are tokens), kept in their stored type; everything else
+  is float32 on ``device``.
+* A norm's ``weight`` is the factor it really multiplies by (Gemma's ``1 + w``), whatever the module stores.
+
+Nothing here knows TransformerLens: :mod:`.host` fills these classes from a loaded model.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ..errors import UnsupportedModelError, WeightBasisError
+from ..provenance import Provenance
+from ..types import Basis, HeadIndex, HeadLike, Preset
+
+if TYPE_CHECKING:
+    from typing import Self
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": torch.nn.functional.silu,
+    "swish": torch.nn.functional.silu,
+    "gelu": torch.nn.functional.gelu,
+    "gelu_new": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+    "gelu_fast": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+    "gelu_pytorch_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+    "relu": torch.nn.functional.relu,
+    "relu2": lambda x: torch.nn.functional.relu(x).square(),
+}
+
+
+@dataclass(frozen=True)
+class Norm:
+    """A LayerNorm or RMSNorm by what it computes: ``(x - mean if centres) / rms * weight + bias``."""
+
+    centres: bool
+    weight: Float[Tensor, " width"]
+    bias: Float[Tensor, " width"]
+    eps: float
+
+    def scaled(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+        """The norm without its bias."""
+        if self.centres:
+            x = x - x.mean(-1, keepdim=True)
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps) * self.weight
+
+    def __call__(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+        """The norm as the model applies it."""
+        return self.scaled(x) + self.bias
+
+    def folded_into(self, writer: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+        """A matrix that writes into this norm, with the norm's linear part (not its scale) applied."""
+        if self.centres:
+            writer = writer - writer.mean(-1, keepdim=True)
+        return writer * self.weight
+
+    @property
+    def is_unit(self) -> bool:
+        """Whether weight and bias do nothing, as after folding."""
+        return bool((self.weight == 1).all()) and not bool(self.bias.any())
+
+
+@dataclass(frozen=True)
+class MLP:
+    """``act(x W_in + b_in) W_out + b_out``, or with a gate ``(act(x W_gate + b_gate) * (x W_in + b_in)) W_out``."""
+
+    W_in: Float[Tensor, "d_model d_mlp"]
+    W_out: Float[Tensor, "d_mlp d_model"]
+    activation: str
+    W_gate: Float[Tensor, "d_model d_mlp"] | None = None
+    b_in: Float[Tensor, " d_mlp"] | None = None
+    b_gate: Float[Tensor, " d_mlp"] | None = None
+    b_out: Float[Tensor, " d_model"] | None = None
+
+    def __call__(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
+        """Output of the MLP, without the residual."""
+        act = ACTIVATIONS[self.activation]
+        hidden = _affine(x, self.W_in, self.b_in)
+        if self.W_gate is None:
+            hidden = act(hidden)
+        else:
+            hidden = act(_affine(x, self.W_gate, self.b_gate)) * hidden
+        return _affine(hidden, self.W_out, self.b_out)
+
+
+def _affine(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return x @ weight if bias is None else x @ weight + bias
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    """Attention of one layer: its heads, the norms around it, and the scale of its scores."""
+
+    layer: int
+    W_Q: Float[Tensor, "head d_model d_head"]
+    W_K: Float[Tensor, "kv_head d_model d_head"]
+    W_V: Float[Tensor, "kv_head d_model d_head"]
+    W_O: Float[Tensor, "head d_head d_model"]
+    score_scale: float
+    b_Q: Float[Tensor, "head d_head"] | None = None
+    b_K: Float[Tensor, "kv_head d_head"] | None = None
+    b_V: Float[Tensor, "kv_head d_head"] | None = None
+    ln1: Norm | None = None
+    ln1_post: Norm | None = None
+    q_norm: Norm | None = None
+    k_norm: Norm | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor):
+                check_finite(value, f"{name} of layer {self.layer}")
+            elif isinstance(value, Norm):
+                check_finite(value.weight, f"the weight of {name} in layer {self.layer}")
+
+
+def check_finite(tensor: Tensor, name: str) -> None:
+    """Refuse NaN and infinite weights: every rank they touch would be silently wrong."""
+    # The sum is one pass without a copy; it is finite unless an entry is not (or adding overflows).
+    if not bool(torch.isfinite(tensor.sum(dtype=torch.float64))):
+        bad = int((~torch.isfinite(tensor)).sum())
+        if bad:
+            raise UnsupportedModelError(
+                f"{name} holds {bad} NaN or infinite value{'s' if bad > 1 else ''}; scores need "
+                "finite weights. Reload the checkpoint, or repair that tensor."
+            )
+
+
+@dataclass(frozen=True, eq=False)
+class HeadWeights:
+    """Everything weight-only analyses read from a model, layer by layer.
+
+    Build it with :meth:`from_model`; every analysis also takes the model itself and does this for you.
+
+    Attributes:
+        W_E: Token embeddings, stored type.
+        W_U: Unembedding, transposed so that rows are tokens, stored type.
+        embed_scale: Factor the model multiplies embeddings by (Gemma: sqrt(d_model)).
+        ln2, mlp, ln2_post: Norm and MLP of layer 0, which turn embeddings into the vectors later layers see;
+            ``mlp`` is None for attention-only models.
+        mlp_refusal: Why the first MLP cannot be computed (mixture of experts, ...), or None.
+        basis: Whether norms were already folded into the weights when they were read.
+        read_layer: Reads one layer; called by :meth:`layer`.
+    """
+
+    model_name: str
+    architecture: str
+    n_layers: int
+    n_heads: int
+    n_kv_heads: int
+    d_model: int
+    d_head: int
+    basis: Basis
+    W_E: Float[Tensor, "vocab d_model"]
+    W_U: Float[Tensor, "vocab_out d_model"]
+    embed_scale: float
+    ln_final: Norm | None
+    read_layer: Callable[[int], LayerWeights] = field(repr=False)
+    ln2: Norm | None = None
+    mlp: MLP | None = None
+    ln2_post: Norm | None = None
+    mlp_refusal: str | None = None
+    tokenizer: Any = field(default=None, repr=False)
+
+    @classmethod
+    def from_model(cls, model: Any, device: str | torch.device | None = None) -> "Self":
+        """Read a TransformerBridge or HookedTransformer.
+
+        Args:
+            model: A loaded TransformerLens model, raw or processed, in float32, bfloat16 or float16.
+            device: Where to compute; the model's own device by default.
+        """
+        from .host import read_model
+
+        return cls(**read_model(model, device))
+
+    @classmethod
+    def of(cls, model_or_weights: Any) -> "HeadWeights":
+        """Pass weights through, read a model."""
+        if isinstance(model_or_weights, HeadWeights):
+            return model_or_weights
+        return cls.from_model(model_or_weights)
+
+    def layer(self, layer: int) -> LayerWeights:
+        """Attention weights of one layer, float32."""
+        HeadIndex(layer, 0).check(self.n_layers, self.n_heads)
+        return self.read_layer(layer)
+
+    def head(self, head: HeadLike) -> HeadIndex:
+        """Parse a head and check that this model has it."""
+        return HeadIndex.of(head).check(self.n_layers, self.n_heads)
+
+    def group_of(self, head: int) -> int:
+        """The key/value head that query head ``head`` reads."""
+        return head // (self.n_heads // self.n_kv_heads)
+
+    @property
+    def n_vocab(self) -> int:
+        """Number of embedded tokens."""
+        return self.W_E.shape[0]
+
+    @property
+    def device(self) -> torch.device:
+        """Where computations run."""
+        return self.W_E.device
+
+    def require(self, preset: Preset, needs_mlp: bool) -> None:
+        """Raise unless the weights can serve a preset (and the first MLP, where it is needed)."""
+        if preset == "maps" and self.basis != "raw":
+            raise WeightBasisError(
+                f"The weights of {self.model_name!r} are {self.basis} (norms folded in or matrices centred), "
+                "but preset='maps' reproduces published scores and needs raw weights. Load the model "
+                "without processing (TransformerBridge.boot_transformers(...) without "
+                "enable_compatibility_mode(), or HookedTransformer.from_pretrained_no_processing(...)), "
+                "or use preset='folded'."
+            )
+        if needs_mlp and self.mlp_refusal is not None:
+            raise UnsupportedModelError(
+                f"{self.model_name!r}: {self.mlp_refusal}. Layers above 0 read the output of the "
+                "first MLP, so only layer 0 can be mapped from the weights alone."
+            )
+
+    @cached_property
+    def mean_unembedding(self) -> Float[Tensor, " d_model"]:
+        """Mean of the unembedding over the vocabulary, which folded maps take off each row."""
+        total = sum(rows.sum(0, dtype=torch.float64) for rows in self.W_U.split(8192))
+        return (torch.as_tensor(total) / self.W_U.shape[0]).to(torch.float32)
+
+    @cached_property
+    def unembedding_order(self) -> Int[Tensor, " vocab_out"]:
+        """Token ids from the largest to the smallest unembedding norm: where large entries are found first."""
+        norms = torch.cat([rows.float().norm(dim=-1) for rows in self.W_U.split(8192)])
+        return norms.argsort(descending=True, stable=True)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 over all the bytes of all weights read here, in their stored type."""
+        digest = hashlib.sha256()
+        for part in (self, *(self.layer(layer) for layer in range(self.n_layers))):
+            for tensor in _tensors(part):
+                _update(digest, tensor)
+        return digest.hexdigest()
+
+    def provenance(self, **details: Any) -> Provenance:
+        """Provenance of a result computed from these weights."""
+        return Provenance(
+            model=self.model_name,
+            fingerprint=self.fingerprint,
+            architecture=self.architecture,
+            basis=self.basis,
+            dtype=f"{str(self.W_E.dtype).removeprefix('torch.')} stored, float32 computed",
+            device=str(self.device),
+            **details,
+        )
+
+
+def _tensors(part: "HeadWeights | LayerWeights | Norm | MLP") -> Iterator[Tensor]:
+    for entry in fields(part):
+        value = getattr(part, entry.name)
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, Norm | MLP):
+            yield from _tensors(value)
+
+
+def _update(digest: Any, tensor: Tensor) -> None:
+    digest.update(str(tuple(tensor.shape)).encode())
+    data = tensor.detach().cpu().contiguous()
+    digest.update(memoryview(data.view(torch.uint8).numpy()).cast("B"))

@@ -1,0 +1,149 @@
+"""Vocabulary-sized maps of a layer's heads, kept as factors and multiplied out one block at a time.
+
+The map of head ``h`` is ``M_h = left[group_h] @ columns_h^T``: a row per given token, a column per token of
+the vocabulary, rank d_head. It has n x vocab entries (vocab x vocab for all rows) and is never formed whole.
+
+For OV, the column factor is itself a product, ``W_U W_O^T``. Forming it costs ``d_model * d_head`` per column
+and then ``d_head`` per entry; going through d_model instead costs ``d_model`` per entry and nothing else. With few
+rows the second is cheaper, with many the first: :meth:`Columns.block` decides per head by counting.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ..types import HeadIndex
+
+
+class Block(Protocol):
+    """A range of columns of every head, ready to be multiplied."""
+
+    def product(
+        self,
+        head: int,
+        left: Float[Tensor, "row rank"],
+        out: Float[Tensor, "row column"] | None = None,
+    ) -> Float[Tensor, "row column"]:
+        """Entries of head number ``head`` (position in the layer's list) for these rows."""
+
+
+class Columns(Protocol):
+    """The right-hand factors of a layer's heads, for all columns."""
+
+    @property
+    def count(self) -> int:
+        """Number of columns."""
+
+    def block(self, index: slice | Int[Tensor, " column"], rows: Sequence[int]) -> Block:
+        """Prepare some columns for products with ``rows[h]`` rows of head ``h`` (0: head not needed)."""
+
+    def factor(self, head: int) -> Float[Tensor, "column rank"]:
+        """The whole column factor of one head."""
+
+    def order(self) -> Int[Tensor, " column"]:
+        """Columns with large norms first."""
+
+
+@dataclass(frozen=True)
+class _ProductBlock:
+    tokens: Float[Tensor, "column d_model"]
+    middle: Float[Tensor, "head rank d_model"]
+    factors: dict[int, Float[Tensor, "column rank"]]
+
+    def product(self, head: int, left: Tensor, out: Tensor | None = None) -> Tensor:
+        factor = self.factors.get(head)
+        if factor is None:
+            return torch.mm(left @ self.middle[head], self.tokens.T, out=out)
+        return torch.mm(left, factor.T, out=out)
+
+
+@dataclass(frozen=True)
+class ProductColumns:
+    """Column factors ``tokens @ middle_h^T`` with the tokens shared by all heads and layers (OV)."""
+
+    tokens: Float[Tensor, "column d_model"]
+    middle: Float[Tensor, "head rank d_model"]
+    large_first: Int[Tensor, " column"]
+
+    @property
+    def count(self) -> int:
+        return self.tokens.shape[0]
+
+    def block(self, index: slice | Tensor, rows: Sequence[int]) -> Block:
+        tokens = self.tokens[index].to(torch.float32)
+        _, rank, d_model = self.middle.shape
+        chosen = [h for h, n in enumerate(rows) if n * (d_model - rank) > d_model * rank]
+        if not chosen:
+            return _ProductBlock(tokens, self.middle, {})
+        # One product for all heads: a tall times a square matrix, the shape BLAS likes.
+        joint = tokens @ self.middle[chosen].reshape(-1, d_model).T
+        return _ProductBlock(tokens, self.middle, dict(zip(chosen, joint.split(rank, dim=1), strict=True)))
+
+    def factor(self, head: int) -> Tensor:
+        blocks = self.tokens.split(8192)
+        return torch.cat([tokens.to(torch.float32) @ self.middle[head].T for tokens in blocks])
+
+    def order(self) -> Tensor:
+        return self.large_first
+
+
+@dataclass(frozen=True)
+class _FactorBlock:
+    factors: Float[Tensor, "group column rank"]
+    group: Sequence[int]
+
+    def product(self, head: int, left: Tensor, out: Tensor | None = None) -> Tensor:
+        return torch.mm(left, self.factors[self.group[head]].T, out=out)
+
+
+@dataclass(frozen=True)
+class FactorColumns:
+    """Column factors given outright, shared by the heads of a group (QK: the keys)."""
+
+    factors: Float[Tensor, "group column rank"]
+    group: Sequence[int]
+
+    @property
+    def count(self) -> int:
+        return self.factors.shape[1]
+
+    def block(self, index: slice | Tensor, rows: Sequence[int]) -> Block:
+        return _FactorBlock(self.factors[:, index], self.group)
+
+    def factor(self, head: int) -> Tensor:
+        return self.factors[self.group[head]]
+
+    def order(self) -> Tensor:
+        return self.factors.norm(dim=-1).amax(0).argsort(descending=True, stable=True)
+
+
+@dataclass(frozen=True)
+class LayerMaps:
+    """Maps of some heads of one layer: given rows, all columns.
+
+    Attributes:
+        heads: The heads, in the order of every result's head axis.
+        left: Row factors, shared by the heads of a group.
+        group: Which row factor each head uses.
+        columns: The column factors.
+        offset: Subtracted from every entry of a row of a head: never changes a rank within a row.
+    """
+
+    heads: tuple[HeadIndex, ...]
+    left: Float[Tensor, "group row rank"]
+    group: tuple[int, ...]
+    columns: Columns
+    offset: Float[Tensor, "head row"]
+
+    @property
+    def n_rows(self) -> int:
+        """Number of rows of each map."""
+        return self.left.shape[1]
+
+    def left_of(self, head: int) -> Float[Tensor, "row rank"]:
+        """Row factors of head number ``head``."""
+        return self.left[self.group[head]]

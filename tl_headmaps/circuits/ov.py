@@ -1,0 +1,71 @@
+r"""The OV circuit: what a head writes about a token it attends to, read out over the vocabulary.
+
+``maps``:    M = x W_V W_O W_U.
+
+``folded``:  M = ln1(x) W_V W_O P (W_U - mean), where P applies the norm after attention (where a model has one)
+and the final norm up to their scale, and the mean over the vocabulary is taken off each row. That is the head's
+direct contribution to the centred logits, up to one positive factor per position.
+
+The constant part of a value vector (b_V, and ln1's bias times W_V) is left out of ``folded``: rows of the
+attention pattern sum to one, so it is added whatever the head attends to and says nothing about the source. It is
+also what TransformerLens moves into b_O, summed over heads, when it processes weights; a score that
+used it could not be the same for raw and processed models.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ..capture.weights import HeadWeights, LayerWeights
+from ..types import HeadIndex, Preset
+from .factored import LayerMaps, ProductColumns
+
+
+def ov_maps(
+    weights: HeadWeights,
+    layer: LayerWeights,
+    vectors: Float[Tensor, "row d_model"],
+    heads: Sequence[int],
+    preset: Preset,
+) -> LayerMaps:
+    """OV maps of some heads of a layer, with a row for each source vector.
+
+    Args:
+        weights: The model.
+        layer: The layer's weights, from ``weights.layer(...)``.
+        vectors: Source vectors before ln1, from :func:`.vectors.token_vectors`.
+        heads: Head numbers within the layer.
+        preset: ``"folded"`` or ``"maps"``.
+    """
+    if preset == "folded" and layer.ln1 is not None:
+        vectors = layer.ln1.scaled(vectors)
+    groups = sorted({weights.group_of(head) for head in heads})
+    left = torch.stack([vectors @ layer.W_V[group] for group in groups])
+    middle = written(weights, layer, heads, preset)
+    group = tuple(groups.index(weights.group_of(head)) for head in heads)
+    if preset == "folded":
+        mean = weights.mean_unembedding
+        offset = torch.stack([left[g] @ (middle[h] @ mean) for h, g in enumerate(group)])
+    else:
+        offset = vectors.new_zeros(len(heads), vectors.shape[0])
+    return LayerMaps(
+        heads=tuple(HeadIndex(layer.layer, head) for head in heads),
+        left=left,
+        group=group,
+        columns=ProductColumns(weights.W_U, middle, weights.unembedding_order),
+        offset=offset,
+    )
+
+
+def written(
+    weights: HeadWeights, layer: LayerWeights, heads: Sequence[int], preset: Preset
+) -> Float[Tensor, "head d_head d_model"]:
+    """W_O of some heads, in ``folded`` with the linear part of the norms it passes on its way to W_U."""
+    W_O = layer.W_O[list(heads)]
+    if preset == "folded":
+        for norm in (layer.ln1_post, weights.ln_final):
+            if norm is not None:
+                W_O = norm.folded_into(W_O)
+    return W_O

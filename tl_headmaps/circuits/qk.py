@@ -1,0 +1,59 @@
+r"""The QK circuit: how much a query token wants to attend to a key token, without positions.
+
+``maps``:    Q = x W_Q W_K^T x^T / sqrt(d_head).
+
+``folded``:  q = norm_q(ln1(x) W_Q + b_Q), k = norm_k(ln1(x) W_K + b_K), Q = q k^T times the model's own score scale:
+the attention score before rotation, softmax and soft-capping. The norms of q and k exist in Gemma 3 and Qwen 3.
+
+Rows are query tokens, columns key tokens.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ..capture.weights import HeadWeights, LayerWeights, Norm
+from ..types import HeadIndex, Preset
+from .factored import FactorColumns, LayerMaps
+
+
+def qk_maps(
+    weights: HeadWeights,
+    layer: LayerWeights,
+    queries: Float[Tensor, "row d_model"],
+    keys: Float[Tensor, "vocab d_model"],
+    heads: Sequence[int],
+    preset: Preset,
+) -> LayerMaps:
+    """QK maps of some heads of a layer: a row for each query vector, a column for each key vector."""
+    folded = preset == "folded"
+    scale = layer.score_scale if folded else weights.d_head**-0.5
+    if folded and layer.ln1 is not None:
+        queries, keys = layer.ln1(queries), layer.ln1(keys)
+    groups = sorted({weights.group_of(head) for head in heads})
+    left = [
+        _project(queries, layer.W_Q[h], layer.b_Q, h, layer.q_norm, folded) * scale for h in heads
+    ]
+    right = [_project(keys, layer.W_K[g], layer.b_K, g, layer.k_norm, folded) for g in groups]
+    return LayerMaps(
+        heads=tuple(HeadIndex(layer.layer, head) for head in heads),
+        left=torch.stack(left),
+        group=tuple(range(len(heads))),
+        columns=FactorColumns(
+            torch.stack(right), tuple(groups.index(weights.group_of(head)) for head in heads)
+        ),
+        offset=queries.new_zeros(len(heads), queries.shape[0]),
+    )
+
+
+def _project(
+    x: Tensor, weight: Tensor, bias: Tensor | None, index: int, norm: Norm | None, folded: bool
+) -> Tensor:
+    projected = x @ weight
+    if folded and bias is not None:
+        projected = projected + bias[index]
+    if folded and norm is not None:
+        projected = norm(projected)
+    return projected

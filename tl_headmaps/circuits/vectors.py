@@ -1,0 +1,52 @@
+"""What a token looks like to a layer when nothing stands before it: the vectors the circuits read.
+
+=========  =======================  =========================================================
+preset     layer 0                  layers above 0
+=========  =======================  =========================================================
+maps       e_t                      MLP_0(ln2_0(e_t)), without the residual (published recipe)
+folded     e_t                      e_t + MLP_0(ln2_0(e_t)), with the norm after the MLP if any
+=========  =======================  =========================================================
+
+Position embeddings are left out in both. ``e_t`` carries the model's embedding factor only in ``folded``.
+"""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ..capture.weights import HeadWeights
+from ..types import Preset
+
+_VOCAB_BLOCK = 4096
+
+
+def token_vectors(
+    weights: HeadWeights, ids: Int[Tensor, " token"], layer: int, preset: Preset
+) -> Float[Tensor, "token d_model"]:
+    """Source vectors of given tokens as layer ``layer`` reads them, before its ln1.
+
+    They are the same for every layer above 0, so callers sweeping layers compute them twice, not once a layer.
+    """
+    weights.require(preset, needs_mlp=layer > 0)
+    embedding = weights.W_E[ids].to(torch.float32)
+    if preset == "folded":
+        embedding = embedding * weights.embed_scale
+    if layer == 0 or weights.mlp is None:
+        return embedding
+    normed = embedding if weights.ln2 is None else weights.ln2(embedding)
+    output = weights.mlp(normed)
+    if preset == "maps":
+        return output
+    if weights.ln2_post is not None:
+        output = weights.ln2_post(output)
+    return embedding + output
+
+
+def vocabulary_vectors(
+    weights: HeadWeights, layer: int, preset: Preset
+) -> Float[Tensor, "vocab d_model"]:
+    """Source vectors of the whole vocabulary, computed in blocks."""
+    everything = torch.arange(weights.n_vocab, device=weights.device)
+    return torch.cat(
+        [token_vectors(weights, ids, layer, preset) for ids in everything.split(_VOCAB_BLOCK)]
+    )

@@ -1,0 +1,29 @@
+"""What can go wrong, in few kinds. Every message says what was found, expected, and what to do."""
+
+
+class HeadMapsError(Exception):
+    """Anything this package refuses to do; the message is a sentence for the user."""
+
+
+class UsageError(HeadMapsError, ValueError):
+    """The call itself is wrong: an unknown head, option or file type (command line: exit 2)."""
+
+
+class TokenError(UsageError):
+    """A word that is not exactly one token of the model's vocabulary."""
+
+
+class UnsupportedModelError(HeadMapsError, ValueError):
+    """A model without the parts an analysis needs, or with weights that cannot be read."""
+
+
+class WeightBasisError(HeadMapsError, ValueError):
+    """The weights were processed in a way the asked-for preset cannot undo."""
+
+
+class DefaultModelError(HeadMapsError):
+    """The default model could not be fetched, verified or converted."""
+
+
+class OutputError(HeadMapsError, OSError):
+    """A result could not be written or read."""

@@ -1,0 +1,65 @@
+"""What made a result: the model and its fingerprint, the weight basis, versions, options, seed."""
+
+import platform
+from dataclasses import asdict, dataclass, field, fields
+from datetime import datetime, timezone
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+_RECORDED_PACKAGES = ("tl-headmaps", "transformer-lens", "torch", "transformers", "numpy")
+
+
+def package_versions() -> dict[str, str]:
+    """Versions of Python and of the packages that can change a number."""
+    found = {"python": platform.python_version()}
+    for name in _RECORDED_PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """How a result was made; saved with it, and compared when results are combined.
+
+    Attributes:
+        model: Name or folder the model was loaded from.
+        fingerprint: SHA-256 over every weight the analyses read, in a canonical layout.
+        architecture: Class of the underlying model.
+        basis: Whether the weights were raw, folded or centred when they were read.
+        dtype: Stored type of the weights and the type computed in.
+        device: Where it was computed.
+        options: Every option of the call that can change a number.
+        data: SHA-256 of each data file used.
+        seed: Seed of anything random, None if nothing was.
+        versions: Versions of the packages involved.
+        created: UTC time; the only part that differs between two identical runs.
+    """
+
+    model: str
+    fingerprint: str
+    architecture: str
+    basis: str
+    dtype: str
+    device: str
+    options: dict[str, Any] = field(default_factory=dict)
+    data: dict[str, str] = field(default_factory=dict)
+    seed: int | None = None
+    versions: dict[str, str] = field(default_factory=package_versions)
+    created: str = field(default_factory=_now)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain dictionary for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "Provenance":
+        """Inverse of :meth:`to_dict`; unknown fields of newer versions are dropped."""
+        known = {entry.name for entry in fields(cls)}
+        return cls(**{name: value for name, value in values.items() if name in known})

@@ -1,0 +1,85 @@
+"""Small shared vocabulary: how a head is named, which presets and circuits exist.
+
+A head is written ``L23H4`` everywhere: in results, JSON, tables, figures and on the command line.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
+
+from .errors import UsageError
+
+Circuit: TypeAlias = Literal["ov", "qk"]
+"""Which bilinear map of a head: what it writes (``ov``) or where it looks (``qk``)."""
+
+Preset: TypeAlias = Literal["folded", "maps"]
+"""``folded`` is what the model computes for a token without context; ``maps`` is the published recipe."""
+
+Basis: TypeAlias = Literal["raw", "folded", "centred"]
+"""State of the loaded weights; ``centred`` means processed without folding the norms."""
+
+_HEAD_NAME = re.compile(r"[Ll](\d+)[Hh](\d+)")
+
+
+@dataclass(frozen=True, order=True)
+class HeadIndex:
+    """One attention head, printed and parsed as ``L{layer}H{head}``.
+
+    Example:
+        >>> HeadIndex.parse("L23H4")
+        HeadIndex(layer=23, head=4)
+        >>> str(HeadIndex(23, 4))
+        'L23H4'
+    """
+
+    layer: int
+    head: int
+
+    def __str__(self) -> str:
+        return f"L{self.layer}H{self.head}"
+
+    @classmethod
+    def parse(cls, name: str) -> "HeadIndex":
+        """Read a head name such as ``L23H4`` (case does not matter)."""
+        match = _HEAD_NAME.fullmatch(name.strip())
+        if match is None:
+            raise UsageError(
+                f"{name!r} is not the name of a head. Heads are written like 'L23H4': "
+                "layer 23, head 4, both counted from 0."
+            )
+        return cls(int(match[1]), int(match[2]))
+
+    @classmethod
+    def of(cls, head: "HeadLike") -> "HeadIndex":
+        """Accept a name, a ``(layer, head)`` pair or a HeadIndex."""
+        if isinstance(head, HeadIndex):
+            return head
+        if isinstance(head, str):
+            return cls.parse(head)
+        pair = tuple(head)
+        if len(pair) != 2 or not all(isinstance(part, int) for part in pair):
+            raise UsageError(f"{head!r} is not a head. Write 'L23H4' or (23, 4).")
+        return cls(*pair)
+
+    def check(self, n_layers: int, n_heads: int) -> "HeadIndex":
+        """Return the head itself if a model of this size has it, else raise."""
+        if not (0 <= self.layer < n_layers and 0 <= self.head < n_heads):
+            raise UsageError(
+                f"There is no head {self}: the model has layers 0 to {n_layers - 1} "
+                f"with heads 0 to {n_heads - 1}, so the last head is "
+                f"{HeadIndex(n_layers - 1, n_heads - 1)}."
+            )
+        return self
+
+
+HeadLike: TypeAlias = HeadIndex | str | Iterable[int]
+
+
+def check_choice(value: str, choices: object, name: str) -> None:
+    """Raise a UsageError unless ``value`` is one of a Literal's choices."""
+    allowed = get_args(choices)
+    if value not in allowed:
+        raise UsageError(
+            f"{name}={value!r} is not known. Choose one of: {', '.join(map(repr, allowed))}."
+        )
