@@ -21,8 +21,8 @@ class WeightBasisError(HeadMapsError, ValueError):
     """The weights were processed in a way the asked-for preset cannot undo."""
 
 
-class DefaultModelError(HeadMapsError):
-    """The default model could not be fetched, verified or converted."""
+class ModelLoadError(HeadMapsError):
+    """A model could not be found, fetched, verified or opened."""
 
 
 class OutputError(HeadMapsError, OSError):

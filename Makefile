@@ -1,0 +1,50 @@
+# Everything installs with constraints.txt, into virtual environments beside this file.
+PYTHON ?= python3
+PIP_INSTALL = -m pip install --quiet --disable-pip-version-check -c constraints.txt
+export HF_HUB_OFFLINE ?= 1
+export TOKENIZERS_PARALLELISM ?= false
+
+.PHONY: demo test lint test-tl3 bench figures clean
+
+demo: .venv/installed
+	.venv/bin/tl-headmaps demo
+
+test: .venv/tested
+	.venv/bin/python -m pytest
+
+lint: .venv/linted
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+
+test-tl3: .venv-tl3/tested
+	.venv-tl3/bin/python -m pytest tests
+
+bench: .venv/tested
+	.venv/bin/python benchmarks/run.py --out benchmarks/figures.json
+
+.venv/installed: pyproject.toml constraints.txt
+	test -x .venv/bin/python || $(PYTHON) -m venv .venv
+	.venv/bin/python $(PIP_INSTALL) torch
+	.venv/bin/python $(PIP_INSTALL) -e .
+	touch $@
+
+.venv/tested: .venv/installed
+	.venv/bin/python $(PIP_INSTALL) -e '.[test]'
+	touch $@
+
+.venv/linted: .venv/installed
+	.venv/bin/python $(PIP_INSTALL) -e '.[lint,test]'
+	touch $@
+
+# The same constraints but for the host itself: the newest TransformerLens 3.
+.venv-tl3/tested: pyproject.toml constraints.txt
+	test -x .venv-tl3/bin/python || $(PYTHON) -m venv .venv-tl3
+	grep -v '^transformer-lens==' constraints.txt > .venv-tl3/constraints.txt
+	.venv-tl3/bin/python -m pip install --quiet --disable-pip-version-check -c .venv-tl3/constraints.txt torch
+	.venv-tl3/bin/python -m pip install --quiet --disable-pip-version-check -c .venv-tl3/constraints.txt \
+		-e '.[test]' 'transformer-lens<4'
+	touch $@
+
+clean:
+	rm -rf .venv .venv-tl3 build dist *.egg-info

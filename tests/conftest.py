@@ -1,0 +1,40 @@
+"""Shared, read-only models: the default model is opened once for the whole run."""
+
+import os
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+from importlib.metadata import version
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+settings.register_profile(
+    "tests", deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow], derandomize=True
+)
+settings.load_profile("tests")
+
+TL_MAJOR = int(version("transformer-lens").split(".")[0])
+
+
+@pytest.fixture(autouse=True)
+def no_gradients() -> Any:
+    with torch.no_grad():
+        yield
+
+
+@pytest.fixture(scope="session")
+def default_model() -> Any:
+    from tl_headmaps import load_default_model
+
+    return load_default_model(device="cpu")
+
+
+@pytest.fixture(scope="session")
+def default_weights(default_model: Any) -> Any:
+    from tl_headmaps import HeadWeights
+
+    return HeadWeights.from_model(default_model)

@@ -1,0 +1,47 @@
+"""What every attention head of a TransformerLens model does: from weights, activations and ablation.
+
+Public names load on first use, so that ``import tl_headmaps`` costs nothing.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .analyses.describe_model import describe_model as describe_model
+    from .analyses.token_grid import token_grid as token_grid
+    from .capture.bundled import load_default_model as load_default_model
+    from .capture.loading import load_model as load_model
+    from .capture.weights import HeadWeights as HeadWeights
+    from .errors import HeadMapsError as HeadMapsError
+    from .results.base import Result as Result
+    from .results.token_grid import TokenGrid as TokenGrid
+    from .types import HeadIndex as HeadIndex
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "HeadIndex": ".types",
+    "HeadMapsError": ".errors",
+    "HeadWeights": ".capture.weights",
+    "Result": ".results.base",
+    "TokenGrid": ".results.token_grid",
+    "describe_model": ".analyses.describe_model",
+    "load_default_model": ".capture.bundled",
+    "load_model": ".capture.loading",
+    "token_grid": ".analyses.token_grid",
+}
+
+__all__ = [*sorted(_HOMES), "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    # Cached by hand: importing the submodule would otherwise leave the module under the function's name.
+    value = getattr(import_module(_HOMES[name], __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,6 @@
+"""``python -m tl_headmaps``."""
+
+from .cli.app import main
+
+if __name__ == "__main__":
+    main()

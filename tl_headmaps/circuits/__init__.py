@@ -1,0 +1,1 @@
+"""OV and QK maps as factors, and exact questions about them."""

@@ -1,0 +1,1 @@
+"""The ``tl-headmaps`` command: parses, calls analyses, prints, writes."""

@@ -1,0 +1,130 @@
+"""Commands of ``tl-headmaps``.
+
+Results go to stdout and to every ``--out`` file (the suffix chooses the form), progress and errors to stderr.
+Exit code 0: done; 1: the analysis could not be done; 2: wrong usage.
+"""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ..errors import HeadMapsError, UsageError
+from ..types import Circuit, Preset
+
+app = typer.Typer(
+    name="tl-headmaps",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="Tell what every attention head of a language model does.",
+)
+
+ModelOption = Annotated[
+    str | None,
+    typer.Option("--model", metavar="NAME_OR_FOLDER", help="Hub name or folder; default: SmolLM2-135M-Instruct."),
+]
+DeviceOption = Annotated[str | None, typer.Option("--device", help="cpu, cuda, mps; default: the model's own.")]
+PresetOption = Annotated[
+    Preset, typer.Option("--preset", help="folded: what the model computes; maps: the published recipe.")
+]
+CircuitOption = Annotated[Circuit, typer.Option("--circuit", help="ov: what is written; qk: what is attended to.")]
+OutOption = Annotated[
+    list[Path] | None,
+    typer.Option("--out", metavar="FILE", help="Write the result; .json or .csv. May be repeated."),
+]
+
+
+def main() -> None:
+    """Entry point: every foreseen failure is one sentence and an exit code, never a traceback."""
+    try:
+        app()
+    except HeadMapsError as error:
+        _fail(str(error), 2 if isinstance(error, UsageError) else 1)
+
+
+def _fail(message: str, code: int) -> None:
+    typer.echo(f"tl-headmaps: {message}", err=True)
+    sys.exit(code)
+
+
+def version(value: bool) -> None:
+    """Print the version and leave."""
+    if value:
+        from .. import __version__
+
+        typer.echo(f"tl-headmaps {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Tell what every attention head of a language model does."""
+
+
+def check_outputs(paths: list[Path] | None, suffixes: tuple[str, ...] = (".json", ".csv")) -> list[Path]:
+    """Refuse unknown suffixes before the long work starts."""
+    for path in paths or []:
+        if path.suffix.lower() not in suffixes:
+            raise UsageError(
+                f"--out {path}: the suffix chooses what is written; use one of {', '.join(suffixes)}."
+            )
+        if path.is_dir():
+            raise UsageError(f"--out {path} is a folder; give a file name.")
+    return list(paths or [])
+
+
+def show_and_save(result: Any, paths: list[Path]) -> None:
+    """Print a result and write it to every file asked for."""
+    typer.echo(str(result))
+    for path in paths:
+        result.save(path)
+        typer.echo(f"Wrote {path}", err=True)
+
+
+def split_tokens(text: str) -> list[str | int]:
+    """``France,Germany,#4649``: words, or ids behind a hash."""
+    tokens: list[str | int] = []
+    for part in text.split(","):
+        word = part.strip()
+        if word.startswith("#") and word[1:].isdecimal():
+            tokens.append(int(word[1:]))
+        elif word:
+            tokens.append(word)
+    return tokens
+
+
+@app.command()
+def grid(
+    head: Annotated[str, typer.Option("--head", help="A head such as L23H4.")],
+    sources: Annotated[str, typer.Option("--sources", help="Row words, separated by commas; #123 is a token id.")],
+    targets: Annotated[str, typer.Option("--targets", help="Column words, likewise.")],
+    circuit: CircuitOption = "ov",
+    preset: PresetOption = "folded",
+    model: ModelOption = None,
+    device: DeviceOption = None,
+    out: OutOption = None,
+) -> None:
+    """Show what one head does with a few chosen tokens."""
+    from .. import HeadIndex, load_model, token_grid
+
+    paths = check_outputs(out)
+    HeadIndex.parse(head)
+    words = [split_tokens(text) for text in (sources, targets)]
+    result = token_grid(load_model(model, device), head, words[0], words[1], circuit=circuit, preset=preset)
+    show_and_save(result, paths)
+
+
+@app.command("model")
+def model_(model: ModelOption = None, device: DeviceOption = None, out: OutOption = None) -> None:
+    """Show what was found in a model: its size, weight basis, norms, and what can be analysed."""
+    from .. import describe_model, load_model
+
+    paths = check_outputs(out)
+    show_and_save(describe_model(load_model(model, device)), paths)

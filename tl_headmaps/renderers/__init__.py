@@ -1,0 +1,1 @@
+"""Results become pictures and text here; nothing here computes."""

@@ -1,0 +1,55 @@
+"""Results as aligned text for a terminal."""
+
+import io
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..results.token_grid import TokenGrid
+
+_WIDTH = 120
+
+
+def visible(text: str) -> str:
+    """Text on one line with control characters spelled out, so that every token can be seen."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def table_text(
+    columns: Sequence[tuple[str, str]], rows: Sequence[Sequence[Any]], width: int = _WIDTH
+) -> str:
+    """An aligned table; columns are (title, "left" or "right"). Wide characters count as two."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for title, justify in columns:
+        table.add_column(Text(title), justify="right" if justify == "right" else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*(Text(visible(str(cell))) for cell in row))
+    stream = io.StringIO()
+    Console(file=stream, width=width, color_system=None).print(table)
+    return "\n".join(line.rstrip() for line in stream.getvalue().rstrip("\n").splitlines())
+
+
+def grid_text(grid: "TokenGrid") -> str:
+    """A token grid: value and rank of each cell, the largest of each row marked."""
+    best = grid.values.argmax(1).tolist()
+    rows = []
+    for i, source in enumerate(grid.sources):
+        cells = [
+            f"{'*' if j == best[i] else ''}{grid.values[i, j]:.2f} #{int(grid.ranks[i, j]):,}"
+            for j in range(len(grid.targets))
+        ]
+        rows.append([source, *cells])
+    does = "writes when it attends to" if grid.circuit == "ov" else "attends to from"
+    title = (
+        f"{grid.head} {grid.circuit.upper()} map, preset {grid.provenance.options['preset']}: "
+        f"what it {does} each row"
+    )
+    columns = [("", "left"), *((visible(target), "right") for target in grid.targets)]
+    width = max(_WIDTH, 20 * (len(grid.targets) + 1))
+    note = f"value #rank among {grid.n_vocab:,} tokens (0 is best); * largest of the row"
+    return f"{title}\n\n{table_text(columns, rows, width)}\n\n{note}"

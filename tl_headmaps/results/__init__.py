@@ -1,0 +1,1 @@
+"""Frozen results: values, axis labels and provenance, with save and load."""
