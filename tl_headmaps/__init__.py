@@ -8,12 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .analyses.describe_model import describe_model as describe_model
+    from .analyses.relation_scores import relation_scores as relation_scores
     from .analyses.token_grid import token_grid as token_grid
     from .capture.bundled import load_default_model as load_default_model
     from .capture.loading import load_model as load_model
     from .capture.weights import HeadWeights as HeadWeights
     from .errors import HeadMapsError as HeadMapsError
+    from .relations import Relation as Relation
+    from .relations import load_relations as load_relations
     from .results.base import Result as Result
+    from .results.relation_scores import RelationScores as RelationScores
     from .results.token_grid import TokenGrid as TokenGrid
     from .types import HeadIndex as HeadIndex
 
@@ -23,11 +27,15 @@ _HOMES = {
     "HeadIndex": ".types",
     "HeadMapsError": ".errors",
     "HeadWeights": ".capture.weights",
+    "Relation": ".relations",
+    "RelationScores": ".results.relation_scores",
     "Result": ".results.base",
     "TokenGrid": ".results.token_grid",
     "describe_model": ".analyses.describe_model",
     "load_default_model": ".capture.bundled",
+    "load_relations": ".relations",
     "load_model": ".capture.loading",
+    "relation_scores": ".analyses.relation_scores",
     "token_grid": ".analyses.token_grid",
 }
 

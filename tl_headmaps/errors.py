@@ -13,6 +13,10 @@ class TokenError(UsageError):
     """A word that is not exactly one token of the model's vocabulary."""
 
 
+class RelationDataError(UsageError):
+    """A relation that does not exist, cannot be read, or has no pair the model's tokenizer can write."""
+
+
 class UnsupportedModelError(HeadMapsError, ValueError):
     """A model without the parts an analysis needs, or with weights that cannot be read."""
 

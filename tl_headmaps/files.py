@@ -20,8 +20,7 @@ def replacing(path: Path) -> Iterator[Path]:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
     except OSError as error:
         raise OutputError(
-            f"Cannot write {path}: {error.strerror or error}. "
-            "Choose a folder that exists and that you may write to."
+            f"Cannot write {path}: {error.strerror or error}. Choose a folder that exists and that you may write to."
         ) from error
     os.close(handle)
     temporary = Path(name)

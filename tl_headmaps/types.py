@@ -80,6 +80,4 @@ def check_choice(value: str, choices: object, name: str) -> None:
     """Raise a UsageError unless ``value`` is one of a Literal's choices."""
     allowed = get_args(choices)
     if value not in allowed:
-        raise UsageError(
-            f"{name}={value!r} is not known. Choose one of: {', '.join(map(repr, allowed))}."
-        )
+        raise UsageError(f"{name}={value!r} is not known. Choose one of: {', '.join(map(repr, allowed))}.")

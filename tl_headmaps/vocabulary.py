@@ -49,9 +49,7 @@ def single_id(tokenizer: Any, token: TokenLike, n_vocab: int) -> int:
     """The id of a word that is one token, or of an explicit id; raises with the reason otherwise."""
     if isinstance(token, int):
         if not 0 <= token < n_vocab:
-            raise TokenError(
-                f"Token id {token} is outside the vocabulary: ids run from 0 to {n_vocab - 1}."
-            )
+            raise TokenError(f"Token id {token} is outside the vocabulary: ids run from 0 to {n_vocab - 1}.")
         return token
     if tokenizer is None:
         raise UsageError(

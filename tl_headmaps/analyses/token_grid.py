@@ -10,11 +10,8 @@ from typing import Any
 import torch
 
 from ..capture.weights import HeadWeights
-from ..circuits.factored import LayerMaps
-from ..circuits.ov import ov_maps
-from ..circuits.qk import qk_maps
 from ..circuits.ranking import entries, ranks
-from ..circuits.vectors import token_vectors, vocabulary_vectors
+from ..circuits.sweep import CircuitMaps
 from ..errors import UsageError
 from ..results.token_grid import TokenGrid
 from ..types import Circuit, HeadLike, Preset, check_choice
@@ -49,14 +46,14 @@ def token_grid(
         if isinstance(words, str) or not len(words):
             raise UsageError(f"{name} must be a list of at least one word or token id, not {words!r}.")
     source_ids = [single_id(weights.tokenizer, word, weights.n_vocab) for word in sources]
-    n_columns = weights.W_U.shape[0] if circuit == "ov" else weights.n_vocab
-    target_ids = [single_id(weights.tokenizer, word, n_columns) for word in targets]
-    with torch.no_grad():
-        maps = _one_head(weights, index.layer, index.head, source_ids, circuit, preset)
-        columns = torch.tensor(target_ids, device=weights.device)
-        rows = torch.arange(len(source_ids), device=weights.device)
-        found = ranks(maps, rows.repeat_interleave(len(columns)), columns.repeat(len(rows)))
-        values = entries(maps, columns)[0]
+    rows = torch.arange(len(source_ids), device=weights.device)
+    ids = torch.tensor(source_ids, device=weights.device)
+    circuits = CircuitMaps(weights, ids, circuit=circuit, preset=preset)
+    target_ids = [single_id(weights.tokenizer, word, circuits.n_columns) for word in targets]
+    columns = torch.tensor(target_ids, device=weights.device)
+    maps = circuits.layer(index.layer, [index.head])
+    found = ranks(maps, rows.repeat_interleave(len(columns)), columns.repeat(len(rows)))
+    values = entries(maps, columns)[0]
     return TokenGrid(
         head=index,
         circuit=circuit,
@@ -66,19 +63,9 @@ def token_grid(
         target_ids=tuple(target_ids),
         values=values.cpu(),
         ranks=found.greater[0].view(len(rows), len(columns)).cpu(),
-        n_vocab=n_columns,
+        n_vocab=circuits.n_columns,
         provenance=weights.provenance(options={"preset": preset}),
     )
-
-
-def _one_head(
-    weights: HeadWeights, layer: int, head: int, ids: list[int], circuit: Circuit, preset: Preset
-) -> LayerMaps:
-    vectors = token_vectors(weights, torch.tensor(ids, device=weights.device), layer, preset)
-    if circuit == "ov":
-        return ov_maps(weights, weights.layer(layer), vectors, [head], preset)
-    keys = vocabulary_vectors(weights, layer, preset)
-    return qk_maps(weights, weights.layer(layer), vectors, keys, [head], preset)
 
 
 def _labels(weights: HeadWeights, words: Sequence[TokenLike]) -> tuple[str, ...]:

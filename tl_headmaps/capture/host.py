@@ -70,7 +70,8 @@ def read_model(model: Any, device: str | torch.device | None) -> dict[str, Any]:
 
 def _require_decoder(model: Any) -> None:
     name = type(model).__name__
-    if not (isinstance(model, torch.nn.Module) and hasattr(model, "cfg") and hasattr(model, "embed")):
+    is_module = isinstance(model, torch.nn.Module)
+    if not (is_module and hasattr(model, "cfg") and hasattr(model, "embed")):
         raise UsageError(
             f"{name} is not a TransformerLens model. Pass a TransformerBridge (TransformerLens 4) "
             "or a HookedTransformer (TransformerLens 3)."
@@ -158,7 +159,8 @@ class _Reader:
                         f"{name} is stored as {value.dtype}, a quantised type. Load the model in "
                         "float32, bfloat16 or float16."
                     )
-                return value.detach().to(device=self.device, dtype=torch.float32)
+                read: Tensor = value.detach().to(device=self.device, dtype=torch.float32)
+                return read
         return None
 
     def required(self, module: Any, *names: str) -> Tensor:
@@ -212,8 +214,7 @@ class _Reader:
         like = stored if isinstance(stored, Tensor) else self.model.embed.W_E
         probe = _probe(width or self.model.embed.W_E.shape[1], like.device)
         up, down, shifted = (
-            module(x.to(like.dtype)[None, None]).detach()[0, 0].float()
-            for x in (probe, -probe, probe + 0.5)
+            module(x.to(like.dtype)[None, None]).detach()[0, 0].float() for x in (probe, -probe, probe + 0.5)
         )
         eps = self.eps(module)
         weight = (up - down) / 2 * torch.sqrt(probe.square().mean() + eps) / probe

@@ -246,8 +246,10 @@ class HeadWeights:
     def fingerprint(self) -> str:
         """SHA-256 over all the bytes of all weights read here, in their stored type."""
         digest = hashlib.sha256()
-        for part in (self, *(self.layer(layer) for layer in range(self.n_layers))):
-            for tensor in _tensors(part):
+        for tensor in _tensors(self):
+            _update(digest, tensor)
+        for layer in range(self.n_layers):
+            for tensor in _tensors(self.layer(layer)):
                 _update(digest, tensor)
         return digest.hexdigest()
 
@@ -276,4 +278,4 @@ def _tensors(part: "HeadWeights | LayerWeights | Norm | MLP") -> Iterator[Tensor
 def _update(digest: Any, tensor: Tensor) -> None:
     digest.update(str(tuple(tensor.shape)).encode())
     data = tensor.detach().cpu().contiguous()
-    digest.update(memoryview(data.view(torch.uint8).numpy()).cast("B"))
+    digest.update(data.view(torch.uint8).numpy().data)

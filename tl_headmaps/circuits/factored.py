@@ -9,7 +9,7 @@ rows the second is cheaper, with many the first: :meth:`Columns.block` decides p
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -46,6 +46,9 @@ class Columns(Protocol):
 
     def order(self) -> Int[Tensor, " column"]:
         """Columns with large norms first."""
+
+    def of_head(self, head: int) -> "Columns":
+        """The columns of one head alone."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,9 @@ class ProductColumns:
     def order(self) -> Tensor:
         return self.large_first
 
+    def of_head(self, head: int) -> "ProductColumns":
+        return ProductColumns(self.tokens, self.middle[head : head + 1], self.large_first)
+
 
 @dataclass(frozen=True)
 class _FactorBlock:
@@ -118,7 +124,12 @@ class FactorColumns:
         return self.factors[self.group[head]]
 
     def order(self) -> Tensor:
-        return self.factors.norm(dim=-1).amax(0).argsort(descending=True, stable=True)
+        norms: Tensor = torch.linalg.vector_norm(self.factors, dim=-1).amax(0)
+        return norms.argsort(descending=True, stable=True)
+
+    def of_head(self, head: int) -> "FactorColumns":
+        group = self.group[head]
+        return FactorColumns(self.factors[group : group + 1], (0,))
 
 
 @dataclass(frozen=True)
@@ -147,3 +158,17 @@ class LayerMaps:
     def left_of(self, head: int) -> Float[Tensor, "row rank"]:
         """Row factors of head number ``head``."""
         return self.left[self.group[head]]
+
+    def of_head(self, head: int) -> "LayerMaps":
+        """The map of one head alone."""
+        return LayerMaps(
+            heads=(self.heads[head],),
+            left=self.left_of(head)[None],
+            group=(0,),
+            columns=self.columns.of_head(head),
+            offset=self.offset[head : head + 1],
+        )
+
+    def at_rows(self, rows: Int[Tensor, " chosen"]) -> "LayerMaps":
+        """The same maps with some of the rows."""
+        return replace(self, left=self.left[:, rows], offset=self.offset[:, rows])

@@ -33,24 +33,18 @@ def qk_maps(
     if folded and layer.ln1 is not None:
         queries, keys = layer.ln1(queries), layer.ln1(keys)
     groups = sorted({weights.group_of(head) for head in heads})
-    left = [
-        _project(queries, layer.W_Q[h], layer.b_Q, h, layer.q_norm, folded) * scale for h in heads
-    ]
+    left = [_project(queries, layer.W_Q[h], layer.b_Q, h, layer.q_norm, folded) * scale for h in heads]
     right = [_project(keys, layer.W_K[g], layer.b_K, g, layer.k_norm, folded) for g in groups]
     return LayerMaps(
         heads=tuple(HeadIndex(layer.layer, head) for head in heads),
         left=torch.stack(left),
         group=tuple(range(len(heads))),
-        columns=FactorColumns(
-            torch.stack(right), tuple(groups.index(weights.group_of(head)) for head in heads)
-        ),
+        columns=FactorColumns(torch.stack(right), tuple(groups.index(weights.group_of(head)) for head in heads)),
         offset=queries.new_zeros(len(heads), queries.shape[0]),
     )
 
 
-def _project(
-    x: Tensor, weight: Tensor, bias: Tensor | None, index: int, norm: Norm | None, folded: bool
-) -> Tensor:
+def _project(x: Tensor, weight: Tensor, bias: Tensor | None, index: int, norm: Norm | None, folded: bool) -> Tensor:
     projected = x @ weight
     if folded and bias is not None:
         projected = projected + bias[index]

@@ -238,9 +238,7 @@ def count_true(mask: Tensor) -> Int[Tensor, " row"]:
     return mask.view(torch.int64).sum(1, keepdim=True).view(torch.uint8).sum(1)
 
 
-def entries(
-    maps: LayerMaps, columns: Int[Tensor, " column"]
-) -> Float[Tensor, "head row column"]:
+def entries(maps: LayerMaps, columns: Int[Tensor, " column"]) -> Float[Tensor, "head row column"]:
     """The sub-grid of all rows and some columns."""
     block = maps.columns.block(columns, [maps.n_rows] * len(maps.heads))
     values = [block.product(head, maps.left_of(head)) for head in range(len(maps.heads))]
@@ -268,9 +266,7 @@ class TopK:
     columns: Int[Tensor, "head row k"]
 
 
-def top_k(
-    maps: LayerMaps, k: int, *, largest: bool = True, budget: int = DEFAULT_BUDGET
-) -> TopK:
+def top_k(maps: LayerMaps, k: int, *, largest: bool = True, budget: int = DEFAULT_BUDGET) -> TopK:
     """Exact top-k of every row; ties go to the lower column.
 
     Args:
@@ -294,7 +290,7 @@ def top_k(
             top, position = torch.cat([best, top], -1), torch.cat([best_columns, position], -1)
         best_columns, order = position.sort(-1)
         best = top.gather(-1, order)
-        best, order = best.sort(-1, descending=True, stable=True)
+        best, order = best.sort(dim=-1, descending=True, stable=True)
         best, best_columns = best[..., :keep], best_columns.gather(-1, order)[..., :keep]
     assert best is not None and best_columns is not None
     if keep > k:
@@ -304,9 +300,7 @@ def top_k(
     return TopK(best[..., :k] * sign, best_columns[..., :k])
 
 
-def _settle_ties(
-    maps: LayerMaps, tied: Tensor, sign: float, best: Tensor, best_columns: Tensor
-) -> None:
+def _settle_ties(maps: LayerMaps, tied: Tensor, sign: float, best: Tensor, best_columns: Tensor) -> None:
     """Redo rows whose last place is shared, from the whole row in a stable order."""
     everything = slice(0, maps.columns.count)
     n_heads, keep = len(maps.heads), best.shape[-1]
@@ -315,13 +309,11 @@ def _settle_ties(
             counts = [len(rows) if h == head else 0 for h in range(n_heads)]
             block = maps.columns.block(everything, counts)
             values = block.product(head, maps.left_of(head)[rows]) - maps.offset[head, rows, None]
-            ordered, columns = (values * sign).sort(-1, descending=True, stable=True)
+            ordered, columns = (values * sign).sort(dim=-1, descending=True, stable=True)
             best[head, rows], best_columns[head, rows] = ordered[:, :keep], columns[:, :keep]
 
 
-def row_norms(
-    left: Float[Tensor, "row rank"], factor: Float[Tensor, "column rank"]
-) -> Float[Tensor, " row"]:
+def row_norms(left: Float[Tensor, "row rank"], factor: Float[Tensor, "column rank"]) -> Float[Tensor, " row"]:
     """Norm of every row of ``left @ factor^T`` through the rank x rank Gram matrix of the factor."""
     gram = torch.zeros(factor.shape[1], factor.shape[1], dtype=torch.float64, device=factor.device)
     for block in factor.split(8192):
@@ -329,7 +321,8 @@ def row_norms(
     # A square root of the Gram matrix: norms come out as norms, not as roots of rounded differences.
     eigenvalues, vectors = torch.linalg.eigh(gram)
     root = (vectors * eigenvalues.clamp_min(0).sqrt()).to(left.dtype)
-    return (left @ root).norm(dim=-1)
+    norms: Tensor = torch.linalg.vector_norm(left @ root, dim=-1)
+    return norms
 
 
 @dataclass(frozen=True)

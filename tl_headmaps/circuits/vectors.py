@@ -42,11 +42,7 @@ def token_vectors(
     return embedding + output
 
 
-def vocabulary_vectors(
-    weights: HeadWeights, layer: int, preset: Preset
-) -> Float[Tensor, "vocab d_model"]:
+def vocabulary_vectors(weights: HeadWeights, layer: int, preset: Preset) -> Float[Tensor, "vocab d_model"]:
     """Source vectors of the whole vocabulary, computed in blocks."""
     everything = torch.arange(weights.n_vocab, device=weights.device)
-    return torch.cat(
-        [token_vectors(weights, ids, layer, preset) for ids in everything.split(_VOCAB_BLOCK)]
-    )
+    return torch.cat([token_vectors(weights, ids, layer, preset) for ids in everything.split(_VOCAB_BLOCK)])

@@ -6,12 +6,16 @@ Exit code 0: done; 1: the analysis could not be done; 2: wrong usage.
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..errors import HeadMapsError, UsageError
+from ..relations import MultiToken
 from ..types import Circuit, Preset
+
+if TYPE_CHECKING:
+    from ..relations import Relation
 
 app = typer.Typer(
     name="tl-headmaps",
@@ -72,9 +76,7 @@ def check_outputs(paths: list[Path] | None, suffixes: tuple[str, ...] = (".json"
     """Refuse unknown suffixes before the long work starts."""
     for path in paths or []:
         if path.suffix.lower() not in suffixes:
-            raise UsageError(
-                f"--out {path}: the suffix chooses what is written; use one of {', '.join(suffixes)}."
-            )
+            raise UsageError(f"--out {path}: the suffix chooses what is written; use one of {', '.join(suffixes)}.")
         if path.is_dir():
             raise UsageError(f"--out {path} is a folder; give a file name.")
     return list(paths or [])
@@ -119,6 +121,59 @@ def grid(
     words = [split_tokens(text) for text in (sources, targets)]
     result = token_grid(load_model(model, device), head, words[0], words[1], circuit=circuit, preset=preset)
     show_and_save(result, paths)
+
+
+@app.command()
+def relations(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME|FILE]...", help="Bundled names or files; default: all bundled.")
+    ] = None,
+    show_list: Annotated[bool, typer.Option("--list", help="List the bundled relations and leave.")] = False,
+    category: Annotated[str | None, typer.Option("--category", help="Bundled relations of one category.")] = None,
+    k: Annotated[int | None, typer.Option("--k", help="Top-k; default: each relation's own.")] = None,
+    heads: Annotated[str | None, typer.Option("--heads", help="Only these heads: L23H4,L23H2.")] = None,
+    multi_token: Annotated[MultiToken, typer.Option("--multi-token", help="Targets of several tokens.")] = "skip",
+    circuit: CircuitOption = "ov",
+    preset: PresetOption = "folded",
+    model: ModelOption = None,
+    device: DeviceOption = None,
+    out: OutOption = None,
+) -> None:
+    """Score how accurately each head implements relations such as country to capital."""
+    from .. import HeadIndex, load_model, load_relations, relation_scores
+    from ..relations import resolve
+
+    paths = check_outputs(out)
+    if show_list:
+        typer.echo(_relation_list(load_relations(category), load_model(model, device)))
+        return
+    chosen = [HeadIndex.parse(name) for name in heads.split(",") if name.strip()] if heads is not None else None
+    named = [resolve(name) for name in names or []]
+    loaded = load_model(model, device)
+    if not named:
+        named = load_relations(category, model=loaded)
+    result = relation_scores(loaded, named, preset=preset, k=k, circuit=circuit, heads=chosen, multi_token=multi_token)
+    show_and_save(result, paths)
+
+
+def _relation_list(listed: list["Relation"], model: Any) -> str:
+    from ..relations import kept_pairs
+    from ..renderers.text import table_text
+
+    rows = [
+        [
+            relation.category,
+            relation.name,
+            len(relation.pairs),
+            kept_pairs(relation, model.tokenizer),
+            relation.k,
+            relation.description,
+        ]
+        for relation in listed
+    ]
+    titles = ["category", "relation", "pairs", "single-token", "k", "description"]
+    columns = [(title, "right" if title in ("pairs", "single-token", "k") else "left") for title in titles]
+    return table_text(columns, rows, width=200)
 
 
 @app.command("model")

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ..results.relation_scores import RelationScores
     from ..results.token_grid import TokenGrid
 
 _WIDTH = 120
@@ -15,9 +16,7 @@ def visible(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def table_text(
-    columns: Sequence[tuple[str, str]], rows: Sequence[Sequence[Any]], width: int = _WIDTH
-) -> str:
+def table_text(columns: Sequence[tuple[str, str]], rows: Sequence[Sequence[Any]], width: int = _WIDTH) -> str:
     """An aligned table; columns are (title, "left" or "right"). Wide characters count as two."""
     from rich import box
     from rich.console import Console
@@ -46,10 +45,39 @@ def grid_text(grid: "TokenGrid") -> str:
         rows.append([source, *cells])
     does = "writes when it attends to" if grid.circuit == "ov" else "attends to from"
     title = (
-        f"{grid.head} {grid.circuit.upper()} map, preset {grid.provenance.options['preset']}: "
-        f"what it {does} each row"
+        f"{grid.head} {grid.circuit.upper()} map, preset {grid.provenance.options['preset']}: what it {does} each row"
     )
     columns = [("", "left"), *((visible(target), "right") for target in grid.targets)]
     width = max(_WIDTH, 20 * (len(grid.targets) + 1))
     note = f"value #rank among {grid.n_vocab:,} tokens (0 is best); * largest of the row"
     return f"{title}\n\n{table_text(columns, rows, width)}\n\n{note}"
+
+
+def relation_scores_text(scores: "RelationScores", top: int = 3) -> str:
+    """The best heads of each relation, the null beside the score; a star where the head implements it."""
+    implementing = scores.implements()
+    rows = []
+    for number, name in enumerate(scores.relations):
+        kept = f"{scores.n_kept[number]}/{scores.n_pairs[number]}"
+        for place, (head, score) in enumerate(scores.top(top, name)):
+            at = (number, head.layer, head.head)
+            interval = f"{scores.interval_low[at]:.2f}-{scores.interval_high[at]:.2f}"
+            rows.append(
+                [
+                    *([name, kept, scores.k[number]] if place == 0 else ["", "", ""]),
+                    f"{head}{'*' if head in implementing[name] else ' '}",
+                    f"{score:.2f}",
+                    interval,
+                    f"{scores.null_mean[at]:.2f}",
+                    f"{scores.q_value[at]:.1g}" if scores.q_value[at] > 1e-9 else "<1e-9",
+                    f"{scores.suppress[at]:.2f}",
+                ]
+            )
+    titles = ["relation", "pairs", "k", "head", "score", "95%", "null", "q", "suppress"]
+    columns = [(title, "left" if title in ("relation", "head") else "right") for title in titles]
+    title = f"{scores.circuit.upper()} relation scores, preset {scores.provenance.options['preset']}"
+    note = (
+        "score: share of pairs whose target is among the k strongest tokens; null: the same with shuffled targets;\n"
+        "q: false discovery rate over all heads and relations; * implements the relation (score >= 0.15 and q < 0.05)"
+    )
+    return f"{title}\n\n{table_text(columns, rows)}\n\n{note}"

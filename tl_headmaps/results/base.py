@@ -43,7 +43,11 @@ class Result(ABC):
 
     def to_json(self) -> str:
         """JSON text; NaN and infinity are refused rather than written."""
-        return json.dumps(self.to_dict(), ensure_ascii=False, allow_nan=False, indent=1) + "\n"
+        lines = (
+            f"{json.dumps(name)}: {json.dumps(value, ensure_ascii=False, allow_nan=False)}"
+            for name, value in self.to_dict().items()
+        )
+        return "{\n" + ",\n".join(lines) + "\n}\n"
 
     def to_csv(self) -> str:
         """CSV text with a header."""
@@ -70,9 +74,7 @@ class Result(ABC):
         """The method that makes the file's text, or a UsageError for a suffix that is not known."""
         encoders = {".json": self.to_json, ".csv": self.to_csv}
         if path.suffix.lower() not in encoders:
-            raise UsageError(
-                f"{path.name!r} has no suffix that says what to write. Use one of: {', '.join(encoders)}."
-            )
+            raise UsageError(f"{path.name!r} has no suffix that says what to write. Use one of: {', '.join(encoders)}.")
         return encoders[path.suffix.lower()]
 
     @classmethod
@@ -85,11 +87,10 @@ class Result(ABC):
             raise OutputError(f"Cannot read {path}: {error.strerror or error}.") from error
         except ValueError as error:
             raise OutputError(f"{path} is not a saved result: {error}.") from error
-        found = _KINDS.get(values.get("kind")) if isinstance(values, dict) else None
+        kind = str(values.get("kind")) if isinstance(values, dict) else type(values).__name__
+        found = _KINDS.get(kind)
         if found is None or not issubclass(found, cls):
-            kind = values.get("kind") if isinstance(values, dict) else type(values).__name__
             raise OutputError(
-                f"{path} holds {kind!r}, but {cls.__name__} was expected. "
-                f"Known kinds: {', '.join(sorted(_KINDS))}."
+                f"{path} holds {kind!r}, but {cls.__name__} was expected. Known kinds: {', '.join(sorted(_KINDS))}."
             )
         return found.from_dict(values)

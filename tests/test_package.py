@@ -1,0 +1,248 @@
+"""The package as a whole: which way imports point, what an import costs, what the wheel holds."""
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from collections.abc import Iterator
+from importlib import import_module
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+import yaml
+
+import tl_headmaps
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "tl_headmaps"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+ORDER = (
+    {"errors", "types", "files", "vocabulary", "provenance"},
+    {"relations"},
+    {"capture"},
+    {"circuits"},
+    {"scorers"},
+    {"results"},
+    {"renderers"},
+    {"analyses"},
+    {"cli"},
+)
+"""A part imports from its own row and from rows above it (DESIGN, section 1)."""
+
+LEVEL = {part: level for level, parts in enumerate(ORDER) for part in parts}
+LEVEL |= {"__init__": len(ORDER) - 1, "__main__": len(ORDER) - 1}
+"""The public names stand on top: only the command line may import them."""
+
+MACHINE_PATHS = ("/" + "work/", "/tmp/" + "v", "/" + "root/")
+"""Spelled in two halves, so that this file does not mention them itself."""
+
+
+def part_of(path: Path) -> str:
+    """``circuits`` for tl_headmaps/circuits/ov.py, ``types`` for tl_headmaps/types.py."""
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imported(path: Path) -> Iterator[tuple[ast.stmt, str, tuple[str, ...]]]:
+    """Every import of a module, wherever it stands: statement, dotted name, names of functions around it."""
+    package = ["tl_headmaps", *path.relative_to(PACKAGE).parts[:-1]]
+
+    def visit(node: ast.AST, inside: tuple[str, ...]) -> Iterator[tuple[ast.stmt, str, tuple[str, ...]]]:
+        if isinstance(node, ast.Import):
+            yield from ((node, alias.name, inside) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            yield from ((node, f"{module}.{alias.name}", inside) for alias in node.names)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            inside = (*inside, node.name)
+        for child in ast.iter_child_nodes(node):
+            yield from visit(child, inside)
+
+    yield from visit(ast.parse(path.read_text(encoding="utf-8")), ())
+
+
+def target_part(name: str) -> str:
+    """The part of the package a dotted name belongs to; public names belong to ``__init__``."""
+    first = name.split(".")[1] if "." in name else "__init__"
+    is_part = (PACKAGE / first).is_dir() or (PACKAGE / f"{first}.py").is_file()
+    return first if is_part else "__init__"
+
+
+def test_every_part_has_a_place_in_the_order() -> None:
+    parts = {part_of(path) for path in MODULES}
+    assert parts <= set(LEVEL), f"give {sorted(parts - set(LEVEL))} a row in ORDER and in the design"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.relative_to(PACKAGE).as_posix())
+def test_imports_point_one_way(path: Path) -> None:
+    own = part_of(path)
+    lines = path.read_text(encoding="utf-8").splitlines()
+    offending = []
+    for node, name, inside in imported(path):
+        if name.split(".")[0] != "tl_headmaps":
+            continue
+        # A result may be printed, and only that.
+        printing = name.startswith("tl_headmaps.renderers.text.") and inside == ("__str__",)
+        if LEVEL[target_part(name)] > LEVEL[own] and not (own == "results" and printing):
+            offending.append(f"{path.relative_to(ROOT)}:{node.lineno}: {lines[node.lineno - 1].strip()}")
+    assert not offending, "imports from a row below:\n" + "\n".join(offending)
+
+
+def test_only_capture_knows_the_host() -> None:
+    knowing = {
+        part_of(path)
+        for path in MODULES
+        for _, name, _ in imported(path)
+        if name.split(".")[0] in {"transformer_lens", "transformers"}
+    }
+    assert knowing <= {"capture"}
+
+
+def test_importing_the_package_costs_nothing() -> None:
+    heavy = ("torch", "transformer_lens", "transformers", "numpy", "pandas", "datasets", "circuitsvis")
+    command = f"import sys, tl_headmaps; print(sorted(set({heavy!r}) & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("name", tl_headmaps.__all__)
+def test_public_names_resolve_and_say_what_they_are(name: str) -> None:
+    assert name in dir(tl_headmaps)
+    value = getattr(tl_headmaps, name)
+    if name == "__version__":
+        assert isinstance(value, str)
+        return
+    assert value.__name__ == name and value.__module__.startswith("tl_headmaps.")
+    # A dataclass without a docstring gets its own signature as one.
+    assert value.__doc__ and not value.__doc__.startswith(f"{name}(")
+
+
+def test_unknown_names_are_attribute_errors() -> None:
+    with pytest.raises(AttributeError, match="has no attribute 'relation_scorez'"):
+        _ = tl_headmaps.relation_scorez
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.relative_to(PACKAGE).as_posix())
+def test_every_module_opens_with_its_idea(path: Path) -> None:
+    assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+
+
+def pyproject() -> dict[str, object]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+def normalised(distribution: str) -> str:
+    return re.sub(r"[-_.]+", "-", distribution).lower()
+
+
+def test_requirements_cover_the_imports() -> None:
+    project = pyproject()["project"]
+    assert isinstance(project, dict)
+    named = [re.match(r"[\w.-]+", requirement) for requirement in project["dependencies"]]
+    required = {normalised(match[0]) for match in named if match}
+    owners = packages_distributions()
+    missing = {}
+    for path in MODULES:
+        for node, name, _ in imported(path):
+            top = name.split(".")[0]
+            if top == "tl_headmaps" or top in sys.stdlib_module_names:
+                continue
+            if not {normalised(owner) for owner in owners.get(top, [])} & required:
+                missing[top] = f"{path.relative_to(ROOT)}:{node.lineno}"
+    assert not missing, f"imported, but not among the dependencies: {missing}"
+
+
+def test_the_version_is_written_once_and_cited_alike() -> None:
+    settings = pyproject()
+    assert settings["project"]["dynamic"] == ["version"]  # type: ignore[index]
+    assert settings["tool"]["hatch"]["version"]["path"] == "tl_headmaps/__init__.py"  # type: ignore[index]
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert str(citation["version"]) == tl_headmaps.__version__
+
+
+def tracked_files() -> Iterator[Path]:
+    """The files of the checkout without what .gitignore names."""
+    ignored = [line.strip().strip("/") for line in (ROOT / ".gitignore").read_text().splitlines() if line.strip()]
+
+    def visit(folder: Path) -> Iterator[Path]:
+        for entry in sorted(folder.iterdir()):
+            if entry.name == ".git" or any(entry.match(pattern) for pattern in ignored):
+                continue
+            if entry.is_dir():
+                yield from visit(entry)
+            else:
+                yield entry
+
+    return visit(ROOT)
+
+
+def test_no_file_names_a_folder_of_one_machine() -> None:
+    mentions = []
+    for path in tracked_files():
+        for number, line in enumerate(path.read_bytes().decode("utf-8", "replace").splitlines(), 1):
+            mentions += [f"{path.relative_to(ROOT)}:{number}: {found}" for found in MACHINE_PATHS if found in line]
+    assert not mentions, "\n".join(mentions)
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(ROOT)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+def test_the_wheel_holds_everything(wheel: Path) -> None:
+    names = set(zipfile.ZipFile(wheel).namelist())
+    relations = {path.relative_to(ROOT).as_posix() for path in (ROOT / "relations_data").rglob("*.json")}
+    assert relations
+    assert {f"tl_headmaps/{name}" for name in relations} <= names
+    assert {path.relative_to(ROOT).as_posix() for path in MODULES} <= names
+    assert "tl_headmaps/py.typed" in names
+    assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
+    assert not [name for name in names if "__pycache__" in name or name.startswith("tests/")]
+
+
+def test_the_wheel_says_its_version_and_command(wheel: Path) -> None:
+    archive = zipfile.ZipFile(wheel)
+    info = f"tl_headmaps-{tl_headmaps.__version__}.dist-info"
+    assert f"Version: {tl_headmaps.__version__}" in archive.read(f"{info}/METADATA").decode().splitlines()
+    entry = "tl-headmaps = tl_headmaps.cli.app:main"
+    assert entry in archive.read(f"{info}/entry_points.txt").decode().splitlines()
+
+
+def has_categories(folder: Path) -> bool:
+    return folder.is_dir() and any(folder.glob("*/*.json"))
+
+
+def test_an_installed_wheel_finds_its_relations(wheel: Path, tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-compile"]
+    subprocess.run([*install, "--target", str(site), str(wheel)], capture_output=True, check=True)
+    command = "import tl_headmaps.relations as r; print(r.__file__); print(r.data_folder())"
+    done = subprocess.run(
+        [sys.executable, "-c", command],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(site)},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    module, folder = map(Path, done.stdout.splitlines())
+    assert module.is_relative_to(site)
+    assert folder == site / "tl_headmaps" / "relations_data"
+    assert has_categories(folder)
+
+
+def test_a_checkout_finds_its_relations() -> None:
+    folder = import_module("tl_headmaps.relations").data_folder()
+    assert isinstance(folder, Path)
+    assert folder.resolve() == ROOT / "relations_data"
+    assert has_categories(folder)

@@ -1,0 +1,303 @@
+"""Results come back from their files as they went in, and a file is whole or absent."""
+
+import csv
+import io
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from tl_headmaps import HeadIndex, HeadMapsError, Result, TokenGrid, files
+from tl_headmaps.errors import OutputError, UsageError
+from tl_headmaps.provenance import Provenance
+from tl_headmaps.results.model_description import ModelDescription
+
+AWKWARD = ['say "hi"', "two\nlines", "a,b", "'", "", "🇫🇷 🙂", "שלום", "‮abc", "\\", "\x00", "\ttab", "</script>", "Ġx"]
+N_VOCAB = 50_000
+
+
+def provenance(**details: Any) -> Provenance:
+    return Provenance(
+        model="tiny",
+        fingerprint="0" * 64,
+        architecture="Tiny",
+        basis="raw",
+        dtype="float32",
+        device="cpu",
+        options={"preset": "folded"},
+        **details,
+    )
+
+
+def grid(values: Any, sources: list[str] | None = None, targets: list[str] | None = None, **details: Any) -> TokenGrid:
+    entries = torch.tensor(values, dtype=torch.float32)
+    rows, columns = entries.shape
+    return TokenGrid(
+        head=HeadIndex(23, 4),
+        circuit="ov",
+        sources=tuple(sources or [f"s{i}" for i in range(rows)]),
+        targets=tuple(targets or [f"t{j}" for j in range(columns)]),
+        source_ids=tuple(range(rows)),
+        target_ids=tuple(range(columns)),
+        values=entries,
+        ranks=(entries[:, None, :] > entries[:, :, None]).sum(-1),
+        n_vocab=N_VOCAB,
+        provenance=provenance(**details),
+    )
+
+
+LABELS = st.one_of(st.text(), st.sampled_from(AWKWARD))
+
+
+@st.composite
+def parts(draw: st.DrawFn) -> dict[str, Any]:
+    """Arguments of grid(); the result itself is made in the test, because beartype draws random numbers."""
+    rows, columns = draw(st.integers(1, 4)), draw(st.integers(1, 4))
+    finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
+    return dict(
+        values=draw(arrays(np.float32, (rows, columns), elements=finite)),
+        sources=draw(st.lists(LABELS, min_size=rows, max_size=rows)),
+        targets=draw(st.lists(LABELS, min_size=columns, max_size=columns)),
+        seed=draw(st.none() | st.integers(0, 2**63)),
+        data=draw(st.dictionaries(LABELS, LABELS, max_size=2)),
+    )
+
+
+def assert_same(one: TokenGrid, other: TokenGrid) -> None:
+    """Every field, tensors bit for bit (so that -0.0 and denormals count too)."""
+    assert type(one) is type(other)
+    for name in ("head", "circuit", "sources", "targets", "source_ids", "target_ids", "n_vocab", "provenance"):
+        assert getattr(one, name) == getattr(other, name), name
+    assert torch.equal(one.values.view(torch.int32), other.values.view(torch.int32))
+    assert one.ranks.dtype == other.ranks.dtype
+    assert torch.equal(one.ranks, other.ranks)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("results")
+
+
+@given(parts=parts())
+def test_a_grid_survives_its_json_file(folder: Path, parts: dict[str, Any]) -> None:
+    result = grid(**parts)
+    path = result.save(folder / "grid.json")
+    assert_same(TokenGrid.load(path), result)
+    assert_same(Result.load(path), result)
+
+
+@given(parts=parts())
+def test_json_is_what_the_format_promises(parts: dict[str, Any]) -> None:
+    result = grid(**parts)
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    values = json.loads(result.to_json(), parse_constant=refuse)
+    assert [*values][:1] + [*values][-1:] == ["kind", "provenance"]
+    assert values["kind"] == "token_grid"
+    assert (values["head"], values["circuit"]) == ("L23H4", "ov")
+    assert values["axes"] == {"source": list(result.sources), "target": list(result.targets)}
+    assert values["values"] == result.values.tolist()
+    assert values["ranks"] == result.ranks.tolist()
+    assert values["provenance"] == result.provenance.to_dict()
+
+
+@given(parts=parts().filter(lambda parts: "\r" not in "".join(parts["sources"] + parts["targets"])))
+def test_csv_holds_every_cell(parts: dict[str, Any]) -> None:
+    result = grid(**parts)
+    rows = list(csv.DictReader(io.StringIO(result.to_csv(), newline="")))
+    assert [(row["source"], row["target"]) for row in rows] == [
+        (source, target) for source in result.sources for target in result.targets
+    ]
+    assert [float(row["value"]) for row in rows] == result.values.flatten().tolist()
+    assert [int(row["rank"]) for row in rows] == result.ranks.flatten().tolist()
+    assert {row["head"] for row in rows} == {"L23H4"}
+
+
+@pytest.mark.xfail(reason="csv leaves a lone carriage return unquoted when lines end in a line feed")
+def test_csv_reads_back_with_a_carriage_return_in_a_label() -> None:
+    """A carriage return is a token of every byte-level vocabulary."""
+    rows = list(csv.DictReader(io.StringIO(grid([[1.0]], ["a\rb"]).to_csv(), newline="")))
+    assert [row["source"] for row in rows] == ["a\rb"]
+
+
+@given(parts=parts())
+def test_a_data_frame_holds_every_cell(parts: dict[str, Any]) -> None:
+    result = grid(**parts)
+    frame = result.to_pandas()
+    assert list(frame.columns) == ["head", "circuit", "source", "target", "value", "rank"]
+    assert frame["value"].tolist() == result.values.flatten().tolist()
+    assert frame["rank"].tolist() == result.ranks.flatten().tolist()
+
+
+@given(parts=parts())
+def test_a_grid_prints_one_line_per_source(parts: dict[str, Any]) -> None:
+    """Whatever the labels hold, the table stays a table: title, blank, header, rule, rows, blank, note."""
+    result = grid(**parts)
+    lines = str(result).split("\n")
+    assert len(lines) == len(result.sources) + 6
+    assert lines[0].startswith("L23H4 OV map")
+
+
+@pytest.mark.xfail(reason="TokenGrid is compared by identity (eq=False without an __eq__ of its own)")
+def test_equal_grids_compare_equal(tmp_path: Path) -> None:
+    result = grid([[1.0, 2.0]])
+    assert TokenGrid.load(result.save(tmp_path / "grid.json")) == result
+
+
+@pytest.mark.xfail(reason="json.dumps' own ValueError comes through: on the command line, a traceback")
+def test_refusing_nan_is_a_sentence_of_ours(tmp_path: Path) -> None:
+    with pytest.raises(HeadMapsError, match="NaN"):
+        grid([[1.0, math.nan]]).save(tmp_path / "grid.json")
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_values_that_json_cannot_hold_are_refused(tmp_path: Path, bad: float) -> None:
+    with pytest.raises(ValueError):
+        grid([[1.0, bad]]).save(tmp_path / "grid.json")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_description_survives_its_file(tmp_path: Path) -> None:
+    result = ModelDescription((("model", "tiny"), ("d_model", "8")), provenance())
+    assert Result.load(result.save(tmp_path / "model.json")) == result
+    assert result.to_csv() == "fact,value\nmodel,tiny\nd_model,8\n"
+
+
+def test_best_is_the_largest_of_each_row() -> None:
+    assert grid([[1.0, 3.0, 2.0], [0.0, -1.0, -2.0]]).best() == [("s0", "t1"), ("s1", "t0")]
+
+
+@pytest.mark.parametrize("name", ["grid", "grid.", "grid.txt", "grid.json.bak", ".json"])
+def test_unknown_suffixes_are_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UsageError, match=r"Use one of: \.json, \.csv"):
+        grid([[1.0]]).save(tmp_path / name)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_suffixes_in_capitals_are_known(tmp_path: Path) -> None:
+    assert TokenGrid.load(grid([[1.0]]).save(tmp_path / "GRID.JSON")).head == HeadIndex(23, 4)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"rubbish", b"\xff\xfe\x00", b'{"kind": "token_gr', b"[" * 50],
+    ids=["empty", "text", "binary", "cut off", "brackets"],
+)
+def test_rubbish_is_named_as_such(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "rubbish.json"
+    path.write_bytes(content)
+    with pytest.raises(OutputError, match=r"rubbish\.json is not a saved result"):
+        Result.load(path)
+
+
+@pytest.mark.parametrize("content", ["[]", "3", "null", "{}", '{"kind": "poem"}', '{"kind": ["token_grid"]}'])
+def test_other_json_is_named_as_such(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "other.json"
+    path.write_text(content)
+    with pytest.raises(OutputError, match=r"other\.json holds .* but Result was expected.*token_grid"):
+        Result.load(path)
+
+
+def test_a_result_of_another_kind_is_refused(tmp_path: Path) -> None:
+    path = ModelDescription((("model", "tiny"),), provenance()).save(tmp_path / "model.json")
+    with pytest.raises(OutputError, match="holds 'model_description', but TokenGrid was expected"):
+        TokenGrid.load(path)
+
+
+@pytest.mark.xfail(reason="from_dict lets KeyError, TypeError and ValueError of a damaged file through")
+@pytest.mark.parametrize(
+    "damage",
+    [{"axes": None}, {"values": "no"}, {"head": 3}, {"values": [[1.0], [2.0, 3.0]]}, {"provenance": {}}],
+    ids=["axes", "values", "head", "ragged", "provenance"],
+)
+def test_a_damaged_result_gives_a_sentence(tmp_path: Path, damage: dict[str, Any]) -> None:
+    path = tmp_path / "damaged.json"
+    path.write_text(json.dumps({**grid([[1.0]]).to_dict(), **damage}))
+    with pytest.raises(OutputError, match=r"damaged\.json"):
+        Result.load(path)
+
+
+@pytest.mark.parametrize("place", ["nowhere.json", "."])
+def test_a_missing_file_or_a_folder_gives_a_sentence(tmp_path: Path, place: str) -> None:
+    with pytest.raises(OutputError, match="Cannot read"):
+        Result.load(tmp_path / place)
+
+
+def test_unknown_fields_of_a_newer_provenance_are_dropped() -> None:
+    known = provenance()
+    assert Provenance.from_dict({**known.to_dict(), "mood": "sunny"}) == known
+
+
+class Interrupted(Exception):
+    pass
+
+
+@pytest.mark.parametrize("error", [Interrupted(), KeyboardInterrupt()])
+def test_an_exception_while_writing_leaves_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    path = tmp_path / "grid.json"
+    path.write_text("old")
+
+    def half(self: Path, text: str, **options: Any) -> None:
+        with self.open("w", **options) as stream:
+            stream.write(text[: len(text) // 2])
+        raise error
+
+    monkeypatch.setattr(Path, "write_text", half)
+    with pytest.raises(type(error)):
+        grid([[1.0]]).save(path)
+    monkeypatch.undo()
+    assert path.read_text() == "old"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["grid.json"]
+
+
+def test_a_full_disk_gives_a_sentence_and_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "grid.json"
+    path.write_text("old")
+
+    def full(self: Path, text: str, **options: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OutputError, match=r"Cannot write .*grid\.json: No space left on device"):
+        grid([[1.0]]).save(path)
+    monkeypatch.undo()
+    assert path.read_text() == "old"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["grid.json"]
+
+
+def test_a_path_below_a_file_gives_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(OutputError, match=r"Cannot write .*file/grid\.json: .*Choose a folder"):
+        grid([[1.0]]).save(tmp_path / "file" / "grid.json")
+    assert (tmp_path / "file").read_text() == "not a folder"
+
+
+def test_missing_folders_are_made_and_files_get_usual_rights(tmp_path: Path) -> None:
+    ordinary = tmp_path / "ordinary"
+    ordinary.touch()
+    path = grid([[1.0]]).save(tmp_path / "a" / "b" / "grid.csv")
+    assert path.stat().st_mode == ordinary.stat().st_mode
+
+
+def test_replacing_gives_a_path_beside_the_target(tmp_path: Path) -> None:
+    with files.replacing(tmp_path / "x.json") as temporary:
+        assert temporary.parent == tmp_path
+        assert temporary.suffix == ".part"
+        temporary.write_text("new")
+        assert not (tmp_path / "x.json").exists()
+    assert [entry.name for entry in tmp_path.iterdir()] == ["x.json"]
+
+
+def test_errors_have_one_parent() -> None:
+    assert issubclass(OutputError, HeadMapsError) and issubclass(UsageError, HeadMapsError)

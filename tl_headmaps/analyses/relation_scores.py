@@ -1,0 +1,181 @@
+"""Which heads implement a relation, from the weights alone (the MAPS method and a folded variant)."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from ..capture.weights import HeadWeights
+from ..circuits.sweep import CircuitMaps
+from ..errors import RelationDataError, UsageError
+from ..relations import Encoded, MultiToken, Relation, RelationLike, encode, resolve
+from ..results.relation_scores import RelationScores
+from ..scorers.relation import Direction, Pairs, score_layer
+from ..scorers.statistics import q_values, wilson_interval
+from ..types import Circuit, HeadIndex, HeadLike, Preset, check_choice
+
+
+def relation_scores(
+    model: Any,
+    relations: RelationLike | Sequence[RelationLike],
+    *,
+    preset: Preset = "folded",
+    k: int | None = None,
+    circuit: Circuit = "ov",
+    heads: HeadLike | Iterable[HeadLike] | None = None,
+    multi_token: MultiToken = "skip",
+    ranks: bool = False,
+    data_dir: str | Path | None = None,
+    progress: bool = True,
+) -> RelationScores:
+    """How accurately every head maps the sources of a relation to its targets, with nulls and intervals.
+
+    Args:
+        model: A TransformerBridge, a HookedTransformer, or HeadWeights.
+        relations: One or several bundled names, files, or :class:`Relation` objects.
+        preset: ``"folded"``: what the model computes for a token without context. ``"maps"``: the published recipe.
+        k: Count targets among the k strongest; by default each relation's own k (larger for large vocabularies).
+        circuit: ``"ov"``: what a head writes. ``"qk"``: whether a source, as query, attends to its target as key.
+        heads: Only these heads; all by default.
+        multi_token: ``"skip"`` leaves out targets of several tokens, ``"first"`` takes their first token.
+        ranks: Also keep the exact rank of every pair (slower: nothing can be left early).
+        data_dir: Folder of relations instead of the bundled one.
+        progress: Show a progress bar on a terminal.
+    """
+    check_choice(circuit, Circuit, "circuit")
+    check_choice(preset, Preset, "preset")
+    # Everything a user can get wrong is found before the long work starts.
+    listed = [relations] if isinstance(relations, str | Path | Relation) else list(relations)
+    if not listed:
+        raise UsageError("No relation was given. Name at least one, for example 'country_to_capital'.")
+    resolved = [resolve(relation, data_dir) for relation in listed]
+    _require_distinct(resolved)
+    weights = HeadWeights.of(model)
+    by_layer = _heads_by_layer(weights, heads)
+    weights.require(preset, needs_mlp=any(by_layer[1:]) if weights.n_layers > 1 else False)
+    n_targets = weights.W_U.shape[0] if circuit == "ov" else weights.n_vocab
+    encoded = [
+        encode(relation, weights.tokenizer, n_sources=weights.n_vocab, n_targets=n_targets, multi_token=multi_token)
+        for relation in resolved
+    ]
+    chosen_k = [_checked_k(entry, k, n_targets) for entry in encoded]
+    ids, pairs = _joined(encoded, chosen_k, weights.device)
+    circuits = CircuitMaps(weights, ids, circuit=circuit, preset=preset)
+    tables = _Tables(len(encoded), weights.n_layers, weights.n_heads, len(pairs.rows) if ranks else 0)
+    bar = tqdm(
+        [(layer, numbers) for layer, numbers in enumerate(by_layer) if numbers],
+        desc=f"{len(encoded)} relations" if len(encoded) > 1 else encoded[0].relation.name,
+        unit="layer",
+        disable=None if progress else True,
+    )
+    for layer, numbers in bar:
+        tables.put(layer, numbers, score_layer(circuits.layer(layer, numbers), pairs, exact_ranks=ranks))
+    options = {"preset": preset, "k": k, "multi_token": multi_token, "heads": _named(heads)}
+    return tables.result(
+        encoded,
+        pairs,
+        circuit=circuit,
+        provenance=weights.provenance(
+            options=options, data={entry.relation.name: entry.relation.digest for entry in encoded}
+        ),
+    )
+
+
+def _require_distinct(relations: list[Relation]) -> None:
+    names = [relation.name for relation in relations]
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        raise UsageError(f"The relation {repeated[0]!r} was given twice; give each relation its own name.")
+
+
+def _heads_by_layer(weights: HeadWeights, heads: HeadLike | Iterable[HeadLike] | None) -> list[list[int]]:
+    if heads is None:
+        return [list(range(weights.n_heads)) for _ in range(weights.n_layers)]
+    chosen: list[list[int]] = [[] for _ in range(weights.n_layers)]
+    for index in sorted({weights.head(head) for head in _head_list(heads)}):
+        chosen[index.layer].append(index.head)
+    if not any(chosen):
+        raise UsageError("heads= is empty. Name at least one head, or leave it out for all.")
+    return chosen
+
+
+def _head_list(heads: Any) -> list[HeadLike]:
+    """One head or several: a name, a HeadIndex, a (layer, head) pair, or a list of these."""
+    if isinstance(heads, str | HeadIndex):
+        return [heads]
+    listed = list(heads)
+    return [(listed[0], listed[1])] if len(listed) == 2 and all(type(part) is int for part in listed) else listed
+
+
+def _named(heads: Any) -> list[str] | None:
+    return None if heads is None else sorted(str(HeadIndex.of(head)) for head in _head_list(heads))
+
+
+def _checked_k(entry: Encoded, k: int | None, n_targets: int) -> int:
+    name = entry.relation.name
+    if not entry.kept:
+        source, target, reason = entry.dropped[0]
+        raise RelationDataError(
+            f"No pair of {name!r} can be scored: all {len(entry.dropped)} were left out (for example "
+            f"{source!r}, {target!r}: {reason}). Use single-token words of this model, "
+            "multi_token='first', or load_relations(model=model), which leaves such relations out."
+        )
+    chosen = entry.relation.default_k(n_targets) if k is None else k
+    if not 1 <= chosen <= n_targets:
+        raise UsageError(f"k={chosen} is impossible: it must be from 1 to {n_targets}, the size of the vocabulary.")
+    return chosen
+
+
+def _joined(encoded: list[Encoded], k: list[int], device: torch.device) -> tuple[Tensor, Pairs]:
+    """Unique source ids, and all pairs with their rows among them."""
+    sources = torch.tensor([i for entry in encoded for i in entry.source_ids], device=device)
+    targets = torch.tensor([i for entry in encoded for i in entry.target_ids], device=device)
+    number = torch.tensor([n for n, entry in enumerate(encoded) for _ in entry.source_ids], device=device)
+    ids, rows = sources.unique(return_inverse=True)
+    return ids, Pairs(rows, targets, number, torch.tensor(k, device=device))
+
+
+class _Tables:
+    """Maps over relation, layer and head, filled layer by layer."""
+
+    def __init__(self, n_relations: int, n_layers: int, n_heads: int, n_ranked_pairs: int) -> None:
+        names = ("score", "null_mean", "p_value")
+        shape = (n_relations, n_layers, n_heads)
+        self.maps = [{name: torch.full(shape, float("nan")) for name in names} for _ in range(2)]
+        self.ranks = [torch.full((n_ranked_pairs, n_layers, n_heads), -1) for _ in range(2)]
+
+    def put(self, layer: int, heads: list[int], directions: tuple[Direction, Direction]) -> None:
+        for maps, ranks, scored in zip(self.maps, self.ranks, directions, strict=True):
+            for name, values in maps.items():
+                values[:, layer, heads] = getattr(scored, name).cpu()
+            if len(ranks):
+                ranks[:, layer, heads] = scored.ranks.T.cpu()
+
+    def result(self, encoded: list[Encoded], pairs: Pairs, **details: Any) -> RelationScores:
+        promote, suppress = self.maps
+        sizes = pairs.sizes.cpu()
+        low, high = wilson_interval(promote["score"], sizes[:, None, None].double())
+        split = [ranks.split(sizes.tolist()) if len(ranks) else None for ranks in self.ranks]
+        return RelationScores(
+            relations=tuple(entry.relation.name for entry in encoded),
+            k=tuple(pairs.k.tolist()),
+            n_pairs=tuple(len(entry.relation.pairs) for entry in encoded),
+            n_kept=tuple(len(entry.kept) for entry in encoded),
+            dropped=tuple(entry.dropped for entry in encoded),
+            promote=promote["score"],
+            suppress=suppress["score"],
+            null_mean=promote["null_mean"],
+            p_value=promote["p_value"],
+            q_value=q_values(promote["p_value"]),
+            interval_low=low,
+            interval_high=high,
+            suppress_null_mean=suppress["null_mean"],
+            suppress_p_value=suppress["p_value"],
+            suppress_q_value=q_values(suppress["p_value"]),
+            promote_ranks=split[0],
+            suppress_ranks=split[1],
+            **details,
+        )

@@ -1,0 +1,60 @@
+"""How sure a score is: intervals, exact tails, false discovery rates."""
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from numpy.typing import NDArray
+from torch import Tensor
+
+_Z95 = 1.959963984540054
+
+
+def wilson_interval(share: Float[Tensor, "*shape"], n: Float[Tensor, "*shape"] | int) -> tuple[Tensor, Tensor]:
+    """95% Wilson interval of a share of ``n`` independent trials.
+
+    Example:
+        >>> low, high = wilson_interval(torch.tensor(0.5), 100)
+        >>> round(float(low), 4), round(float(high), 4)
+        (0.4038, 0.5962)
+    """
+    z2 = _Z95**2
+    count = torch.as_tensor(n, dtype=torch.float64)
+    p = share.double()
+    centre = (p + z2 / (2 * count)) / (1 + z2 / count)
+    half = _Z95 / (1 + z2 / count) * torch.sqrt(p * (1 - p) / count + z2 / (4 * count**2))
+    return (centre - half).clamp(0, 1).to(share.dtype), (centre + half).clamp(0, 1).to(share.dtype)
+
+
+def poisson_binomial_tail(chances: NDArray[np.float64], hits: int) -> float:
+    """Probability of at least ``hits`` successes in independent trials with different chances.
+
+    Every term added is positive, so small tails keep their relative accuracy.
+
+    Example:
+        >>> poisson_binomial_tail(np.array([0.5, 0.5]), 2)
+        0.25
+    """
+    if hits <= 0:
+        return 1.0
+    certain = int((chances >= 1).sum())
+    uncertain = chances[(chances > 0) & (chances < 1)]
+    if hits <= certain:
+        return 1.0
+    mass = np.zeros(len(uncertain) + 1)
+    mass[0] = 1.0
+    for done, chance in enumerate(uncertain, start=1):
+        mass[1 : done + 1] = mass[1 : done + 1] * (1 - chance) + mass[:done] * chance
+        mass[0] *= 1 - chance
+    return float(min(1.0, mass[hits - certain :].sum()))
+
+
+def q_values(p_values: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """Benjamini-Hochberg q-values over all entries; NaN marks tests that were not made."""
+    from scipy.stats import false_discovery_control
+
+    made = ~p_values.isnan()
+    result = torch.full_like(p_values, float("nan"))
+    if bool(made.any()):
+        adjusted = false_discovery_control(p_values[made].double().numpy(), method="bh")
+        result[made] = torch.from_numpy(np.asarray(adjusted)).to(result.dtype)
+    return result
