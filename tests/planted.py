@@ -191,9 +191,7 @@ shared_model = lru_cache(maxsize=None)(random_model)
 """The same, built once per run: for tests that only read."""
 
 
-def hosted(
-    source: Any, kind: str, *, host: str = "bridge", processed: bool = False, tokenizer: bool = True
-) -> Any:
+def hosted(source: Any, kind: str, *, host: str = "bridge", processed: bool = False, tokenizer: bool = True) -> Any:
     """Put a transformers model into TransformerLens."""
     if host == "hooked":
         return _hooked(source, kind, processed=processed, tokenizer=tokenizer)
@@ -264,9 +262,7 @@ def _hooked(source: Any, kind: str, *, processed: bool, tokenizer: bool) -> Any:
             # TransformerLens 3.9 announces its own 4.0.
             warnings.filterwarnings("ignore", "HookedTransformer is deprecated", DeprecationWarning)
             model = HookedTransformer(cfg, tokenizer=words)
-    options = dict.fromkeys(
-        ("fold_ln", "center_writing_weights", "center_unembed", "fold_value_biases"), processed
-    )
+    options = dict.fromkeys(("fold_ln", "center_writing_weights", "center_unembed", "fold_value_biases"), processed)
     # Conversions hand out views of the source's tensors, and processing writes into them.
     state = {name: tensor.detach().clone() for name, tensor in state.items()}
     model.load_and_process_state_dict(state, **options)

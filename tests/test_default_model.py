@@ -14,11 +14,16 @@ from tl_headmaps import HeadWeights, TokenGrid, token_grid
 from tl_headmaps.capture import bundled
 from tl_headmaps.capture.weights import Norm
 from tl_headmaps.circuits.ov import ov_maps
+from tl_headmaps.circuits.qk import qk_maps
 from tl_headmaps.circuits.ranking import entries
 from tl_headmaps.circuits.vectors import token_vectors
 from tl_headmaps.errors import ModelLoadError, WeightBasisError
 
-pytestmark = pytest.mark.model
+pytestmark = [
+    pytest.mark.model,
+    # Waiting for transformer-lens 3, which announces the end of its own class at the caller's line.
+    pytest.mark.filterwarnings("ignore:HookedTransformer is deprecated:DeprecationWarning"),
+]
 
 HEAD = "L23H4"
 COUNTRIES = ["France", "Germany", "Egypt"]
@@ -37,7 +42,7 @@ PROCESSED = 1e-3
 """Relative to each value: folding and centring round every weight once more."""
 
 
-def values_of(pairs: TokenGrid) -> Tensor:
+def ranks_of(pairs: TokenGrid) -> Tensor:
     """The cells of each country's own capital."""
     return torch.stack([pairs.ranks[COUNTRIES.index(s), CAPITALS.index(t)] for s, t in ANSWERS])
 
@@ -61,16 +66,16 @@ def test_logits_are_those_of_the_published_file(default_model: Any, tmp_path: Pa
             str(gguf.parent), gguf_file=gguf.name, dtype=torch.float32
         ).eval()
     text = f"{PROMPT} Paris. Water boils at 100 degrees; 7 times 8 is 56, and the cat sat on the"
-    tokens = default_model.tokenizer(text, return_tensors="pt").input_ids
+    tokens = torch.tensor([default_model.tokenizer.encode(text)])
     assert tokens.shape[1] > 20
     difference = (default_model(tokens) - original(tokens).logits).abs().max()
     assert float(difference) < LOGITS
 
 
 def test_the_capital_of_france(default_model: Any) -> None:
-    """The tokenizer alone, as in published experiments: SmolLM2's adds no BOS."""
+    """Published experiments use the tokenizer alone, which adds no BOS; TransformerLens' copy of it does."""
     tokenizer = default_model.tokenizer
-    tokens = tokenizer(PROMPT, return_tensors="pt").input_ids
+    tokens = torch.tensor([tokenizer.encode(PROMPT, add_special_tokens=False)])
     assert tokens.shape == (1, 5)
     assert tokenizer.decode(int(default_model(tokens)[0, -1].argmax())) == " Paris"
 
@@ -86,7 +91,7 @@ def test_the_model_is_named_and_raw(default_model: Any, default_weights: HeadWei
 @pytest.mark.parametrize("preset", ["maps", "folded"])
 def test_the_capitals_head(default_weights: HeadWeights, preset: Any) -> None:
     found = token_grid(default_weights, HEAD, COUNTRIES, CAPITALS, preset=preset)
-    assert values_of(found).tolist() == RANKS[preset]
+    assert ranks_of(found).tolist() == RANKS[preset]
     assert found.best() == ANSWERS
     # The best of a row by value is the best by rank.
     assert torch.equal(found.values.argmax(1), found.ranks.argmin(1))
@@ -94,12 +99,14 @@ def test_the_capitals_head(default_weights: HeadWeights, preset: Any) -> None:
     assert found.provenance.options["preset"] == preset
 
 
-def test_model_and_weights_give_the_same_grid(default_model: Any, default_weights: HeadWeights) -> None:
-    from_model = token_grid(default_model, HEAD, COUNTRIES[:1], CAPITALS)
-    from_weights = token_grid(default_weights, (23, 4), [" France"], [f" {word}" for word in CAPITALS])
-    assert torch.equal(from_model.values, from_weights.values)
-    assert torch.equal(from_model.ranks, from_weights.ranks)
-    assert from_model.provenance.fingerprint == from_weights.provenance.fingerprint
+def test_heads_and_words_may_be_written_in_several_ways(default_weights: HeadWeights) -> None:
+    named = token_grid(default_weights, HEAD, ["France"], CAPITALS)
+    spaced = token_grid(default_weights, (23, 4), [" France"], [f" {word}" for word in CAPITALS])
+    numbered = token_grid(default_weights, HEAD, named.source_ids, named.target_ids)
+    for other in (spaced, numbered):
+        assert torch.equal(other.values, named.values)
+        assert torch.equal(other.ranks, named.ranks)
+    assert numbered.sources == (" France",)
 
 
 class Dense:
@@ -173,7 +180,7 @@ def assert_processed_copy_agrees(raw: HeadWeights, processed: HeadWeights) -> No
     assert processed.basis == "folded"
     expected = token_grid(raw, HEAD, COUNTRIES, CAPITALS)
     found = token_grid(processed, HEAD, COUNTRIES, CAPITALS)
-    assert torch.equal(values_of(found), values_of(expected))
+    assert torch.equal(ranks_of(found), ranks_of(expected))
     torch.testing.assert_close(found.values, expected.values, rtol=PROCESSED, atol=0)
     # Deep in a row entries lie closer than rounding; near its top they do not.
     assert int((found.ranks - expected.ranks).abs().max()) <= 2
@@ -189,13 +196,23 @@ def test_a_bridge_in_compatibility_mode_gives_the_same_grid(default_weights: Hea
     assert_processed_copy_agrees(default_weights, HeadWeights.from_model(bridge))
 
 
+def small_maps(weights: HeadWeights, preset: Any) -> tuple[Tensor, Tensor]:
+    """OV and QK of all heads of a layer between a few tokens spread over the vocabulary."""
+    ids = torch.arange(0, weights.n_vocab, 2000)
+    layer, heads = weights.layer(23), range(weights.n_heads)
+    vectors = token_vectors(weights, ids, 23, preset)
+    ov = entries(ov_maps(weights, layer, vectors, heads, preset), ids)
+    qk = entries(qk_maps(weights, layer, vectors, vectors, heads, preset), torch.arange(len(ids)))
+    return ov, qk
+
+
 @pytest.mark.skipif(TL_MAJOR >= 4, reason="HookedTransformer left TransformerLens in 4.0; run make test-tl3")
 class TestHookedTransformer:
     def test_the_default_model_is_one(self, default_model: Any) -> None:
         assert type(default_model).__name__ == "HookedTransformer"
 
     def test_circuits_are_those_of_the_bridge(self, default_weights: HeadWeights) -> None:
-        """Weights of every layer, and the OV and QK products of a few heads."""
+        """Weights of every layer, and both circuits of all heads of one."""
         bridge = HeadWeights.from_model(boot_bridge())
         assert torch.equal(default_weights.W_E, bridge.W_E)
         assert torch.equal(default_weights.W_U, bridge.W_U)
@@ -206,12 +223,10 @@ class TestHookedTransformer:
             assert isinstance(ours.ln1, Norm) and isinstance(theirs.ln1, Norm)
             assert relative(ours.ln1.weight, theirs.ln1.weight) < FLOAT32
         for preset in ("maps", "folded"):
-            for circuit in ("ov", "qk"):
-                ours_grid, theirs_grid = (
-                    token_grid(weights, HEAD, COUNTRIES, CAPITALS, circuit=circuit, preset=preset)
-                    for weights in (default_weights, bridge)
-                )
-                assert relative(ours_grid.values, theirs_grid.values) < FLOAT32
+            for ours_map, theirs_map in zip(
+                small_maps(default_weights, preset), small_maps(bridge, preset), strict=True
+            ):
+                assert relative(ours_map, theirs_map) < FLOAT32
 
     def test_processed_weights_give_the_same_grid(self, default_weights: HeadWeights) -> None:
         model = bundled.load_default_model(device="cpu")

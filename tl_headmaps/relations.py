@@ -14,9 +14,9 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias
 
-from .errors import RelationDataError, TokenError, UsageError
+from .errors import RelationDataError, TokenError
 from .vocabulary import TokenLike, single_id, word_ids
 
 PLACEHOLDER = "<X>"
@@ -271,8 +271,6 @@ def encode(
         n_targets: Number of columns of the map.
         multi_token: ``"skip"`` drops targets of several tokens, ``"first"`` takes their first token.
     """
-    if multi_token not in get_args(MultiToken):
-        raise UsageError(f"multi_token={multi_token!r} is not known. Choose 'skip' or 'first'.")
     sources, targets, kept, dropped = [], [], [], []
     for number, (source, target) in enumerate(relation.pairs):
         try:

@@ -47,6 +47,7 @@ def relation_scores(
     """
     check_choice(circuit, Circuit, "circuit")
     check_choice(preset, Preset, "preset")
+    check_choice(multi_token, MultiToken, "multi_token")
     # Everything a user can get wrong is found before the long work starts.
     listed = [relations] if isinstance(relations, str | Path | Relation) else list(relations)
     if not listed:

@@ -10,7 +10,7 @@ rows the second is cheaper, with many the first: :meth:`Columns.block` decides p
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -19,6 +19,7 @@ from torch import Tensor
 from ..types import HeadIndex
 
 
+@runtime_checkable
 class Block(Protocol):
     """A range of columns of every head, ready to be multiplied."""
 
@@ -31,6 +32,7 @@ class Block(Protocol):
         """Entries of head number ``head`` (position in the layer's list) for these rows."""
 
 
+@runtime_checkable
 class Columns(Protocol):
     """The right-hand factors of a layer's heads, for all columns."""
 

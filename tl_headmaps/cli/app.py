@@ -12,7 +12,8 @@ import typer
 
 from ..errors import HeadMapsError, UsageError
 from ..relations import MultiToken
-from ..types import Circuit, Preset
+from .demo import demo
+from .options import CircuitOption, DeviceOption, ModelOption, OutOption, PresetOption
 
 if TYPE_CHECKING:
     from ..relations import Relation
@@ -25,20 +26,6 @@ app = typer.Typer(
     rich_markup_mode=None,
     help="Tell what every attention head of a language model does.",
 )
-
-ModelOption = Annotated[
-    str | None,
-    typer.Option("--model", metavar="NAME_OR_FOLDER", help="Hub name or folder; default: SmolLM2-135M-Instruct."),
-]
-DeviceOption = Annotated[str | None, typer.Option("--device", help="cpu, cuda, mps; default: the model's own.")]
-PresetOption = Annotated[
-    Preset, typer.Option("--preset", help="folded: what the model computes; maps: the published recipe.")
-]
-CircuitOption = Annotated[Circuit, typer.Option("--circuit", help="ov: what is written; qk: what is attended to.")]
-OutOption = Annotated[
-    list[Path] | None,
-    typer.Option("--out", metavar="FILE", help="Write the result; .json or .csv. May be repeated."),
-]
 
 
 def main() -> None:
@@ -72,8 +59,9 @@ def _root(
     """Tell what every attention head of a language model does."""
 
 
-def check_outputs(paths: list[Path] | None, suffixes: tuple[str, ...] = (".json", ".csv")) -> list[Path]:
+def check_outputs(paths: list[Path] | None) -> list[Path]:
     """Refuse unknown suffixes before the long work starts."""
+    suffixes = (".json", ".csv", ".safetensors", ".parquet")
     for path in paths or []:
         if path.suffix.lower() not in suffixes:
             raise UsageError(f"--out {path}: the suffix chooses what is written; use one of {', '.join(suffixes)}.")
@@ -167,13 +155,13 @@ def _relation_list(listed: list["Relation"], model: Any) -> str:
             len(relation.pairs),
             kept_pairs(relation, model.tokenizer),
             relation.k,
-            relation.description,
+            relation.title,
         ]
         for relation in listed
     ]
-    titles = ["category", "relation", "pairs", "single-token", "k", "description"]
+    titles = ["category", "relation", "pairs", "single-token", "k", "title"]
     columns = [(title, "right" if title in ("pairs", "single-token", "k") else "left") for title in titles]
-    return table_text(columns, rows, width=200)
+    return table_text(columns, rows)
 
 
 @app.command("model")
@@ -183,3 +171,6 @@ def model_(model: ModelOption = None, device: DeviceOption = None, out: OutOptio
 
     paths = check_outputs(out)
     show_and_save(describe_model(load_model(model, device)), paths)
+
+
+app.command()(demo)

@@ -8,7 +8,8 @@ if TYPE_CHECKING:
     from ..results.relation_scores import RelationScores
     from ..results.token_grid import TokenGrid
 
-_WIDTH = 120
+_WIDTH = 100_000
+"""Tables take their natural width: nothing is cut."""
 
 
 def visible(text: str) -> str:
@@ -16,8 +17,8 @@ def visible(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def table_text(columns: Sequence[tuple[str, str]], rows: Sequence[Sequence[Any]], width: int = _WIDTH) -> str:
-    """An aligned table; columns are (title, "left" or "right"). Wide characters count as two."""
+def table_text(columns: Sequence[tuple[str, str]], rows: Sequence[Sequence[Any]]) -> str:
+    """An aligned table as wide as it needs; columns are (title, "left" or "right"). Wide characters count as two."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -29,7 +30,7 @@ def table_text(columns: Sequence[tuple[str, str]], rows: Sequence[Sequence[Any]]
     for row in rows:
         table.add_row(*(Text(visible(str(cell))) for cell in row))
     stream = io.StringIO()
-    Console(file=stream, width=width, color_system=None).print(table)
+    Console(file=stream, width=_WIDTH, color_system=None).print(table)
     return "\n".join(line.rstrip() for line in stream.getvalue().rstrip("\n").splitlines())
 
 
@@ -48,9 +49,8 @@ def grid_text(grid: "TokenGrid") -> str:
         f"{grid.head} {grid.circuit.upper()} map, preset {grid.provenance.options['preset']}: what it {does} each row"
     )
     columns = [("", "left"), *((visible(target), "right") for target in grid.targets)]
-    width = max(_WIDTH, 20 * (len(grid.targets) + 1))
     note = f"value #rank among {grid.n_vocab:,} tokens (0 is best); * largest of the row"
-    return f"{title}\n\n{table_text(columns, rows, width)}\n\n{note}"
+    return f"{title}\n\n{table_text(columns, rows)}\n\n{note}"
 
 
 def relation_scores_text(scores: "RelationScores", top: int = 3) -> str:

@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..errors import OutputError, UsageError
-from ..files import write_text
+from ..files import replacing
 from ..provenance import Provenance
 
 if TYPE_CHECKING:
     from typing import Self
 
 _KINDS: dict[str, type["Result"]] = {}
+
+SAVED_SUFFIXES = (".json", ".csv", ".safetensors", ".parquet")
 
 
 class Result(ABC):
@@ -64,25 +66,51 @@ class Result(ABC):
 
         return pd.DataFrame(list(self.to_rows()))
 
+    def to_dataset(self) -> Any:
+        """A ``datasets.Dataset`` with one row per value."""
+        from datasets import Dataset
+
+        return Dataset.from_list(list(self.to_rows()))
+
     def save(self, path: str | Path) -> Path:
-        """Write the result; the suffix chooses the form (.json loads back, .csv is a table)."""
+        """Write the result; the suffix chooses the form.
+
+        ``.json`` and ``.safetensors`` load back with :meth:`load`; ``.csv`` and ``.parquet`` are tables.
+        """
         path = Path(path)
-        write_text(path, self.encoder(path)())
+        suffix = path.suffix.lower()
+        if suffix not in SAVED_SUFFIXES:
+            raise UsageError(
+                f"{path.name!r} has no suffix that says what to write. Use one of: {', '.join(SAVED_SUFFIXES)}."
+            )
+        with replacing(path) as temporary:
+            if suffix == ".json":
+                temporary.write_text(self.to_json(), encoding="utf-8")
+            elif suffix == ".csv":
+                temporary.write_text(self.to_csv(), encoding="utf-8")
+            elif suffix == ".parquet":
+                self.to_pandas().to_parquet(temporary)
+            else:
+                self._save_tensors(temporary)
         return path
 
-    def encoder(self, path: Path) -> Any:
-        """The method that makes the file's text, or a UsageError for a suffix that is not known."""
-        encoders = {".json": self.to_json, ".csv": self.to_csv}
-        if path.suffix.lower() not in encoders:
-            raise UsageError(f"{path.name!r} has no suffix that says what to write. Use one of: {', '.join(encoders)}.")
-        return encoders[path.suffix.lower()]
+    def _save_tensors(self, path: Path) -> None:
+        """Arrays as tensors, everything else as JSON in the header; NaN is kept as it is."""
+        from safetensors.torch import save_file
+
+        values = self.to_dict()
+        tensors = {name: getattr(self, name).contiguous() for name in values if _is_tensor(getattr(self, name, None))}
+        header = {name: value for name, value in values.items() if name not in tensors}
+        save_file(tensors, path, metadata={"result": json.dumps(header, ensure_ascii=False, allow_nan=False)})
 
     @classmethod
     def load(cls, path: str | Path) -> "Self":
-        """Read a result saved as JSON, of this class or a subclass."""
+        """Read a result saved as .json or .safetensors, of this class or a subclass."""
         path = Path(path)
         try:
-            values = json.loads(path.read_text(encoding="utf-8"))
+            values = (
+                _load_tensors(path) if path.suffix.lower() == ".safetensors" else json.loads(path.read_text("utf-8"))
+            )
         except OSError as error:
             raise OutputError(f"Cannot read {path}: {error.strerror or error}.") from error
         except ValueError as error:
@@ -94,3 +122,22 @@ class Result(ABC):
                 f"{path} holds {kind!r}, but {cls.__name__} was expected. Known kinds: {', '.join(sorted(_KINDS))}."
             )
         return found.from_dict(values)
+
+
+def _is_tensor(value: object) -> bool:
+    from torch import Tensor
+
+    return isinstance(value, Tensor)
+
+
+def _load_tensors(path: Path) -> dict[str, Any]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as stream:
+            values: dict[str, Any] = json.loads((stream.metadata() or {}).get("result", "null"))
+            if isinstance(values, dict):
+                values.update({name: stream.get_tensor(name).tolist() for name in stream.keys()})  # noqa: SIM118
+    except SafetensorError as error:
+        raise ValueError(str(error)) from error
+    return values

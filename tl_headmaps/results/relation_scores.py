@@ -74,8 +74,8 @@ class RelationScores(Result):
     suppress_p_value: Float[Tensor, "relation layer head"]
     suppress_q_value: Float[Tensor, "relation layer head"]
     provenance: Provenance
-    promote_ranks: tuple[Int[Tensor, "pair layer head"], ...] | None = None
-    suppress_ranks: tuple[Int[Tensor, "pair layer head"], ...] | None = None
+    promote_ranks: tuple[Int[Tensor, "_ layer head"], ...] | None = None
+    suppress_ranks: tuple[Int[Tensor, "_ layer head"], ...] | None = None
 
     @property
     def values(self) -> Float[Tensor, "relation layer head"]:

@@ -1,8 +1,8 @@
 r"""Relation scores of a layer's heads, and the null they must beat.
 
-**Score.** phi_k is the share of a relation's pairs (s, t) for which fewer than k tokens of row s have a strictly greater
-entry than t; suppression is the same with strictly smaller. All relations are scored in one pass over the vocabulary,
-each source row multiplied out once however many relations it occurs in.
+**Score.** phi_k is the share of a relation's pairs (s, t) for which fewer than k tokens of row s have a strictly
+greater entry than t; suppression is the same with strictly smaller. All relations are scored in one pass over the
+vocabulary, each source row multiplied out once however many relations it occurs in.
 
 **Null.** A head that writes the same few tokens whatever it reads scores on relations whose targets repeat. So each
 source keeps its top-k set and gets a target drawn at random from the relation's own targets: source s then hits with

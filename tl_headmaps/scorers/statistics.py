@@ -9,8 +9,8 @@ from torch import Tensor
 _Z95 = 1.959963984540054
 
 
-def wilson_interval(share: Float[Tensor, "*shape"], n: Float[Tensor, "*shape"] | int) -> tuple[Tensor, Tensor]:
-    """95% Wilson interval of a share of ``n`` independent trials.
+def wilson_interval(share: Float[Tensor, "*shape"], n: Tensor | int) -> tuple[Tensor, Tensor]:
+    """95% Wilson interval of a share of ``n`` independent trials (``n`` may broadcast).
 
     Example:
         >>> low, high = wilson_interval(torch.tensor(0.5), 100)

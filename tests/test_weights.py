@@ -1,0 +1,480 @@
+"""Reading models: every architecture, raw and processed, against the parameters of the transformers model itself."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from planted import (
+    DECODERS,
+    GROUPED,
+    Anatomy,
+    hosted,
+    needs_hooked,
+    random_model,
+    shared_model,
+    source_model,
+)
+from torch import Tensor
+
+from tl_headmaps import HeadWeights
+from tl_headmaps.capture.weights import LayerWeights
+from tl_headmaps.circuits.ov import ov_maps
+from tl_headmaps.circuits.qk import qk_maps
+from tl_headmaps.circuits.ranking import entries
+from tl_headmaps.circuits.vectors import token_vectors, vocabulary_vectors
+from tl_headmaps.errors import HeadMapsError, UnsupportedModelError, UsageError, WeightBasisError
+
+PROCESSING = 1e-4
+"""Relative difference allowed between a raw model and the same model after folding: both are float32, folding
+multiplies and centres once more."""
+
+HOSTS = 1e-5
+"""Relative difference allowed between two hosts of the same raw weights: the same numbers, added in another order."""
+
+
+@pytest.fixture(scope="module", params=DECODERS)
+def kind(request: Any) -> str:
+    return str(request.param)
+
+
+def read(kind: str, **options: Any) -> HeadWeights:
+    return HeadWeights.from_model(shared_model(kind, **options))
+
+
+def whole_maps(weights: HeadWeights, layer: int, preset: Any) -> tuple[Tensor, Tensor]:
+    """OV and QK maps of all heads of a layer, all rows and columns (the vocabulary has 61 tokens)."""
+    vectors = vocabulary_vectors(weights, layer, preset)
+    heads, part = list(range(weights.n_heads)), weights.layer(layer)
+    everything = torch.arange(weights.n_vocab)
+    ov = entries(ov_maps(weights, part, vectors, heads, preset), everything)
+    return ov, entries(qk_maps(weights, part, vectors, vectors, heads, preset), everything)
+
+
+def relative(one: Tensor, other: Tensor) -> float:
+    assert one.shape == other.shape
+    return float((one - other).abs().max() / other.abs().max())
+
+
+def assert_same_maps(one: HeadWeights, other: HeadWeights, preset: str, tolerance: float) -> None:
+    for layer in range(one.n_layers):
+        for name, mine, theirs in zip(
+            ("OV", "QK"), whole_maps(one, layer, preset), whole_maps(other, layer, preset), strict=True
+        ):
+            difference = relative(mine, theirs)
+            assert difference < tolerance, f"{name} of layer {layer}, {preset}: {difference:.1e}"
+
+
+class TestEveryArchitecture:
+    def test_sizes_and_basis(self, kind: str) -> None:
+        weights = read(kind)
+        grouped = kind in GROUPED
+        assert (weights.n_layers, weights.n_heads, weights.n_kv_heads) == (3, 4, 2 if grouped else 4)
+        assert (weights.d_model, weights.d_head, weights.n_vocab) == (32, 8, 61)
+        assert weights.basis == "raw"
+        assert weights.model_name == f"tiny-{kind}"
+        assert weights.architecture == type(source_model(kind)).__name__
+        assert weights.mlp_refusal is None
+        assert [weights.group_of(h) for h in range(4)] == ([0, 0, 1, 1] if grouped else [0, 1, 2, 3])
+
+    def test_processed_models_are_folded(self, kind: str) -> None:
+        weights = read(kind, processed=True)
+        assert weights.basis == "folded"
+        assert weights.ln_final is None or weights.ln_final.is_unit
+
+    def test_matrices_are_the_parameters(self, kind: str) -> None:
+        weights, parts = read(kind), Anatomy(source_model(kind), kind)
+        assert torch.equal(weights.W_E, parts.W_E)
+        assert torch.equal(weights.W_U, parts.W_U)
+        for layer in range(3):
+            mine, theirs = weights.layer(layer), parts.heads(layer)
+            for name in ("W_Q", "W_K", "W_V", "W_O"):
+                assert torch.equal(getattr(mine, name), getattr(theirs, name)), name
+            for name in ("b_Q", "b_K"):
+                bias, expected = getattr(mine, name), getattr(theirs, name)
+                # A model without biases may be read as having none or zeros.
+                assert not bias.any() if expected is None and bias is not None else True
+                assert expected is None or torch.equal(bias, expected), name
+
+    def test_norms_are_what_they_multiply_by(self, kind: str) -> None:
+        weights, parts = read(kind), Anatomy(source_model(kind), kind)
+        first = [(weights.ln_final, parts.ln_final)]
+        first += [(getattr(weights, name), parts.part(0, name)) for name in ("ln2", "ln2_post")]
+        for layer in range(3):
+            mine, attn = weights.layer(layer), parts.part(layer, "attn")
+            first += [(getattr(mine, name), parts.part(layer, name)) for name in ("ln1", "ln1_post")]
+            first += [
+                (getattr(mine, name), getattr(attn, name, None) if kind in ("gemma3", "qwen3") else None)
+                for name in ("q_norm", "k_norm")
+            ]
+        seen = 0
+        for norm, module in first:
+            assert (norm is None) == (module is None)
+            if norm is None:
+                continue
+            seen += 1
+            assert norm.centres == (kind in ("gpt2", "neox", "phi"))
+            torch.testing.assert_close(norm.weight, parts.factor(module), rtol=1e-6, atol=1e-6)
+            bias = getattr(module, "bias", None)
+            expected = torch.zeros_like(norm.bias) if bias is None else bias
+            torch.testing.assert_close(norm.bias, expected, rtol=1e-6, atol=1e-6)
+            x = torch.randn(5, norm.weight.shape[0], generator=torch.Generator().manual_seed(1)) + 0.3
+            torch.testing.assert_close(norm(x), module(x), rtol=1e-5, atol=1e-5)
+        # ln_final, ln2 and three ln1; Gemma 2 and 3 add ln2_post and ln1_post, Gemma 3 and Qwen 3 q_norm and k_norm.
+        assert seen == 5 + {"gemma2": 4, "gemma3": 10, "qwen3": 6}.get(kind, 0)
+
+    @pytest.mark.parametrize("processed", [False, True])
+    def test_first_mlp_is_the_module(self, kind: str, processed: bool) -> None:
+        weights = read(kind, processed=processed)
+        parts = Anatomy(source_model(kind), kind)
+        x = torch.randn(7, 32, generator=torch.Generator().manual_seed(1))
+        if kind in ("gpt2", "neox", "phi"):
+            # Folding centres what the MLP writes where the next norm would.
+            x = x - x.mean(-1, keepdim=True)
+        assert weights.mlp is not None
+        assert weights.ln2 is not None
+        mine, theirs = weights.mlp(weights.ln2(x)), parts.part(0, "mlp")(parts.part(0, "ln2")(x)[None])[0]
+        if processed and kind in ("gpt2", "neox", "phi"):
+            theirs = theirs - theirs.mean(-1, keepdim=True)
+        assert relative(mine, theirs) < HOSTS
+        assert (weights.mlp.W_gate is not None) == (kind in GROUPED)
+
+    def test_embedding_factor(self, kind: str) -> None:
+        expected = 32**0.5 if kind.startswith("gemma") else 1.0
+        assert read(kind).embed_scale == pytest.approx(expected, rel=1e-6)
+
+    def test_score_scale(self, kind: str) -> None:
+        weights, parts = read(kind), Anatomy(source_model(kind), kind)
+        for layer in range(3):
+            assert weights.layer(layer).score_scale == pytest.approx(parts.score_scale(layer), rel=1e-6)
+
+    def test_raw_and_processed_models_have_the_same_folded_maps(self, kind: str) -> None:
+        assert_same_maps(read(kind, processed=True), read(kind), "folded", PROCESSING)
+
+    @needs_hooked
+    @pytest.mark.parametrize("preset", ["folded", "maps"])
+    def test_hosts_agree(self, kind: str, preset: str) -> None:
+        hooked, bridge = read(kind, host="hooked"), read(kind)
+        assert hooked.basis == "raw"
+        assert (hooked.n_kv_heads, hooked.embed_scale) == (bridge.n_kv_heads, 1.0)
+        if preset == "maps" and kind.startswith("gemma"):
+            pytest.skip("HookedTransformer keeps sqrt(d_model) in W_E, so e_t itself differs between the hosts")
+        assert_same_maps(hooked, bridge, preset, HOSTS)
+
+    @needs_hooked
+    def test_processed_hooked_transformer_has_the_same_folded_maps(self, kind: str) -> None:
+        hooked = read(kind, host="hooked", processed=True)
+        assert hooked.basis == "folded"
+        assert_same_maps(hooked, read(kind), "folded", PROCESSING)
+
+
+class TestUnusualShapes:
+    @pytest.mark.parametrize(
+        ("kind", "sizes"),
+        [
+            ("gpt2", {"d_model": 33, "n_heads": 3}),
+            ("neox", {"d_model": 30, "n_heads": 3}),
+            ("gemma3", {"d_model": 33, "n_heads": 3, "n_kv_heads": 1, "d_head": 10}),
+            ("qwen3", {"d_model": 35, "n_heads": 5, "n_kv_heads": 5, "d_head": 6}),
+        ],
+    )
+    def test_odd_widths_and_group_sizes(self, kind: str, sizes: dict[str, int]) -> None:
+        weights, parts = read(kind, **sizes), Anatomy(source_model(kind, **sizes), kind)
+        assert weights.d_model == sizes["d_model"]
+        assert weights.layer(1).W_V.shape[0] == weights.n_kv_heads == sizes.get("n_kv_heads", sizes["n_heads"])
+        for layer in range(3):
+            norm = weights.layer(layer).ln1
+            assert norm is not None
+            torch.testing.assert_close(norm.weight, parts.factor(parts.part(layer, "ln1")))
+        torch.testing.assert_close(weights.ln_final.weight, parts.factor(parts.ln_final))
+        assert_same_maps(read(kind, processed=True, **sizes), weights, "folded", PROCESSING)
+
+    def test_scores_divided_by_the_layer(self) -> None:
+        weights = read("gpt2", scale_attn_by_inverse_layer_idx=True)
+        scales = [weights.layer(layer).score_scale for layer in range(3)]
+        assert scales == pytest.approx([8**-0.5, 8**-0.5 / 2, 8**-0.5 / 3])
+
+    def test_vocabulary_larger_than_one_block_is_the_same_token_by_token(self) -> None:
+        weights = read("llama", n_vocab=4100)
+        some = torch.tensor([0, 4095, 4096, 4099])
+        assert relative(vocabulary_vectors(weights, 1, "folded")[some], token_vectors(weights, some, 1, "folded")) < (
+            HOSTS
+        )
+
+
+class TestBasis:
+    @pytest.mark.parametrize("kind", ["gpt2", "llama", "gemma3"])
+    def test_untrained_norms_are_not_folded_norms(self, kind: str) -> None:
+        for processed, expected in ((False, "raw"), (True, "folded")):
+            source = source_model(kind)
+            for name, parameter in source.named_parameters():
+                if "norm" in name or ".ln_" in name:
+                    unit = name.endswith("weight") and kind != "gemma3"
+                    parameter.fill_(float(unit))
+            assert HeadWeights.from_model(hosted(source, kind, processed=processed)).basis == expected
+
+    def test_a_centred_unembedding_alone_is_centred(self) -> None:
+        source = source_model("llama")
+        source.lm_head.weight.sub_(source.lm_head.weight.mean(0))
+        weights = HeadWeights.from_model(hosted(source, "llama"))
+        assert weights.basis == "centred"
+        with pytest.raises(WeightBasisError, match="are centred"):
+            weights.require("maps", needs_mlp=False)
+
+    def test_maps_on_folded_weights_names_the_call_that_fixes_it(self) -> None:
+        weights = read("llama", processed=True)
+        with pytest.raises(WeightBasisError) as caught:
+            token_vectors(weights, torch.tensor([1]), 0, "maps")
+        message = str(caught.value)
+        assert "The weights of 'tiny-llama' are folded" in message
+        assert "preset='maps' reproduces published scores and needs raw weights" in message
+        assert "without enable_compatibility_mode()" in message
+        assert "HookedTransformer.from_pretrained_no_processing(...)" in message
+        assert message.endswith("or use preset='folded'.")
+
+
+class TestReducedPrecision:
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+    @pytest.mark.parametrize("kind", ["gpt2", "llama", "gemma3"])
+    def test_read_and_computed_in_float32(self, kind: str, dtype: torch.dtype) -> None:
+        weights = HeadWeights.from_model(random_model(kind, dtype=dtype))
+        rounded = HeadWeights.from_model(hosted(source_model(kind).to(dtype).float(), kind))
+        assert weights.W_E.dtype == weights.W_U.dtype == dtype
+        assert weights.basis == "raw"
+        layer = weights.layer(1)
+        for value in vars(layer).values():
+            assert not isinstance(value, Tensor) or value.dtype == torch.float32
+        assert weights.provenance().dtype == f"{str(dtype)[6:]} stored, float32 computed"
+        # Gemma's factor is stored in the reduced type, which bfloat16 knows to 1 in 256.
+        tolerance = 5e-3 if kind == "gemma3" else HOSTS
+        assert_same_maps(weights, rounded, "folded", tolerance)
+        assert whole_maps(weights, 1, "folded")[0].dtype == torch.float32
+
+
+class TestTheModelIsLeftAlone:
+    NAMES = ("hook_embed", "blocks.0.hook_resid_pre", "blocks.2.attn.hook_v", "blocks.1.ln1.hook_normalized")
+
+    @pytest.fixture(params=["bridge", pytest.param("hooked", marks=needs_hooked)])
+    def model(self, request: Any) -> Any:
+        return random_model("llama", host=request.param)
+
+    def test_hooks_do_not_fire_and_stay(self, model: Any) -> None:
+        fired: list[str] = []
+        for name in self.NAMES:
+            model.add_hook(name, lambda value, hook, name=name: fired.append(name))
+        tokens = torch.tensor([[3, 4, 5]])
+        model(tokens)
+        assert sorted(set(fired)) == sorted(self.NAMES)
+        fired.clear()
+        weights = HeadWeights.from_model(model)
+        for layer in range(3):
+            weights.layer(layer)
+        assert fired == []
+        model(tokens)
+        assert sorted(set(fired)) == sorted(self.NAMES)
+        fired.clear()
+        model.reset_hooks()
+        model(tokens)
+        assert fired == []
+
+    def test_a_hook_that_changes_values_changes_nothing_here(self, model: Any) -> None:
+        before = HeadWeights.from_model(model)
+        for name in self.NAMES:
+            model.add_hook(name, lambda value, hook: value * 3 + 1)
+        after = HeadWeights.from_model(model)
+        assert after.fingerprint == before.fingerprint
+        assert after.embed_scale == before.embed_scale
+        model.reset_hooks()
+
+    def test_logits_and_training_mode(self, model: Any) -> None:
+        tokens = torch.tensor([[3, 4, 5]])
+        before = model(tokens)
+        model.train()
+        training = [module.training for module in model.modules()]
+        weights = HeadWeights.from_model(model)
+        weights.layer(1)
+        assert [module.training for module in model.modules()] == training
+        assert model.training
+        model.eval()
+        assert torch.equal(model(tokens), before)
+
+    def test_left_alone_after_a_refusal(self) -> None:
+        model = random_model("llama")
+        fired: list[int] = []
+        model.add_hook("blocks.0.hook_resid_pre", lambda value, hook: fired.append(1))
+        model.train()
+        parameter(model, "model.layers.2.self_attn.v_proj.weight").view(-1)[0] = float("nan")
+        with pytest.raises(UnsupportedModelError):
+            HeadWeights.from_model(model)
+        assert model.training
+        assert fired == []
+        model(torch.tensor([[3, 4, 5]]))
+        assert fired == [1]
+
+    def test_works_inside_grad_mode_and_keeps_no_graph(self, model: Any) -> None:
+        with torch.enable_grad():
+            weights = HeadWeights.from_model(model)
+            assert not weights.W_E.requires_grad
+            layer: LayerWeights = weights.layer(1)
+            assert not any(v.requires_grad for v in vars(layer).values() if isinstance(v, Tensor))
+
+
+def named_parameters(model: Any) -> Iterator[tuple[str, Tensor]]:
+    """Parameters of a bridge under the names transformers gives them."""
+    for name, value in model.original_model.named_parameters():
+        yield name.replace("_original_component.", "").replace("original_component.", ""), value
+
+
+def parameter(model: Any, name: str) -> Tensor:
+    return dict(named_parameters(model))[name].data
+
+
+NAN_SENTENCE = (
+    r"holds 1 NaN or infinite value; scores need finite weights. Reload the checkpoint, or repair that tensor"
+)
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("name", "called"),
+        [
+            ("model.embed_tokens.weight", "The embedding W_E"),
+            ("lm_head.weight", "The unembedding W_U"),
+            ("model.layers.0.self_attn.q_proj.weight", "W_Q of layer 0"),
+            ("model.layers.2.self_attn.o_proj.weight", "W_O of layer 2"),
+        ],
+    )
+    def test_nan_and_infinity(self, name: str, called: str) -> None:
+        for bad in (float("nan"), float("inf")):
+            model = random_model("llama")
+            parameter(model, name).view(-1)[3] = bad
+            with pytest.raises(UnsupportedModelError, match=f"{called} {NAN_SENTENCE}"):
+                HeadWeights.from_model(model)
+
+    def test_nan_in_a_middle_layer_is_found_when_it_is_read(self) -> None:
+        model = random_model("llama")
+        parameter(model, "model.layers.1.self_attn.k_proj.weight").view(-1)[3] = float("nan")
+        weights = HeadWeights.from_model(model)
+        weights.layer(0)
+        with pytest.raises(UnsupportedModelError, match=f"W_K of layer 1 {NAN_SENTENCE}"):
+            weights.layer(1)
+
+    @pytest.mark.xfail(
+        strict=True,
+        raises=(RuntimeError, pytest.fail.Exception),
+        reason="host.py: a NaN in a norm ends in torch.allclose(atol=nan), one in the first MLP passes because "
+        "nan > tolerance is False; remove this mark with the fix",
+    )
+    @pytest.mark.parametrize(
+        "name",
+        [
+            "model.norm.weight",
+            "model.layers.1.input_layernorm.weight",
+            "model.layers.0.post_attention_layernorm.weight",
+            "model.layers.0.mlp.up_proj.weight",
+        ],
+    )
+    def test_nan_in_norms_and_first_mlp(self, name: str) -> None:
+        model = random_model("llama")
+        parameter(model, name).view(-1)[3] = float("nan")
+        with pytest.raises(UnsupportedModelError, match="NaN or infinite"):
+            HeadWeights.from_model(model).layer(1)
+
+    def test_an_encoder(self) -> None:
+        sentence = "BertForMaskedLM is an encoder.*need a causal language model such as GPT-2, Llama or Gemma"
+        with pytest.raises(UnsupportedModelError, match=sentence):
+            HeadWeights.from_model(random_model("bert"))
+
+    def test_a_model_without_attention(self) -> None:
+        sentence = r"MambaForCausalLM has no attention heads in layer 0.*need a model with attention in every layer"
+        with pytest.raises(UnsupportedModelError, match=sentence):
+            HeadWeights.from_model(random_model("mamba"))
+
+    @pytest.mark.parametrize("thing", ["gpt2", None, 3, torch.nn.Linear(2, 2)])
+    def test_not_a_model(self, thing: Any) -> None:
+        sentence = r"is not a TransformerLens model. Pass a TransformerBridge \(TransformerLens 4\) or a Hooked"
+        with pytest.raises(UsageError, match=f"{type(thing).__name__} {sentence}"):
+            HeadWeights.of(thing)
+
+    def test_a_plain_transformers_model(self) -> None:
+        with pytest.raises(UsageError, match="LlamaForCausalLM is not a TransformerLens model"):
+            HeadWeights.from_model(source_model("llama"))
+
+    def test_mixture_of_experts_has_layer_0_only(self) -> None:
+        weights = read("mixtral", n_layers=2)
+        assert weights.mlp is None
+        ov, _ = whole_maps(weights, 0, "folded")
+        assert ov.shape == (4, 61, 61)
+        parts = Anatomy(source_model("mixtral", n_layers=2), "mixtral")
+        heads = parts.heads(0)
+        expected = parts.vectors(0, "folded") @ heads.W_V[1] @ heads.W_O[3] @ parts.readout(0, "folded").T
+        assert relative(ov[3], expected) < HOSTS
+        with pytest.raises(UnsupportedModelError) as caught:
+            token_vectors(weights, torch.tensor([1]), 1, "folded")
+        assert "'tiny-mixtral': its first MLP is a MoEBridge (mixture of experts" in str(caught.value)
+        assert "only layer 0 can be mapped from the weights alone" in str(caught.value)
+
+    def test_a_layer_that_is_not_there(self) -> None:
+        with pytest.raises(UsageError, match="the model has layers 0 to 2 with heads 0 to 3"):
+            read("llama").layer(3)
+
+    def test_errors_are_of_one_family(self) -> None:
+        for error in (UsageError, UnsupportedModelError, WeightBasisError):
+            assert issubclass(error, HeadMapsError)
+            assert issubclass(error, ValueError)
+
+
+def is_read(name: str) -> bool:
+    """Whether weight-only analyses look at a parameter: of the MLPs and their norms, only layer 0."""
+    later_layer = not name.startswith("model.layers.0.")
+    return not ((".mlp." in name or "post_attention_layernorm" in name) and later_layer)
+
+
+@pytest.fixture(scope="module")
+def changes() -> dict[str, bool]:
+    """For each parameter of a small model, whether changing its last entry changes the fingerprint."""
+    model = random_model("llama", n_layers=2)
+    before = HeadWeights.from_model(model).fingerprint
+    found = {}
+    for name, value in named_parameters(model):
+        last = value.data.view(-1)[-1:]
+        kept = last.clone()
+        # One step of float32 of that entry, the smallest change there is.
+        last.copy_(torch.nextafter(last, last + 1))
+        found[name] = HeadWeights.from_model(model).fingerprint != before
+        last.copy_(kept)
+    assert HeadWeights.from_model(model).fingerprint == before
+    return found
+
+
+class TestFingerprint:
+    @pytest.mark.parametrize("kind", ["gpt2", "llama", "gemma3"])
+    def test_equal_models_have_equal_fingerprints(self, kind: str) -> None:
+        one, other = HeadWeights.from_model(random_model(kind)), read(kind)
+        assert one.fingerprint == other.fingerprint
+        assert len(one.fingerprint) == 64
+        assert one.fingerprint != read(kind, seed=1).fingerprint
+
+    def test_any_weight_that_is_read_changes_it(self, changes: dict[str, bool]) -> None:
+        read_here = {name: changed for name, changed in changes.items() if is_read(name)}
+        # Embedding, unembedding, final norm, attention and ln1 of two layers, ln2 and the MLP of the first.
+        assert len(read_here) == 3 + 2 * 5 + 4
+        assert all(read_here.values()), [name for name, changed in read_here.items() if not changed]
+
+    @pytest.mark.xfail(
+        strict=True,
+        reason="weights.py: MLPs and ln2 of layers above 0 are not hashed, so two models that differ only there "
+        "have one fingerprint; remove this mark when they are",
+    )
+    def test_any_other_weight_changes_it(self, changes: dict[str, bool]) -> None:
+        assert all(changed for name, changed in changes.items() if not is_read(name))
+
+    def test_processing_changes_it(self) -> None:
+        assert read("llama").fingerprint != read("llama", processed=True).fingerprint
+
+    def test_it_is_in_the_provenance(self) -> None:
+        weights = read("gpt2")
+        provenance = weights.provenance(options={"preset": "maps"})
+        assert provenance.fingerprint == weights.fingerprint
+        assert (provenance.basis, provenance.device, provenance.model) == ("raw", "cpu", "tiny-gpt2")
+        assert provenance.options == {"preset": "maps"}
