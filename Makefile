@@ -4,7 +4,7 @@ PIP_INSTALL = -m pip install --quiet --disable-pip-version-check -c constraints.
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo test lint test-tl3 bench figures clean
+.PHONY: demo test lint test-tl3 bench figures figures-check clean
 
 demo: .venv/installed
 	.venv/bin/tl-headmaps demo
@@ -20,8 +20,14 @@ lint: .venv/linted
 test-tl3: .venv-tl3/tested
 	.venv-tl3/bin/python -m pytest tests
 
+figures: .venv/tested
+	.venv/bin/python tests/benchmarks/figures.py
+
+figures-check: .venv/tested
+	.venv/bin/python tests/benchmarks/figures.py --check
+
 bench: .venv/tested
-	.venv/bin/python benchmarks/run.py --out benchmarks/figures.json
+	.venv/bin/python tests/benchmarks/run.py --out tests/benchmarks/figures.json
 
 .venv/installed: pyproject.toml constraints.txt
 	test -x .venv/bin/python || $(PYTHON) -m venv .venv

@@ -188,7 +188,6 @@ def test_a_full_disk_gives_a_sentence(cache: Path, index: Index, converting: Any
     assert left_in(cache) == []
 
 
-@pytest.mark.xfail(reason="safetensors reports a failed write as SafetensorError, which is not an OSError")
 def test_a_full_disk_while_saving_tensors_gives_a_sentence(cache: Path, index: Index, converting: Any) -> None:
     import torch
     from safetensors.torch import save_file
@@ -237,7 +236,6 @@ def test_what_is_in_the_way_is_replaced(cache: Path, index: Index, converting: A
     assert not (folder / "left over").exists()
 
 
-@pytest.mark.xfail(reason="_put_in_place looks for another's result only after its first rename, not the second")
 def test_another_process_may_finish_while_an_obstacle_is_moved(
     cache: Path, index: Index, converting: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -370,7 +368,6 @@ def test_a_killed_process_leaves_no_model(cache: Path, child: Any, index: Index,
     assert models_in(cache) == [cache / bundled._FOLDER]
 
 
-@pytest.mark.xfail(reason="scratch folders of killed processes (up to 1 GB each) are never swept")
 def test_what_a_killed_process_left_is_swept(cache: Path, child: Any, index: Index, converting: Any) -> None:
     killed = child("killed")
     killed.wait_until_converting()

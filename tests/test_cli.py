@@ -256,7 +256,6 @@ class TestWrongUsage:
     def test_that_needs_the_model(self, run: Any, loaded: Any, arguments: list[str], parts: list[str]) -> None:
         run(*arguments).assert_refused(2, *parts)
 
-    @pytest.mark.xfail(reason="the tokenizer's TypeError comes through for bytes that are not UTF-8")
     def test_bytes_that_are_no_text(self, run: Any, loaded: Any) -> None:
         """What a terminal in another encoding passes on: Python keeps such bytes as lone surrogates."""
         run(*grid_with(sources="\udcff")).assert_refused(2, "sources")

@@ -5,6 +5,7 @@ With float factors, two ways of adding differ in the last bit; there an answer m
 itself has a neighbour within rounding, and the tests count those.
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -36,6 +37,15 @@ ROUNDING = 1e-5
 typical gap between two neighbours in a row."""
 
 BUDGETS = st.sampled_from([1, TINY_BUDGET, 1 << 14, 64 << 20])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Threads cost more than they bring on matrices this small."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def numbers(generator: torch.Generator, *shape: int, exact: bool) -> Tensor:
@@ -272,11 +282,6 @@ class TestTwins:
         for budget in (1 << 13, 64 << 20):
             self.check(self.twins(columns, n_rows, exact=True), limit, budget)
 
-    @pytest.mark.xfail(
-        strict=True,
-        reason="ranking.py: a target's entry and its twin's come out of products of different shapes, which BLAS "
-        "rounds differently below about a dozen rows (and in small blocks); remove this mark with the fix",
-    )
     @pytest.mark.parametrize("columns", ["product", "factor"])
     def test_float_twins_tie_in_small_products(self, columns: str) -> None:
         for n_rows in (1, 2, 3, 5, 9):
@@ -466,11 +471,6 @@ class TestLargestEntries:
         assert torch.equal(pruned.columns, places)
         assert torch.allclose(pruned.values.double(), values, rtol=1e-5)
 
-    @pytest.mark.xfail(
-        strict=True,
-        reason="ranking.py: _balanced rotates the factors, so entries that are equal come out 31.0 and 30.999998 "
-        "and ties are settled by rounding, not by row and column; remove this mark with the fix",
-    )
     def test_ties_go_to_the_lower_row_then_column(self) -> None:
         for seed in range(6):
             maps = make_maps(seed, columns="factor", n_rows=40, n_columns=70, rank=5)

@@ -125,7 +125,6 @@ def test_ids_pass_through_even_without_a_tokenizer(token: int) -> None:
     assert single_id(None, token, 100) == token
 
 
-@pytest.mark.xfail(reason="only Python's int is taken for an id; numpy's falls through to the words")
 def test_ids_from_numpy_pass_through(family: str) -> None:
     """What a notebook has at hand after an argsort."""
     token: Any = np.int64(5)

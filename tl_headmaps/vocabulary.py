@@ -6,7 +6,7 @@ word-initial token. ``' France'`` with the space written out is the same token; 
 give its integer id.
 """
 
-from typing import Any, TypeAlias
+from typing import Any, SupportsInt, TypeAlias
 
 from .errors import TokenError, UsageError
 
@@ -45,12 +45,13 @@ def token_string(tokenizer: Any, token_id: int) -> str:
     return str(text)
 
 
-def single_id(tokenizer: Any, token: TokenLike, n_vocab: int) -> int:
+def single_id(tokenizer: Any, token: TokenLike | SupportsInt, n_vocab: int) -> int:
     """The id of a word that is one token, or of an explicit id; raises with the reason otherwise."""
-    if isinstance(token, int):
-        if not 0 <= token < n_vocab:
-            raise TokenError(f"Token id {token} is outside the vocabulary: ids run from 0 to {n_vocab - 1}.")
-        return token
+    if not isinstance(token, str):
+        token_id = int(token)
+        if not 0 <= token_id < n_vocab:
+            raise TokenError(f"Token id {token_id} is outside the vocabulary: ids run from 0 to {n_vocab - 1}.")
+        return token_id
     if tokenizer is None:
         raise UsageError(
             f"The model has no tokenizer, so the word {token!r} has no token id. "
@@ -58,6 +59,8 @@ def single_id(tokenizer: Any, token: TokenLike, n_vocab: int) -> int:
         )
     if not token.strip():
         raise TokenError(f"{token!r} is an empty word; give a word or a token id.")
+    if not token.isascii() and token.encode("utf-8", "replace") != token.encode("utf-8", "surrogatepass"):
+        raise TokenError(f"{token!r} is not valid Unicode text; give a word in UTF-8 or a token id.")
     ids = word_ids(tokenizer, token)
     if len(ids) != 1:
         pieces = [token_string(tokenizer, token_id) for token_id in ids]
@@ -66,6 +69,8 @@ def single_id(tokenizer: Any, token: TokenLike, n_vocab: int) -> int:
             "and a map has one row or column per token. Choose a word that is a single token, "
             "or give the id of one of its pieces."
         )
+    if ids[0] == getattr(tokenizer, "unk_token_id", None) and token.strip() != tokenizer.unk_token:
+        raise TokenError(f"The tokenizer does not know {token!r}; choose a word of its vocabulary, or give a token id.")
     if ids[0] >= n_vocab:
         raise TokenError(
             f"{token!r} has id {ids[0]}, but the model embeds only {n_vocab} tokens: "

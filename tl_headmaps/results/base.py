@@ -30,6 +30,12 @@ class Result(ABC):
         super().__init_subclass__(**options)
         _KINDS[cls.kind] = cls
 
+    def __eq__(self, other: object) -> bool:
+        """Equal when all values and the provenance are equal."""
+        return type(other) is type(self) and self.to_dict() == other.to_dict()
+
+    __hash__ = None  # type: ignore[assignment]
+
     @abstractmethod
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON, ``kind`` first and ``provenance`` last."""
@@ -45,17 +51,21 @@ class Result(ABC):
 
     def to_json(self) -> str:
         """JSON text; NaN and infinity are refused rather than written."""
-        lines = (
-            f"{json.dumps(name)}: {json.dumps(value, ensure_ascii=False, allow_nan=False)}"
-            for name, value in self.to_dict().items()
-        )
+        lines = []
+        for name, value in self.to_dict().items():
+            try:
+                lines.append(f"{json.dumps(name)}: {json.dumps(value, ensure_ascii=False, allow_nan=False)}")
+            except ValueError as error:
+                raise OutputError(f"{name} of this {self.kind} holds NaN or infinity, which JSON cannot.") from error
         return "{\n" + ",\n".join(lines) + "\n}\n"
 
     def to_csv(self) -> str:
         """CSV text with a header."""
         rows = list(self.to_rows())
         stream = io.StringIO()
-        writer = csv.DictWriter(stream, fieldnames=list(rows[0]) if rows else [], lineterminator="\n")
+        writer = csv.DictWriter(
+            stream, fieldnames=list(rows[0]) if rows else [], lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC
+        )
         writer.writeheader()
         writer.writerows(rows)
         return stream.getvalue()
@@ -121,7 +131,13 @@ class Result(ABC):
             raise OutputError(
                 f"{path} holds {kind!r}, but {cls.__name__} was expected. Known kinds: {', '.join(sorted(_KINDS))}."
             )
-        return found.from_dict(values)
+        try:
+            return found.from_dict(values)
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+            raise OutputError(
+                f"{path} is damaged: it says it holds {kind!r}, but {type(error).__name__} {error} came up while "
+                "reading it. Save the result again."
+            ) from error
 
 
 def _is_tensor(value: object) -> bool:

@@ -75,37 +75,27 @@ def score_layer(
         exact_ranks: Compute full ranks; otherwise ranks are capped at the largest k.
         budget: Bytes one block may take.
     """
-    limit = None if exact_ranks else int(pairs.k.max())
-    found = ranks(maps, pairs.rows, pairs.columns, limit=limit, budget=budget)
-    k = pairs.k[pairs.relation]
-    directions = []
-    for largest, counted in ((True, found.greater), (False, found.less)):
-        hit = counted < k
-        null_mean, p_value = _null(maps, pairs, hit, largest, budget)
-        directions.append(Direction(pairs.share(hit), null_mean, p_value, counted))
-    return directions[0], directions[1]
+    limit = int(pairs.k.max())
+    found = ranks(maps, pairs.rows, pairs.columns, limit=None if exact_ranks else limit, budget=budget)
+    counted = torch.stack([found.greater, found.less])
+    hit = counted < pairs.k[pairs.relation]
+    chance = _chances(maps, pairs, hit, budget)
+    promote, suppress = (Direction(pairs.share(hit[i]), *_null(pairs, hit[i], chance[i]), counted[i]) for i in range(2))
+    return promote, suppress
 
 
 def _null(
-    maps: LayerMaps, pairs: Pairs, hit: Tensor, largest: bool, budget: int
+    pairs: Pairs, hit: Tensor, chance: Tensor
 ) -> tuple[Float[Tensor, "relation head"], Float[Tensor, "relation head"]]:
-    n_relations, n_heads = len(pairs.k), len(maps.heads)
-    null_mean = torch.zeros(n_relations, n_heads)
-    p_value = torch.ones(n_relations, n_heads)
-    weight = _target_weights(pairs, maps.columns.count)
-    for head in range(n_heads):
-        scored = pairs.relation[hit[head]].unique()
-        if not len(scored):
-            continue
-        active = torch.isin(pairs.relation, scored).nonzero()[:, 0]
-        chance = _chances(maps.of_head(head), pairs, active, hit[head], weight, largest, budget).cpu()
-        relation = pairs.relation[active].cpu()
-        hits = hit[head, active].cpu()
-        for number in scored.tolist():
-            mine = relation == number
-            chances = chance[mine]
-            null_mean[number, head] = chances.mean()
-            p_value[number, head] = poisson_binomial_tail(chances.numpy(), int(hits[mine].sum()))
+    """Null means and p-values; 0 and 1 where nothing was hit."""
+    hits = torch.zeros(len(pairs.k), hit.shape[0], dtype=torch.int64, device=hit.device)
+    hits.index_add_(0, pairs.relation, hit.T.long())
+    null_mean, p_value = torch.zeros(hits.shape), torch.ones(hits.shape)
+    chances, relation, hits = chance.cpu(), pairs.relation.cpu(), hits.cpu()
+    for number, head in hits.nonzero().tolist():
+        mine = chances[head, relation == number]
+        null_mean[number, head] = mine.mean()
+        p_value[number, head] = poisson_binomial_tail(mine.numpy(), int(hits[number, head]))
     return null_mean, p_value
 
 
@@ -117,45 +107,45 @@ def _target_weights(pairs: Pairs, n_columns: int) -> Float[Tensor, "relation col
     return weight
 
 
-def _chances(
-    maps: LayerMaps,
-    pairs: Pairs,
-    active: Tensor,
-    hit: Tensor,
-    weight: Tensor,
-    largest: bool,
-    budget: int,
-) -> Float[Tensor, " active"]:
-    """Chance of each active pair to hit when its target is drawn from the relation's targets."""
-    rows, columns, relation = pairs.rows[active], pairs.columns[active], pairs.relation[active]
-    best = _best_targets(maps, rows, columns, relation, largest)
-    found = ranks(maps, rows, best, limit=int(pairs.k.max()), budget=budget)
-    k = pairs.k[relation]
-    reached = ((found.greater if largest else found.less)[0] < k) | hit[active]
-    chance = torch.zeros(len(active), dtype=torch.float64, device=rows.device)
-    if not bool(reached.any()):
-        return chance
-    reached_rows, place = rows[reached].unique(return_inverse=True)
-    top = top_k(maps.at_rows(reached_rows), int(pairs.k.max()), largest=largest, budget=budget).columns[0][place]
-    inside = torch.arange(top.shape[1], device=rows.device) < k[reached, None]
-    chance[reached] = (weight[relation[reached, None], top] * inside).sum(1)
-    # A target that ties with the k-th place hits by rank and may be missing from the k tokens listed.
-    listed = ((top == columns[reached, None]) & inside).any(1)
-    extra = weight[relation[reached], columns[reached]] * (hit[active][reached] & ~listed)
-    chance[reached] += extra
+def _chances(maps: LayerMaps, pairs: Pairs, hit: Tensor, budget: int) -> Float[Tensor, "direction head pair"]:
+    """Chance of each pair to hit when its target is drawn from the relation's targets; 0 where nothing was hit."""
+    n_heads, n_pairs = hit.shape[1:]
+    limit = int(pairs.k.max())
+    scored = torch.zeros(2, n_heads, len(pairs.k), dtype=torch.int64, device=hit.device)
+    scored.index_add_(2, pairs.relation, hit.long())
+    active = scored[:, :, pairs.relation] > 0
+    best = _best_targets(maps, pairs)
+    # Both directions in one pass: the best target of each row among the relation's, and the worst.
+    found = ranks(
+        maps, pairs.rows.repeat(2), torch.cat([*best], 1), limit=limit, active=torch.cat([*active], 1), budget=budget
+    )
+    counted = torch.stack([found.greater[:, :n_pairs], found.less[:, n_pairs:]])
+    reached = active & ((counted < pairs.k[pairs.relation]) | hit)
+    weight = _target_weights(pairs, maps.columns.count)
+    chance = torch.zeros(hit.shape, dtype=torch.float64, device=hit.device)
+    for direction, head in reached.any(2).nonzero().tolist():
+        mine = reached[direction, head].nonzero()[:, 0]
+        rows, place = pairs.rows[mine].unique(return_inverse=True)
+        top = top_k(maps.of_head(head).at_rows(rows), limit, largest=direction == 0, budget=budget).columns[0][place]
+        relation, columns = pairs.relation[mine], pairs.columns[mine]
+        inside = torch.arange(limit, device=rows.device) < pairs.k[relation, None]
+        # A target that ties with the k-th place hits by rank and may be missing from the k tokens listed.
+        listed = ((top == columns[:, None]) & inside).any(1)
+        unlisted = weight[relation, columns] * (hit[direction, head, mine] & ~listed)
+        chance[direction, head, mine] = (weight[relation[:, None], top] * inside).sum(1) + unlisted
     return chance.clamp(max=1.0)
 
 
-def _best_targets(maps: LayerMaps, rows: Tensor, columns: Tensor, relation: Tensor, largest: bool) -> Tensor:
-    """For each pair, the target of its relation with the largest (or smallest) entry in its row."""
-    wanted, column_place = columns.unique(return_inverse=True)
-    chosen, row_place = rows.unique(return_inverse=True)
-    values = entries(maps.at_rows(chosen), wanted)[0]
-    if not largest:
-        values = -values
-    best = torch.empty_like(columns)
-    for number in relation.unique():
-        mine = (relation == number).nonzero()[:, 0]
-        targets = column_place[mine].unique()
-        best[mine] = wanted[targets[values[row_place[mine]][:, targets].argmax(1)]]
+def _best_targets(maps: LayerMaps, pairs: Pairs) -> Int[Tensor, "direction head pair"]:
+    """For each pair, the targets of its relation with the largest and the smallest entry in its row."""
+    wanted, place = pairs.columns.unique(return_inverse=True)
+    members = [(pairs.relation == number).nonzero()[:, 0] for number in range(len(pairs.k))]
+    targets = [place[mine].unique() for mine in members]
+    best = torch.empty(2, len(maps.heads), len(pairs.columns), dtype=torch.int64, device=wanted.device)
+    for head in range(len(maps.heads)):
+        values = entries(maps.of_head(head), wanted)[0]
+        for mine, columns in zip(members, targets, strict=True):
+            block = values[pairs.rows[mine]][:, columns]
+            best[0, head, mine] = wanted[columns[block.argmax(1)]]
+            best[1, head, mine] = wanted[columns[block.argmin(1)]]
     return best

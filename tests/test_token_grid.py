@@ -1,0 +1,333 @@
+"""The first public call: planted heads are found, values equal a dense reference, bad input gets a sentence."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from planted import (
+    DECODERS,
+    GROUPED,
+    Anatomy,
+    needs_hooked,
+    planted_model,
+    random_model,
+    shared_model,
+    source_model,
+    word,
+    word_tokenizer,
+)
+from torch import Tensor
+
+from tl_headmaps import HeadIndex, HeadWeights, TokenGrid, token_grid
+from tl_headmaps.errors import TokenError, UnsupportedModelError, UsageError, WeightBasisError
+
+DENSE = 1e-5
+"""Relative difference allowed to the reference: float32 sums of a few dozen terms in another order."""
+
+PLANTED = 1e-3
+"""The planted matrices are solved in float64 and rounded to float32, which the products amplify a little."""
+
+N_VOCAB = 24
+
+RELATIONS = {
+    (0, 1): {5: 6, 7: 8, 9: 3, 10: 11, 14: 14, 22: 17},
+    # Two heads of one key/value group where there are groups: shared sources, other targets.
+    (2, 0): {5: 10, 6: 11, 12: 4, 20: 21, 3: 15, 18: 9},
+    (2, 1): {5: 20, 6: 7, 8: 8, 20: 5, 3: 19, 11: 13},
+    (1, 3): {23: 3, 4: 23, 15: 16, 6: 12, 17: 5, 21: 21},
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Threads cost more than they bring on matrices this small."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def planted(kind: str, **options: Any) -> HeadWeights:
+    return HeadWeights.from_model(planted_model(RELATIONS, kind=kind, n_vocab=N_VOCAB, **options))
+
+
+def hits(weights: HeadWeights, head: tuple[int, int], relation: dict[int, int], preset: Any) -> list[int]:
+    grid = token_grid(weights, head, list(relation), list(relation.values()), preset=preset)
+    return grid.ranks.diagonal().tolist()
+
+
+def assert_planted(weights: HeadWeights, presets: tuple[str, ...]) -> None:
+    for preset in presets:
+        for at, relation in RELATIONS.items():
+            everything = token_grid(weights, at, list(relation), list(range(N_VOCAB)), preset=preset)
+            wanted = torch.zeros(len(relation), N_VOCAB)
+            wanted[range(len(relation)), list(relation.values())] = 1.0
+            if preset == "folded":
+                wanted -= wanted.mean(1, keepdim=True)
+            assert torch.allclose(everything.values, wanted, atol=PLANTED), (preset, at)
+            for layer in range(3):
+                for head in range(4):
+                    found = hits(weights, (layer, head), relation, preset)
+                    if (layer, head) == at:
+                        assert found == [0] * len(relation), (preset, at)
+                    else:
+                        assert found.count(0) <= len(relation) // 2, (preset, at, layer, head)
+
+
+class TestPlantedHeads:
+    @pytest.mark.parametrize("kind", DECODERS)
+    def test_found_in_both_presets_and_nowhere_else(self, kind: str) -> None:
+        assert_planted(planted(kind), ("maps", "folded"))
+
+    @pytest.mark.parametrize("kind", ["gpt2", "llama", "gemma3"])
+    def test_found_in_processed_models(self, kind: str) -> None:
+        assert_planted(planted(kind, processed=True), ("folded",))
+
+    @pytest.mark.parametrize("n_kv_heads", [1, 4])
+    def test_found_with_one_and_with_all_value_heads(self, n_kv_heads: int) -> None:
+        weights = planted("llama", n_kv_heads=n_kv_heads, seed=3)
+        assert weights.n_kv_heads == n_kv_heads
+        assert_planted(weights, ("maps", "folded"))
+
+    @needs_hooked
+    @pytest.mark.parametrize("processed", [False, True])
+    @pytest.mark.parametrize("kind", ["gpt2", "neox", "llama", "qwen3"])
+    def test_found_in_hooked_transformers(self, kind: str, processed: bool) -> None:
+        weights = planted(kind, host="hooked", processed=processed)
+        assert_planted(weights, ("folded",) if processed else ("maps", "folded"))
+
+    def test_two_heads_of_one_group_differ(self) -> None:
+        weights = planted("llama")
+        assert weights.group_of(0) == weights.group_of(1)
+        sources = [word(5), word(6), word(20)]
+        targets = [word(t) for t in range(3, N_VOCAB)]
+        assert token_grid(weights, "L2H0", sources, targets).best() == [
+            ("word5", "word10"),
+            ("word6", "word11"),
+            ("word20", "word21"),
+        ]
+        assert token_grid(weights, "L2H1", sources, targets).best() == [
+            ("word5", "word20"),
+            ("word6", "word7"),
+            ("word20", "word5"),
+        ]
+
+
+def dense_map(parts: Anatomy, layer: int, head: int, circuit: str, preset: str) -> Tensor:
+    """A head's whole map with plain torch, from the modules of the transformers model."""
+    x, weights = parts.vectors(layer, preset), parts.heads(layer)
+    group = head // (parts.n_heads // parts.n_kv_heads)
+    ln1 = parts.part(layer, "ln1")
+    if circuit == "ov":
+        if preset == "folded" and getattr(ln1, "bias", None) is not None:
+            # The constant part of the value is left out.
+            x = x - ln1.bias
+        return x @ weights.W_V[group] @ weights.W_O[head] @ parts.readout(layer, preset).T
+    q, k = x @ weights.W_Q[head], x @ weights.W_K[group]
+    if preset == "maps":
+        return q @ k.T / parts.d_head**0.5
+    if weights.b_Q is not None and weights.b_K is not None:
+        q, k = q + weights.b_Q[head], k + weights.b_K[group]
+    if parts.kind in ("gemma3", "qwen3"):
+        attn = parts.part(layer, "attn")
+        q, k = attn.q_norm(q), attn.k_norm(k)
+    return q @ k.T * parts.score_scale(layer)
+
+
+class TestAgainstDense:
+    SOURCES = (3, 60, 17, 3, 29)
+    TARGETS = (8, 5, 60, 0, 33, 8)
+
+    @pytest.mark.parametrize("preset", ["maps", "folded"])
+    @pytest.mark.parametrize("circuit", ["ov", "qk"])
+    @pytest.mark.parametrize("kind", DECODERS)
+    def test_values_and_ranks(self, kind: str, circuit: Any, preset: Any) -> None:
+        weights = HeadWeights.from_model(shared_model(kind))
+        parts = Anatomy(source_model(kind), kind)
+        for layer, head in ((0, 1), (1, 3), (2, 2)):
+            whole = dense_map(parts, layer, head, circuit, preset)[list(self.SOURCES)]
+            options = {"circuit": circuit, "preset": preset}
+            grid = token_grid(weights, (layer, head), self.SOURCES, self.TARGETS, **options)
+            wanted = whole[:, list(self.TARGETS)]
+            assert float((grid.values - wanted).abs().max()) < DENSE * float(whole.abs().max())
+            ranks = (whole[:, None, :] > wanted[:, :, None]).sum(-1)
+            gap = (whole[:, None, :] - wanted[:, :, None]).abs()
+            certain = (gap > DENSE * whole.abs().max()).sum(-1) == len(whole[0]) - 1
+            assert certain.float().mean() > 0.9
+            assert torch.equal(grid.ranks[certain], ranks[certain])
+            # A repeated row or column is the same row or column.
+            assert torch.equal(grid.ranks[0], grid.ranks[3])
+            assert torch.equal(grid.ranks[:, 0], grid.ranks[:, 5])
+
+    @pytest.mark.parametrize("kind", ["gpt2", "gemma2", "gemma3"])
+    @pytest.mark.parametrize("circuit", ["ov", "qk"])
+    def test_processed_models_give_the_same_grid(self, kind: str, circuit: Any) -> None:
+        parts = Anatomy(source_model(kind), kind)
+        whole = dense_map(parts, 2, 3, circuit, "folded")[list(self.SOURCES)]
+        grid = token_grid(shared_model(kind, processed=True), "L2H3", self.SOURCES, self.TARGETS, circuit=circuit)
+        wanted = whole[:, list(self.TARGETS)]
+        assert float((grid.values - wanted).abs().max()) < 1e-4 * float(whole.abs().max())
+
+    def test_scores_divided_by_the_layer(self) -> None:
+        changes = {"scale_attn_by_inverse_layer_idx": True}
+        parts = Anatomy(source_model("gpt2", **changes), "gpt2")
+        grid = token_grid(shared_model("gpt2", **changes), "L2H0", [3, 4], [5, 6], circuit="qk")
+        torch.testing.assert_close(grid.values, dense_map(parts, 2, 0, "qk", "folded")[3:5, 5:7])
+
+    def test_folded_ov_is_the_direct_contribution_to_the_logits(self) -> None:
+        """Independent of all the formulas: add a head's output to the stream and see the centred logits move."""
+        source = source_model("gpt2")
+        parts = Anatomy(source, "gpt2")
+        grid = token_grid(shared_model("gpt2"), "L1H2", [9], list(range(61)))
+        heads, ln1 = parts.heads(1), parts.part(1, "ln1")
+        written = (parts.vectors(1, "folded")[9] - ln1.bias) @ heads.W_V[2] @ heads.W_O[2]
+        # The final norm divides by a scale; linearise it at a fixed stream by dividing it out.
+        stream = torch.randn(32, generator=torch.Generator().manual_seed(0)).double()
+        source = source.double()
+
+        def logits(x: Tensor) -> Tensor:
+            scale = (x - x.mean()).pow(2).mean().add(parts.ln_final.eps).sqrt()
+            return source.lm_head((parts.ln_final(x) - parts.ln_final.bias) * scale)
+
+        moved = logits(stream + written.double()) - logits(stream)
+        moved = (moved - moved.mean()).float()
+        assert float((grid.values[0] - moved).abs().max()) < DENSE * float(moved.abs().max())
+
+
+class TestTheResult:
+    def test_labels_ids_and_provenance(self) -> None:
+        model = shared_model("llama")
+        grid = token_grid(model, "l2h3", ["word7", " word8", 9], (word(10), 1))
+        assert grid.head == HeadIndex(2, 3)
+        assert grid.sources == ("word7", " word8", " word9")
+        assert grid.targets == ("word10", "-")
+        assert (grid.source_ids, grid.target_ids) == ((7, 8, 9), (10, 1))
+        assert grid.values.shape == grid.ranks.shape == (3, 2)
+        assert (grid.circuit, grid.n_vocab) == ("ov", 61)
+        assert grid.provenance.options == {"preset": "folded"}
+        assert grid.provenance.basis == "raw"
+        assert grid.provenance.fingerprint == HeadWeights.from_model(model).fingerprint
+
+    @pytest.mark.parametrize("head", ["L2H3", "l2h3", " L2H3 ", (2, 3), [2, 3], HeadIndex(2, 3)])
+    def test_ways_to_name_a_head(self, head: Any) -> None:
+        assert token_grid(shared_model("llama"), head, [5], [6]).head == HeadIndex(2, 3)
+
+    def test_model_and_weights_give_the_same(self) -> None:
+        model = shared_model("gemma3")
+        one = token_grid(model, "L1H0", ["word4"], ["word5"])
+        other = token_grid(HeadWeights.from_model(model), "L1H0", ["word4"], ["word5"])
+        assert torch.equal(one.values, other.values)
+        assert torch.equal(one.ranks, other.ranks)
+
+    def test_survives_json(self) -> None:
+        grid = token_grid(shared_model("llama"), "L1H0", ["word4", 5], ["word5"], circuit="qk", preset="maps")
+        again = TokenGrid.from_dict(grid.to_dict())
+        assert torch.equal(again.values, grid.values)
+        assert again.to_dict() == grid.to_dict()
+
+    def test_ids_need_no_tokenizer(self) -> None:
+        grid = token_grid(random_model("llama", tokenizer=False), "L1H0", [4], [5, 6])
+        assert grid.sources == ("#4",)
+        assert grid.targets == ("#5", "#6")
+
+    def test_keeps_no_graph(self) -> None:
+        with torch.enable_grad():
+            assert not token_grid(shared_model("llama"), "L1H0", [4], [5]).values.requires_grad
+
+
+class TestBadInput:
+    @pytest.fixture
+    def model(self) -> Any:
+        return shared_model("llama")
+
+    @pytest.mark.parametrize("head", ["L3H0", (0, 4), (-1, 0), "L99H99"])
+    def test_unknown_head(self, model: Any, head: Any) -> None:
+        sentence = "There is no head .*: the model has layers 0 to 2 with heads 0 to 3, so the last head is L2H3"
+        with pytest.raises(UsageError, match=sentence):
+            token_grid(model, head, ["word4"], ["word5"])
+
+    @pytest.mark.parametrize("head", ["23.4", "", "L2", "H3", "L2H3H4", "2,3"])
+    def test_not_the_name_of_a_head(self, model: Any, head: str) -> None:
+        sentence = "is not the name of a head. Heads are written like 'L23H4': layer 23, head 4, both counted from 0"
+        with pytest.raises(UsageError, match=sentence):
+            token_grid(model, head, ["word4"], ["word5"])
+
+    @pytest.mark.parametrize("head", [(1,), (1, 2, 3)])
+    def test_not_a_pair(self, model: Any, head: Any) -> None:
+        with pytest.raises(UsageError, match=r"is not a head. Write 'L23H4' or \(23, 4\)"):
+            token_grid(model, head, ["word4"], ["word5"])
+
+    def test_word_of_several_tokens(self, model: Any) -> None:
+        with pytest.raises(TokenError) as caught:
+            token_grid(model, "L1H0", ["word4-"], ["word5"])
+        assert "'word4-' is 2 tokens for this model (' word4', '-')" in str(caught.value)
+        assert "Choose a word that is a single token, or give the id of one of its pieces" in str(caught.value)
+
+    @pytest.mark.parametrize("blank", ["", "  "])
+    def test_empty_word(self, model: Any, blank: str) -> None:
+        with pytest.raises(TokenError, match="is an empty word; give a word or a token id"):
+            token_grid(model, "L1H0", [blank], ["word5"])
+
+    @pytest.mark.parametrize("token_id", [-1, 61, 10**9])
+    def test_id_out_of_range(self, model: Any, token_id: int) -> None:
+        sentence = f"Token id {token_id} is outside the vocabulary: ids run from 0 to 60"
+        with pytest.raises(TokenError, match=sentence):
+            token_grid(model, "L1H0", [token_id], ["word5"])
+        with pytest.raises(TokenError, match=sentence):
+            token_grid(model, "L1H0", ["word5"], [token_id])
+
+    def test_word_the_tokenizer_does_not_know(self, model: Any) -> None:
+        with pytest.raises(TokenError):
+            token_grid(model, "L1H0", ["zebra"], ["word5"])
+
+    @pytest.mark.parametrize("name", ["sources", "targets"])
+    @pytest.mark.parametrize("words", [[], (), "word4"])
+    def test_no_list_of_words(self, model: Any, name: str, words: Any) -> None:
+        arguments = {"sources": ["word4"], "targets": ["word5"], name: words}
+        sentence = f"{name} must be a list of at least one word or token id, not"
+        with pytest.raises(UsageError, match=sentence):
+            token_grid(model, "L1H0", **arguments)
+
+    def test_model_without_tokenizer(self) -> None:
+        model = random_model("llama", tokenizer=False)
+        with pytest.raises(UsageError) as caught:
+            token_grid(model, "L1H0", ["word4"], [5])
+        assert "The model has no tokenizer, so the word 'word4' has no token id" in str(caught.value)
+        assert "Load the model with its tokenizer, or give token ids (integers)" in str(caught.value)
+
+    def test_maps_on_a_processed_model(self) -> None:
+        with pytest.raises(WeightBasisError, match=r"without enable_compatibility_mode\(\)"):
+            token_grid(shared_model("gpt2", processed=True), "L1H0", [4], [5], preset="maps")
+
+    def test_mixture_of_experts(self) -> None:
+        model = shared_model("mixtral", n_layers=2)
+        assert token_grid(model, "L0H3", [4], [5]).values.shape == (1, 1)
+        with pytest.raises(UnsupportedModelError, match="only layer 0 can be mapped from the weights alone"):
+            token_grid(model, "L1H3", [4], [5])
+
+    def test_a_tokenizer_of_another_model(self) -> None:
+        weights = replace(HeadWeights.from_model(shared_model("llama")), tokenizer=word_tokenizer(100))
+        with pytest.raises(TokenError, match="'word80' has id 80, but the model embeds only 61 tokens"):
+            token_grid(weights, "L1H0", ["word80"], ["word5"])
+
+    @pytest.mark.parametrize(
+        ("option", "value", "choices"),
+        [("circuit", "vo", "'ov', 'qk'"), ("preset", "raw", "'folded', 'maps'"), ("preset", "", "'folded'")],
+    )
+    def test_unknown_option(self, model: Any, option: str, value: str, choices: str) -> None:
+        sentence = f"{option}='{value}' is not known. Choose one of: {choices}"
+        with pytest.raises(UsageError, match=sentence):
+            unchecked(token_grid)(model, "L1H0", ["word4"], ["word5"], **{option: value})
+
+
+def unchecked(function: Any) -> Any:
+    """The function as users have it: under pytest jaxtyping wraps it, and its Literal check would come first."""
+    return getattr(function, "__wrapped__", function)
+
+
+def test_every_kind_is_either_grouped_or_not() -> None:
+    """The two halves of the table above really exist."""
+    assert set(GROUPED) & set(DECODERS)
+    assert set(DECODERS) - set(GROUPED)
