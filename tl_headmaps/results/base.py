@@ -63,9 +63,8 @@ class Result(ABC):
         """CSV text with a header."""
         rows = list(self.to_rows())
         stream = io.StringIO()
-        writer = csv.DictWriter(
-            stream, fieldnames=list(rows[0]) if rows else [], lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC
-        )
+        # CRLF as in RFC 4180: then a carriage return inside a field is quoted too.
+        writer = csv.DictWriter(stream, fieldnames=list(rows[0]) if rows else [], lineterminator="\r\n")
         writer.writeheader()
         writer.writerows(rows)
         return stream.getvalue()
