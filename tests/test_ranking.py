@@ -267,10 +267,13 @@ class TestTwins:
     def check(maps: LayerMaps, limit: int | None, budget: int) -> None:
         rows = torch.arange(maps.n_rows)
         columns = rows * 7 % 101
-        found = ranks(maps, rows.repeat(2), torch.cat([columns, columns + 101]), limit=limit, budget=budget)
-        for counts in (found.greater, found.less):
+        both = ranks(maps, rows.repeat(2), torch.cat([columns, columns + 101]), limit=limit, budget=budget)
+        # Alone as well: a twin that is a target itself has its entry put in place, one that is not is computed.
+        alone = ranks(maps, rows, columns, limit=limit, budget=budget)
+        for counts, single in ((both.greater, alone.greater), (both.less, alone.less)):
             one, other = counts.chunk(2, dim=1)
             assert torch.equal(one, other)
+            assert torch.equal(single, one)
             if limit is None:
                 # Everything comes in pairs, the target's own pair being a tie.
                 assert not (counts % 2).any()
@@ -292,6 +295,36 @@ class TestTwins:
     @pytest.mark.parametrize("columns", ["product", "factor"])
     def test_float_twins_tie_in_large_products(self, columns: str) -> None:
         self.check(self.twins(columns, 64, exact=False), None, 64 << 20)
+
+    def test_float_twins_tie_after_rows_have_left(self) -> None:
+        self.check_phases("product")
+
+    def test_float_twins_tie_after_rows_have_left_given_factors(self) -> None:
+        self.check_phases("factor")
+
+    @staticmethod
+    def check_phases(columns: str) -> None:
+        """Targets asked for alone in a map of several phases, against float64 ranks among one of each pair."""
+        half = 6500
+        shape = {"n_rows": 100, "n_columns": half, "rank": 32, "d_model": 128, "exact": False}
+        maps = make_maps(8, columns=columns, **shape)
+        right: Any = maps.columns
+        if columns == "product":
+            tokens = right.tokens.repeat(2, 1)
+            order = tokens.norm(dim=-1).argsort(descending=True, stable=True)
+            twice = replace(right, tokens=tokens, large_first=order)
+        else:
+            twice = replace(right, factors=right.factors.repeat(1, 2, 1))
+        rows, targets = torch.arange(100), some_pairs(8, 100, half, 100)[1]
+        whole = dense(maps)
+        greater, less = dense_ranks(whole, rows, targets)
+        certain = near_ties(whole, rows, targets) == 0
+        assert certain.float().mean() > 0.5
+        for limit in (None, 200, 1000):
+            found = ranks(replace(maps, columns=twice), rows, targets, limit=limit)
+            top = limit or 2 * half
+            assert torch.equal(found.greater[certain], (2 * greater).clamp(max=top)[certain]), limit
+            assert torch.equal(found.less[certain], (2 * less).clamp(max=top)[certain]), limit
 
 
 class TestCounting:

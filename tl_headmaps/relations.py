@@ -272,9 +272,10 @@ def encode(
         multi_token: ``"skip"`` drops targets of several tokens, ``"first"`` takes their first token.
     """
     sources, targets, kept, dropped = [], [], [], []
+    known = _single_tokens(relation, tokenizer)
     for number, (source, target) in enumerate(relation.pairs):
         try:
-            source_id = single_id(tokenizer, source, n_sources)
+            source_id = single_id(tokenizer, known.get(source, source), n_sources)
         except TokenError:
             dropped.append((str(source), str(target), "source is not one token"))
             continue
@@ -282,7 +283,7 @@ def encode(
             if multi_token == "first" and isinstance(target, str) and tokenizer is not None:
                 target_id = single_id(None, word_ids(tokenizer, target)[0], n_targets)
             else:
-                target_id = single_id(tokenizer, target, n_targets)
+                target_id = single_id(tokenizer, known.get(target, target), n_targets)
         except TokenError:
             dropped.append((str(source), str(target), "target is not one token"))
             continue
@@ -290,3 +291,15 @@ def encode(
         targets.append(target_id)
         kept.append(number)
     return Encoded(relation, tuple(sources), tuple(targets), tuple(kept), tuple(dropped))
+
+
+def _single_tokens(relation: Relation, tokenizer: Any) -> dict[TokenLike, int]:
+    """Words that are plainly one token, encoded in one batch; the rest is judged word by word."""
+    words = sorted(
+        {word for pair in relation.pairs for word in pair if isinstance(word, str) and not word[:1].isspace()}
+    )
+    if tokenizer is None or not words:
+        return {}
+    encoded = tokenizer([f" {word}" for word in words], add_special_tokens=False)["input_ids"]
+    unknown = getattr(tokenizer, "unk_token_id", None)
+    return {word: ids[0] for word, ids in zip(words, encoded, strict=True) if len(ids) == 1 and ids[0] != unknown}

@@ -24,6 +24,7 @@ floating-point ties.
 import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -51,6 +52,9 @@ _PHASES = (2048, 6144, 16384)
 
 _BOUND_SLACK = 1 + 1e-5
 """Norm bounds are computed in float32; the slack is far above its rounding and prunes nothing wrongly."""
+
+
+Side: TypeAlias = Literal["both", "greater", "less"]
 
 
 @dataclass(frozen=True)
@@ -105,6 +109,7 @@ def ranks(
     *,
     limit: int | None = None,
     active: Bool[Tensor, "head pair"] | None = None,
+    side: Side = "both",
     budget: int = DEFAULT_BUDGET,
 ) -> Ranks:
     """Exact ranks of target columns in their rows, for promotion and for suppression.
@@ -115,6 +120,8 @@ def ranks(
         columns: Target column of each pair, the same for all heads or one for each head.
         limit: Leave early and return ``min(rank, limit)``.
         active: Pairs wanted of each head; the counts of others mean nothing.
+        side: Count only the greater or only the smaller entries (the other count is 0): half the work, and rows
+            leave sooner.
         budget: Bytes one block may take.
     """
     n_heads, device = len(maps.heads), maps.left.device
@@ -122,7 +129,7 @@ def ranks(
         empty = torch.zeros(n_heads, 0, dtype=torch.int64, device=device)
         return Ranks(empty, empty.clone())
     targets = _Targets(rows, columns)
-    scan = _Scan(maps, targets, active, budget)
+    scan = _Scan(maps, targets, active, side, budget)
     n_columns = maps.columns.count
     if limit is None:
         scan.phase(slice(0, n_columns), None)
@@ -143,14 +150,16 @@ def ranks(
 class _Scan:
     """Counts of one :func:`ranks` call, phase by phase, with the rows of each head still undecided."""
 
-    def __init__(self, maps: LayerMaps, targets: _Targets, active: Tensor | None, budget: int) -> None:
-        self.maps, self.targets, self.budget = maps, targets, budget
+    def __init__(self, maps: LayerMaps, targets: _Targets, active: Tensor | None, side: Side, budget: int) -> None:
+        self.maps, self.targets, self.side, self.budget = maps, targets, side, budget
         n_heads, (_, n_rows, n_slots) = len(maps.heads), targets.columns.shape
         device = maps.left.device
         self.greater = torch.zeros(n_heads, n_rows, n_slots, dtype=torch.int64, device=device)
         self.less = torch.zeros_like(self.greater)
         everything = torch.arange(n_rows, device=device)
         self.alive = [everything if active is None else targets.rows_with(active[head]) for head in range(n_heads)]
+        # The contraction order is chosen once: switching it as rows leave would round equal columns differently.
+        self.n_rows = [len(alive) for alive in self.alive]
         self.entries = self._target_entries()
 
     def _target_entries(self) -> Tensor:
@@ -159,7 +168,7 @@ class _Scan:
         wanted, position = targets.columns.clamp_min(0).unique(return_inverse=True)
         if len(wanted) < _MIN_COLUMNS:
             wanted = wanted.repeat(-(-_MIN_COLUMNS // len(wanted)))
-        block = self.maps.columns.block(wanted, [len(alive) for alive in self.alive])
+        block = self.maps.columns.block(wanted, self.n_rows)
         height = max(1, self.budget // (4 * len(wanted)))
         entries = torch.zeros(n_heads, *targets.columns.shape[1:], device=self.maps.left.device)
         for head, alive in enumerate(self.alive):
@@ -173,7 +182,8 @@ class _Scan:
         """Drop the rows for which every target is decided."""
         missing = self.targets.columns[0] < 0
         for head, alive in enumerate(self.alive):
-            seen = torch.minimum(self.greater[head, alive], self.less[head, alive])
+            greater, less = self.greater[head, alive], self.less[head, alive]
+            seen = {"both": torch.minimum(greater, less), "greater": greater, "less": less}[self.side]
             self.alive[head] = alive[((seen < limit) & ~missing[alive]).any(1)]
 
     def phase(self, span: slice, order: Tensor | None) -> None:
@@ -189,11 +199,13 @@ class _Scan:
         width = max(_MIN_COLUMNS, min(width, self.budget // (6 * max(living)) // 8 * 8))
         height = min(max(living), max(_MIN_ROWS, self.budget // (6 * (width + _MIN_COLUMNS))))
         scratch = _Scratch(height, width + _MIN_COLUMNS, place.device)
-        heads = [_HeadScan(self, head, place, scratch) for head, n in enumerate(living) if n]
-        for here in _spans(span, width):
-            block = maps.columns.block(here if order is None else order[here], living)
+        blocks = list(_spans(span, width))
+        heads = [_HeadScan(self, head, place, blocks, scratch) for head, n in enumerate(living) if n]
+        n_rows = [total if left else 0 for total, left in zip(self.n_rows, living, strict=True)]
+        for number, here in enumerate(blocks):
+            block = maps.columns.block(here if order is None else order[here], n_rows)
             for head in heads:
-                head.compare(block, here)
+                head.compare(block, number, here)
         for head in heads:
             self.greater[head.head, head.alive] += head.greater
             self.less[head.head, head.alive] += head.less
@@ -238,12 +250,14 @@ class _Scratch:
 class _HeadScan:
     """Comparisons of one head's living rows during one phase."""
 
-    def __init__(self, scan: _Scan, head: int, place: Tensor, scratch: _Scratch) -> None:
-        self.head, self.alive, self.scratch = head, scan.alive[head], scratch
+    def __init__(self, scan: _Scan, head: int, place: Tensor, blocks: list[slice], scratch: _Scratch) -> None:
+        self.head, self.alive, self.side, self.scratch = head, scan.alive[head], scan.side, scratch
         targets = scan.targets
         columns = targets.of_head(head)[self.alive]
         self.left = scan.maps.left_of(head)[targets.rows[self.alive]]
         self.entries = scan.entries[head, self.alive]
+        # One contiguous column of entries for each slot.
+        self.thresholds = [self.entries[:, slot, None].contiguous() for slot in range(columns.shape[1])]
         self.greater = torch.zeros_like(columns)
         self.less = torch.zeros_like(columns)
         # Living rows keep their order, so a slot still covers a prefix of them.
@@ -251,29 +265,36 @@ class _HeadScan:
         own = torch.nonzero(columns >= 0)
         self.own_place, by_place = place[columns[own[:, 0], own[:, 1]]].sort()
         self.own = own[by_place]
+        edges = torch.tensor([blocks[0].start, *(block.stop for block in blocks)], device=place.device)
+        self.edges = torch.searchsorted(self.own_place, edges).tolist()
 
-    def compare(self, block: Block, here: slice) -> None:
+    def compare(self, block: Block, number: int, here: slice) -> None:
         n_rows, width = len(self.alive), here.stop - here.start
-        bounds = torch.tensor([here.start, here.stop], device=self.own_place.device)
-        first, last = torch.searchsorted(self.own_place, bounds).tolist()
-        own, offset = self.own[first:last], self.own_place[first:last] - here.start
+        own = slice(self.edges[number], self.edges[number + 1])
         for start in range(0, n_rows, self.scratch.height):
             part = slice(start, min(start + self.scratch.height, n_rows))
-            out = self.scratch.values(part.stop - part.start, width)
-            values = _product(block, self.head, self.left[part], out)
-            if last > first:
-                mine = (own[:, 0] >= part.start) & (own[:, 0] < part.stop)
-                rows, slots = own[mine, 0], own[mine, 1]
-                values[rows - part.start, offset[mine]] = self.entries[rows, slots]
+            values = _product(block, self.head, self.left[part], self.scratch.values(part.stop - part.start, width))
+            if own.stop > own.start:
+                self._equal_themselves(values, own, part, here)
             for slot, n in enumerate(self.prefix):
                 stop = min(n, part.stop)
                 if stop <= part.start:
                     break
-                inside = values[: stop - part.start]
-                entry = self.entries[part.start : stop, slot, None]
+                inside, entry = values[: stop - part.start], self.thresholds[slot][part.start : stop]
                 mask = self.scratch.mask(stop - part.start, width)
-                self.greater[part.start : stop, slot] += count_true(torch.gt(inside, entry, out=mask))
-                self.less[part.start : stop, slot] += count_true(torch.lt(inside, entry, out=mask))
+                if self.side != "less":
+                    self.greater[part.start : stop, slot] += count_true(torch.gt(inside, entry, out=mask))
+                if self.side != "greater":
+                    self.less[part.start : stop, slot] += count_true(torch.lt(inside, entry, out=mask))
+
+    def _equal_themselves(self, values: Tensor, own: slice, part: slice, here: slice) -> None:
+        """Set the targets' own columns to the very entries they are compared with."""
+        mine, place = self.own[own], self.own_place[own]
+        if part.stop - part.start < len(self.alive):
+            inside = (mine[:, 0] >= part.start) & (mine[:, 0] < part.stop)
+            mine, place = mine[inside], place[inside]
+        rows, slots = mine.unbind(1)
+        values[rows - part.start, place - here.start] = self.entries[rows, slots]
 
 
 def count_true(mask: Tensor) -> Int[Tensor, " row"]:
@@ -329,8 +350,8 @@ def top_k(maps: LayerMaps, k: int, *, largest: bool = True, budget: int = DEFAUL
     keep = min(k + 1, n_columns)
     best = best_columns = None
     for here, values in row_blocks(maps, budget=budget):
-        values = values * sign
-        top, position = values.topk(min(keep, values.shape[-1]), dim=-1)
+        top, position = values.topk(min(keep, values.shape[-1]), dim=-1, largest=largest)
+        top = top * sign
         position = position + here.start
         if best is not None and best_columns is not None:
             top, position = torch.cat([best, top], -1), torch.cat([best_columns, position], -1)

@@ -18,12 +18,15 @@ the top k at all: found by ranking each row's best target first, leaving early.
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ..circuits.factored import LayerMaps
-from ..circuits.ranking import DEFAULT_BUDGET, entries, ranks, top_k
+from ..circuits.ranking import DEFAULT_BUDGET, Side, entries, ranks, top_k
 from .statistics import poisson_binomial_tail
+
+SIDES: tuple[Side, Side] = ("greater", "less")
+"""What is counted for promotion and for suppression."""
 
 
 @dataclass(frozen=True)
@@ -109,43 +112,59 @@ def _target_weights(pairs: Pairs, n_columns: int) -> Float[Tensor, "relation col
 
 def _chances(maps: LayerMaps, pairs: Pairs, hit: Tensor, budget: int) -> Float[Tensor, "direction head pair"]:
     """Chance of each pair to hit when its target is drawn from the relation's targets; 0 where nothing was hit."""
-    n_heads, n_pairs = hit.shape[1:]
-    limit = int(pairs.k.max())
-    scored = torch.zeros(2, n_heads, len(pairs.k), dtype=torch.int64, device=hit.device)
+    limit, n_rows = int(pairs.k.max()), maps.n_rows
+    scored = torch.zeros(*hit.shape[:2], len(pairs.k), dtype=torch.int64, device=hit.device)
     scored.index_add_(2, pairs.relation, hit.long())
     active = scored[:, :, pairs.relation] > 0
-    best = _best_targets(maps, pairs)
-    # Both directions in one pass: the best target of each row among the relation's, and the worst.
-    found = ranks(
-        maps, pairs.rows.repeat(2), torch.cat([*best], 1), limit=limit, active=torch.cat([*active], 1), budget=budget
-    )
-    counted = torch.stack([found.greater[:, :n_pairs], found.less[:, n_pairs:]])
-    reached = active & ((counted < pairs.k[pairs.relation]) | hit)
+    best, has_best = _best_targets(maps, pairs, scored > 0)
     weight = _target_weights(pairs, maps.columns.count)
+    everyone = torch.arange(n_rows, device=hit.device)
     chance = torch.zeros(hit.shape, dtype=torch.float64, device=hit.device)
-    for direction, head in reached.any(2).nonzero().tolist():
-        mine = reached[direction, head].nonzero()[:, 0]
-        rows, place = pairs.rows[mine].unique(return_inverse=True)
-        top = top_k(maps.of_head(head).at_rows(rows), limit, largest=direction == 0, budget=budget).columns[0][place]
-        relation, columns = pairs.relation[mine], pairs.columns[mine]
-        inside = torch.arange(limit, device=rows.device) < pairs.k[relation, None]
-        # A target that ties with the k-th place hits by rank and may be missing from the k tokens listed.
-        listed = ((top == columns[:, None]) & inside).any(1)
-        unlisted = weight[relation, columns] * (hit[direction, head, mine] & ~listed)
-        chance[direction, head, mine] = (weight[relation[:, None], top] * inside).sum(1) + unlisted
+    for direction, side in enumerate(SIDES):
+        if not bool(has_best[direction].any()):
+            continue
+        found = ranks(
+            maps, everyone, best[direction], limit=limit, active=has_best[direction], side=side, budget=budget
+        )
+        reached = has_best[direction] & ((found.greater if side == "greater" else found.less) < limit)
+        for head in range(len(maps.heads)):
+            wanted = reached[head].clone()
+            wanted[pairs.rows[hit[direction, head]]] = True
+            mine = (active[direction, head] & wanted[pairs.rows]).nonzero()[:, 0]
+            if not len(mine):
+                continue
+            rows, place = pairs.rows[mine].unique(return_inverse=True)
+            top = top_k(maps.of_head(head).at_rows(rows), limit, largest=side == "greater", budget=budget)
+            columns = top.columns[0][place]
+            relation, target = pairs.relation[mine], pairs.columns[mine]
+            inside = torch.arange(limit, device=rows.device) < pairs.k[relation, None]
+            # A target that ties with the k-th place hits by rank and may be missing from the k tokens listed.
+            listed = ((columns == target[:, None]) & inside).any(1)
+            unlisted = weight[relation, target] * (hit[direction, head, mine] & ~listed)
+            chance[direction, head, mine] = (weight[relation[:, None], columns] * inside).sum(1) + unlisted
     return chance.clamp(max=1.0)
 
 
-def _best_targets(maps: LayerMaps, pairs: Pairs) -> Int[Tensor, "direction head pair"]:
-    """For each pair, the targets of its relation with the largest and the smallest entry in its row."""
+def _best_targets(
+    maps: LayerMaps, pairs: Pairs, scored: Bool[Tensor, "direction head relation"]
+) -> tuple[Int[Tensor, "direction head row"], Bool[Tensor, "direction head row"]]:
+    """For each row, the best and the worst target of the scored relations it belongs to, and whether there is one.
+
+    If even that one is not among the first k of the row, none is.
+    """
     wanted, place = pairs.columns.unique(return_inverse=True)
     members = [(pairs.relation == number).nonzero()[:, 0] for number in range(len(pairs.k))]
     targets = [place[mine].unique() for mine in members]
-    best = torch.empty(2, len(maps.heads), len(pairs.columns), dtype=torch.int64, device=wanted.device)
+    shape = (2, len(maps.heads), maps.n_rows)
+    best = torch.zeros(shape, dtype=torch.int64, device=wanted.device)
+    value = torch.full(shape, float("-inf"), device=wanted.device)
     for head in range(len(maps.heads)):
         values = entries(maps.of_head(head), wanted)[0]
-        for mine, columns in zip(members, targets, strict=True):
-            block = values[pairs.rows[mine]][:, columns]
-            best[0, head, mine] = wanted[columns[block.argmax(1)]]
-            best[1, head, mine] = wanted[columns[block.argmin(1)]]
-    return best
+        for direction, number in scored[:, head].nonzero().tolist():
+            rows, columns = pairs.rows[members[number]], targets[number]
+            block = values[rows][:, columns]
+            top, at = (block if direction == 0 else -block).max(1)
+            better = top > value[direction, head, rows]
+            value[direction, head, rows[better]] = top[better]
+            best[direction, head, rows[better]] = wanted[columns[at[better]]]
+    return best, value > float("-inf")
