@@ -22,7 +22,6 @@ from tl_headmaps.circuits.ranking import (
     entries,
     largest_entries,
     ranks,
-    row_blocks,
     row_norms,
     top_k,
 )
@@ -390,17 +389,11 @@ class TestTopK:
 
 class TestEntries:
     @cases
-    def test_sub_grid_and_blocks(
-        self, seed: int, n_rows: int, n_columns: int, budget: int, data: Any, **shape: Any
-    ) -> None:
+    def test_sub_grid(self, seed: int, n_rows: int, n_columns: int, budget: int, data: Any, **shape: Any) -> None:
         maps = make_maps(seed, n_rows=n_rows, n_columns=n_columns, **shape)
         chosen = torch.tensor(data.draw(st.lists(st.integers(0, n_columns - 1), min_size=1, max_size=12)))
         whole = dense(maps)
         assert torch.equal(entries(maps, chosen).double(), whole[:, :, chosen])
-        blocks = list(row_blocks(maps, budget=budget))
-        assert torch.equal(torch.cat([values for _, values in blocks], -1).double(), whole)
-        assert [here.start for here, _ in blocks] == [0, *(here.stop for here, _ in blocks[:-1])]
-        assert blocks[-1][0].stop == n_columns
 
     @pytest.mark.parametrize("columns", ["product", "factor"])
     def test_factor_is_the_column_factor(self, columns: str) -> None:

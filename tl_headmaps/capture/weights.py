@@ -28,6 +28,9 @@ from ..types import Basis, HeadIndex, HeadLike, Preset
 if TYPE_CHECKING:
     from typing import Self
 
+_LARGEST_COPY = 512 << 20
+"""Bytes of unembedding up to which a second, reordered copy is kept."""
+
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": torch.nn.functional.silu,
     "swish": torch.nn.functional.silu,
@@ -241,6 +244,13 @@ class HeadWeights:
         """Token ids from the largest to the smallest unembedding norm: where large entries are found first."""
         norms = torch.cat([rows.float().norm(dim=-1) for rows in self.W_U.split(8192)])
         return norms.argsort(descending=True, stable=True)
+
+    @cached_property
+    def ordered_unembedding(self) -> Float[Tensor, "vocab_out d_model"] | None:
+        """The unembedding in that order, so that scans read it in one go; None where the copy would be too large."""
+        if self.W_U.nbytes > _LARGEST_COPY:
+            return None
+        return self.W_U[self.unembedding_order]
 
     @cached_property
     def fingerprint(self) -> str:

@@ -10,6 +10,7 @@ rows the second is cheaper, with many the first: :meth:`Columns.block` decides p
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -43,6 +44,9 @@ class Columns(Protocol):
     def block(self, index: slice | Int[Tensor, " column"], rows: Sequence[int]) -> Block:
         """Prepare some columns for products with ``rows[h]`` rows of head ``h`` (0: head not needed)."""
 
+    def ordered_block(self, here: slice, rows: Sequence[int]) -> Block:
+        """The same for the columns ``order()[here]``."""
+
     def factor(self, head: int) -> Float[Tensor, "column rank"]:
         """The whole column factor of one head."""
 
@@ -51,6 +55,12 @@ class Columns(Protocol):
 
     def of_head(self, head: int) -> "Columns":
         """The columns of one head alone."""
+
+    def goes_direct(self, n_rows: int) -> bool:
+        """Whether so few rows are cheaper to multiply without forming the head's column factor."""
+
+    def direct(self, heads: Sequence[int], lefts: Sequence[Float[Tensor, "row rank"]]) -> tuple[Tensor, "Columns"]:
+        """Rows of several heads as rows of one map with shared columns: row factors and columns of that map."""
 
 
 @dataclass(frozen=True)
@@ -73,15 +83,24 @@ class ProductColumns:
     tokens: Float[Tensor, "column d_model"]
     middle: Float[Tensor, "head rank d_model"]
     large_first: Int[Tensor, " column"]
+    tokens_in_order: Float[Tensor, "column d_model"] | None = None
 
     @property
     def count(self) -> int:
         return self.tokens.shape[0]
 
     def block(self, index: slice | Tensor, rows: Sequence[int]) -> Block:
-        tokens = self.tokens[index].to(torch.float32)
+        return self._block(self.tokens[index], rows)
+
+    def ordered_block(self, here: slice, rows: Sequence[int]) -> Block:
+        if self.tokens_in_order is None:
+            return self._block(self.tokens[self.large_first[here]], rows)
+        return self._block(self.tokens_in_order[here], rows)
+
+    def _block(self, tokens: Tensor, rows: Sequence[int]) -> Block:
+        tokens = tokens.to(torch.float32)
         _, rank, d_model = self.middle.shape
-        chosen = [h for h, n in enumerate(rows) if n * (d_model - rank) > d_model * rank]
+        chosen = [h for h, n in enumerate(rows) if not self.goes_direct(n)]
         if not chosen:
             return _ProductBlock(tokens, self.middle, {})
         # One product for all heads: a tall times a square matrix, the shape BLAS likes.
@@ -95,8 +114,60 @@ class ProductColumns:
     def order(self) -> Tensor:
         return self.large_first
 
+    def goes_direct(self, n_rows: int) -> bool:
+        _, rank, d_model = self.middle.shape
+        return n_rows * (d_model - rank) <= d_model * rank
+
+    def direct(self, heads: Sequence[int], lefts: Sequence[Tensor]) -> tuple[Tensor, "Columns"]:
+        left = torch.cat([left @ self.middle[head] for head, left in zip(heads, lefts, strict=True)])
+        return left, TokenColumns(self.tokens, self.large_first, self.tokens_in_order)
+
     def of_head(self, head: int) -> "ProductColumns":
-        return ProductColumns(self.tokens, self.middle[head : head + 1], self.large_first)
+        return replace(self, middle=self.middle[head : head + 1])
+
+
+@dataclass(frozen=True)
+class _TokenBlock:
+    tokens: Float[Tensor, "column d_model"]
+
+    def product(self, head: int, left: Tensor, out: Tensor | None = None) -> Tensor:
+        return torch.mm(left, self.tokens.T, out=out)
+
+
+@dataclass(frozen=True)
+class TokenColumns:
+    """Columns that are the tokens themselves, for rows that already live in d_model."""
+
+    tokens: Float[Tensor, "column d_model"]
+    large_first: Int[Tensor, " column"]
+    tokens_in_order: Float[Tensor, "column d_model"] | None = None
+
+    @property
+    def count(self) -> int:
+        return self.tokens.shape[0]
+
+    def block(self, index: slice | Tensor, rows: Sequence[int]) -> Block:
+        return _TokenBlock(self.tokens[index].to(torch.float32))
+
+    def ordered_block(self, here: slice, rows: Sequence[int]) -> Block:
+        if self.tokens_in_order is None:
+            return self.block(self.large_first[here], rows)
+        return _TokenBlock(self.tokens_in_order[here].to(torch.float32))
+
+    def factor(self, head: int) -> Tensor:
+        return self.tokens.to(torch.float32)
+
+    def order(self) -> Tensor:
+        return self.large_first
+
+    def of_head(self, head: int) -> "TokenColumns":
+        return self
+
+    def goes_direct(self, n_rows: int) -> bool:
+        return False
+
+    def direct(self, heads: Sequence[int], lefts: Sequence[Tensor]) -> tuple[Tensor, "Columns"]:
+        return torch.cat(list(lefts)), self
 
 
 @dataclass(frozen=True)
@@ -122,12 +193,25 @@ class FactorColumns:
     def block(self, index: slice | Tensor, rows: Sequence[int]) -> Block:
         return _FactorBlock(self.factors[:, index], self.group)
 
+    def ordered_block(self, here: slice, rows: Sequence[int]) -> Block:
+        return self.block(self.order()[here], rows)
+
     def factor(self, head: int) -> Tensor:
         return self.factors[self.group[head]]
 
     def order(self) -> Tensor:
+        return self._order
+
+    @cached_property
+    def _order(self) -> Tensor:
         norms: Tensor = torch.linalg.vector_norm(self.factors, dim=-1).amax(0)
         return norms.argsort(descending=True, stable=True)
+
+    def goes_direct(self, n_rows: int) -> bool:
+        return False
+
+    def direct(self, heads: Sequence[int], lefts: Sequence[Tensor]) -> tuple[Tensor, "Columns"]:
+        raise AssertionError("the factors are given: there is nothing to go around")
 
     def of_head(self, head: int) -> "FactorColumns":
         group = self.group[head]

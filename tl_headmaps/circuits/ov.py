@@ -54,7 +54,7 @@ def ov_maps(
         heads=tuple(HeadIndex(layer.layer, head) for head in heads),
         left=left,
         group=group,
-        columns=ProductColumns(weights.W_U, middle, weights.unembedding_order),
+        columns=ProductColumns(weights.W_U, middle, weights.unembedding_order, weights.ordered_unembedding),
         offset=offset,
     )
 

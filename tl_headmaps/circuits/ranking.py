@@ -24,6 +24,7 @@ floating-point ties.
 import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal, TypeAlias
 
 import torch
@@ -40,8 +41,12 @@ _MAX_WIDTH = 2040
 """Eight booleans are added at a time; a byte holds up to 255 of them."""
 
 _CACHED_WIDTH = 1024
-_SCAN_WIDTH = 1976
-"""Widest block of a scan: it may take in a narrow remainder and still fit a byte's count."""
+_WIDEST = 2048
+_BLOCK_ENTRIES = 1 << 20
+"""Entries of a block: few rows take more columns at a time, or calling costs more than computing."""
+
+_TARGET_ROWS = 256
+"""Rows whose targets are multiplied out together: every row meets the targets of all the others."""
 
 _MIN_ROWS = 16
 _MIN_COLUMNS = 64
@@ -66,7 +71,7 @@ class Ranks:
 
 
 class _Targets:
-    """Pairs arranged by row: rows with most targets first, so that slot ``j`` always covers a prefix of rows."""
+    """Pairs arranged by row: target ``j`` of a row stands in its slot ``j``."""
 
     def __init__(self, rows: Tensor, columns: Tensor) -> None:
         self.n_pairs = rows.shape[0]
@@ -129,7 +134,7 @@ def ranks(
         empty = torch.zeros(n_heads, 0, dtype=torch.int64, device=device)
         return Ranks(empty, empty.clone())
     targets = _Targets(rows, columns)
-    scan = _Scan(maps, targets, active, side, budget)
+    scan = _Scan(maps, targets, active, side, limit, budget)
     n_columns = maps.columns.count
     if limit is None:
         scan.phase(slice(0, n_columns), None)
@@ -139,8 +144,10 @@ def ranks(
         start = 0
         for stop in stops:
             scan.phase(slice(start, stop), order)
-            scan.leave(limit)
+            scan.leave()
+            scan.join_small_heads()
             start = stop
+        scan.collect()
     greater, less = targets.per_pair(scan.greater), targets.per_pair(scan.less)
     if limit is not None:
         greater, less = greater.clamp(max=limit), less.clamp(max=limit)
@@ -150,44 +157,93 @@ def ranks(
 class _Scan:
     """Counts of one :func:`ranks` call, phase by phase, with the rows of each head still undecided."""
 
-    def __init__(self, maps: LayerMaps, targets: _Targets, active: Tensor | None, side: Side, budget: int) -> None:
-        self.maps, self.targets, self.side, self.budget = maps, targets, side, budget
+    def __init__(
+        self, maps: LayerMaps, targets: _Targets, active: Tensor | None, side: Side, limit: int | None, budget: int
+    ) -> None:
+        self.maps, self.targets, self.side, self.limit, self.budget = maps, targets, side, limit, budget
         n_heads, (_, n_rows, n_slots) = len(maps.heads), targets.columns.shape
         device = maps.left.device
         self.greater = torch.zeros(n_heads, n_rows, n_slots, dtype=torch.int64, device=device)
         self.less = torch.zeros_like(self.greater)
+        self.joined: list[tuple[_Scan, tuple[Tensor, Tensor, Tensor]]] = []
         everything = torch.arange(n_rows, device=device)
         self.alive = [everything if active is None else targets.rows_with(active[head]) for head in range(n_heads)]
-        # The contraction order is chosen once: switching it as rows leave would round equal columns differently.
-        self.n_rows = [len(alive) for alive in self.alive]
-        self.entries = self._target_entries()
 
-    def _target_entries(self) -> Tensor:
-        """Entries of the targets, out of products of the same kind as the scan's."""
-        targets, n_heads = self.targets, len(self.maps.heads)
-        wanted, position = targets.columns.clamp_min(0).unique(return_inverse=True)
-        if len(wanted) < _MIN_COLUMNS:
-            wanted = wanted.repeat(-(-_MIN_COLUMNS // len(wanted)))
-        block = self.maps.columns.block(wanted, self.n_rows)
-        height = max(1, self.budget // (4 * len(wanted)))
-        entries = torch.zeros(n_heads, *targets.columns.shape[1:], device=self.maps.left.device)
+    def _target_entries(self, living: list[int]) -> list[Tensor]:
+        """Entries [row, slot] of the living rows' targets, out of products of the same kind as the phase's.
+
+        The contraction order follows the number of living rows, so the entries are taken anew in each phase: compared
+        with entries of another order, a token with the same column would come out above or below by rounding.
+        """
+        targets = self.targets
+        entries = []
+        shared = len(targets.columns) == 1 and all(len(alive) == len(targets.rows) for alive in self.alive)
+        blocks: dict[int, tuple[Block, Tensor]] = {}
         for head, alive in enumerate(self.alive):
-            at = position[head if len(position) > 1 else 0]
-            for part in alive.split(height):
-                left = self.maps.left_of(head)[targets.rows[part]]
-                entries[head, part] = _product(block, head, left).gather(1, at[part])
+            left = self.maps.left_of(head)[targets.rows[alive]]
+            columns = targets.of_head(head)[alive].clamp_min(0)
+            found = []
+            for start in range(0, len(alive), _TARGET_ROWS):
+                part = slice(start, start + _TARGET_ROWS)
+                if not (shared and start in blocks):
+                    wanted, place = columns[part].unique(return_inverse=True)
+                    if len(wanted) < _MIN_COLUMNS:
+                        wanted = wanted.repeat(-(-_MIN_COLUMNS // len(wanted)))
+                    rows = living if shared else [n if h == head else 0 for h, n in enumerate(living)]
+                    blocks[start] = (self.maps.columns.block(wanted, rows), place)
+                block, place = blocks[start]
+                found.append(_product(block, head, left[part]).gather(1, place))
+            entries.append(torch.cat(found) if found else left.new_zeros(0, columns.shape[1]))
         return entries
 
-    def leave(self, limit: int) -> None:
+    def join_small_heads(self) -> None:
+        """Move heads with few rows left into one map: the vocabulary is then read once for all of them."""
+        columns = self.maps.columns
+        small = [head for head, alive in enumerate(self.alive) if len(alive) and columns.goes_direct(len(alive))]
+        if len(small) < 2:
+            return
+        lefts = [self.maps.left_of(head)[self.targets.rows[self.alive[head]]] for head in small]
+        left, shared = columns.direct(small, lefts)
+        owner = torch.cat([torch.full_like(self.alive[head], head) for head in small])
+        row = torch.cat([self.alive[head] for head in small])
+        wanted = torch.cat([self.targets.of_head(head)[self.alive[head]] for head in small])
+        joint_row, slot = (wanted >= 0).nonzero(as_tuple=True)
+        maps = LayerMaps(self.maps.heads[:1], left[None], (0,), shared, left.new_zeros(1, len(left)))
+        targets = _Targets(joint_row, wanted[joint_row, slot])
+        joint = _Scan(maps, targets, None, self.side, self.limit, self.budget)
+        here = (owner[joint_row], row[joint_row], slot)
+        place = (0, targets.row_of_pair, targets.slot_of_pair)
+        joint.greater[place], joint.less[place] = self.greater[here], self.less[here]
+        self.joined.append((joint, here))
+        for head in small:
+            self.alive[head] = self.alive[head][:0]
+
+    def collect(self) -> None:
+        """Bring back the counts of joined heads."""
+        for joint, here in self.joined:
+            place = (0, joint.targets.row_of_pair, joint.targets.slot_of_pair)
+            self.greater[here], self.less[here] = joint.greater[place], joint.less[place]
+
+    def leave(self) -> None:
         """Drop the rows for which every target is decided."""
-        missing = self.targets.columns[0] < 0
-        for head, alive in enumerate(self.alive):
-            greater, less = self.greater[head, alive], self.less[head, alive]
-            seen = {"both": torch.minimum(greater, less), "greater": greater, "less": less}[self.side]
-            self.alive[head] = alive[((seen < limit) & ~missing[alive]).any(1)]
+        for joint, _ in self.joined:
+            joint.leave()
+        self.alive = [alive[self.undecided(head).any(1)] for head, alive in enumerate(self.alive)]
+
+    def undecided(self, head: int) -> Tensor:
+        """Which targets [row, slot] of the living rows still have to be counted."""
+        alive = self.alive[head]
+        wanted = self.targets.columns[0][alive] >= 0
+        if self.limit is None:
+            return wanted
+        greater, less = self.greater[head, alive], self.less[head, alive]
+        seen = {"both": torch.minimum(greater, less), "greater": greater, "less": less}[self.side]
+        return wanted & (seen < self.limit)
 
     def phase(self, span: slice, order: Tensor | None) -> None:
         """Compare all living rows with the columns ``order[span]`` (all columns in order if None)."""
+        for joint, _ in self.joined:
+            joint.phase(span, order)
         living = [len(alive) for alive in self.alive]
         if not any(living):
             return
@@ -195,20 +251,19 @@ class _Scan:
         place = torch.arange(n_columns, device=maps.left.device)
         if order is not None:
             place[order] = place.clone()
-        width = _CACHED_WIDTH if max(living) >= _CACHED_WIDTH // 2 else _SCAN_WIDTH
-        width = max(_MIN_COLUMNS, min(width, self.budget // (6 * max(living)) // 8 * 8))
+        width = _width(max(living), self.budget)
         height = min(max(living), max(_MIN_ROWS, self.budget // (6 * (width + _MIN_COLUMNS))))
         scratch = _Scratch(height, width + _MIN_COLUMNS, place.device)
         blocks = list(_spans(span, width))
-        heads = [_HeadScan(self, head, place, blocks, scratch) for head, n in enumerate(living) if n]
-        n_rows = [total if left else 0 for total, left in zip(self.n_rows, living, strict=True)]
+        entries = self._target_entries(living)
+        heads = [_HeadScan(self, head, entries[head], place, blocks, scratch) for head, n in enumerate(living) if n]
         for number, here in enumerate(blocks):
-            block = maps.columns.block(here if order is None else order[here], n_rows)
+            block = maps.columns.block(here, living) if order is None else maps.columns.ordered_block(here, living)
             for head in heads:
                 head.compare(block, number, here)
         for head in heads:
-            self.greater[head.head, head.alive] += head.greater
-            self.less[head.head, head.alive] += head.less
+            for total, counted in ((self.greater, head.greater), (self.less, head.less)):
+                total[head.head, head.alive[:, None], head.slots] += counted
 
 
 def _spans(span: slice, width: int) -> Iterator[slice]:
@@ -220,6 +275,15 @@ def _spans(span: slice, width: int) -> Iterator[slice]:
             stop = span.stop
         yield slice(start, stop)
         start = stop
+
+
+def _width(n_rows: int, budget: int) -> int:
+    """Columns of a block for this many rows: a multiple of the cached width, or what the budget allows."""
+    wide = min(_WIDEST, max(_CACHED_WIDTH, _BLOCK_ENTRIES // n_rows // _CACHED_WIDTH * _CACHED_WIDTH))
+    allowed = budget // (6 * n_rows)
+    if allowed >= _CACHED_WIDTH:
+        return min(wide, allowed // _CACHED_WIDTH * _CACHED_WIDTH)
+    return max(_MIN_COLUMNS, allowed // 8 * 8)
 
 
 def _product(block: Block, head: int, left: Tensor, out: Tensor | None = None) -> Tensor:
@@ -250,19 +314,27 @@ class _Scratch:
 class _HeadScan:
     """Comparisons of one head's living rows during one phase."""
 
-    def __init__(self, scan: _Scan, head: int, place: Tensor, blocks: list[slice], scratch: _Scratch) -> None:
-        self.head, self.alive, self.side, self.scratch = head, scan.alive[head], scan.side, scratch
+    def __init__(
+        self, scan: _Scan, head: int, entries: Tensor, place: Tensor, blocks: list[slice], scratch: _Scratch
+    ) -> None:
+        self.head, self.side, self.scratch = head, scan.side, scratch
+        # Undecided targets first in each row, rows with most of them first: each slot covers a prefix of rows.
+        undecided = scan.undecided(head)
+        counts = undecided.sum(1)
+        by_count = counts.argsort(descending=True, stable=True)
+        slots = (~undecided[by_count]).to(torch.uint8).argsort(dim=1, stable=True)
+        self.alive = scan.alive[head][by_count]
+        self.prefix = [int((counts > slot).sum()) for slot in range(int(counts.max()))]
+        self.slots = slots[:, : len(self.prefix)]
         targets = scan.targets
-        columns = targets.of_head(head)[self.alive]
+        columns = targets.of_head(head)[self.alive].gather(1, self.slots)
         self.left = scan.maps.left_of(head)[targets.rows[self.alive]]
-        self.entries = scan.entries[head, self.alive]
+        self.entries = entries[by_count].gather(1, self.slots)
         # One contiguous column of entries for each slot.
-        self.thresholds = [self.entries[:, slot, None].contiguous() for slot in range(columns.shape[1])]
+        self.thresholds = [self.entries[:, slot, None].contiguous() for slot in range(len(self.prefix))]
         self.greater = torch.zeros_like(columns)
         self.less = torch.zeros_like(columns)
-        # Living rows keep their order, so a slot still covers a prefix of them.
-        self.prefix = (columns >= 0).sum(0).tolist()
-        own = torch.nonzero(columns >= 0)
+        own = undecided[by_count].gather(1, self.slots).nonzero()
         self.own_place, by_place = place[columns[own[:, 0], own[:, 1]]].sort()
         self.own = own[by_place]
         edges = torch.tensor([blocks[0].start, *(block.stop for block in blocks)], device=place.device)
@@ -299,8 +371,12 @@ class _HeadScan:
 
 def count_true(mask: Tensor) -> Int[Tensor, " row"]:
     """Number of true entries in each row of a contiguous boolean matrix."""
-    width = mask.shape[1]
-    if width % 8 or width > _MAX_WIDTH or not mask.is_contiguous():
+    n_rows, width = mask.shape
+    if not mask.is_contiguous():
+        return mask.sum(1)
+    if width > _MAX_WIDTH and width % _CACHED_WIDTH == 0:
+        return count_true(mask.view(-1, _CACHED_WIDTH)).view(n_rows, -1).sum(1)
+    if width % 8 or width > _MAX_WIDTH:
         return mask.sum(1)
     return mask.view(torch.int64).sum(1, keepdim=True).view(torch.uint8).sum(1)
 
@@ -310,19 +386,6 @@ def entries(maps: LayerMaps, columns: Int[Tensor, " column"]) -> Float[Tensor, "
     block = maps.columns.block(columns, [maps.n_rows] * len(maps.heads))
     values = [block.product(head, maps.left_of(head)) for head in range(len(maps.heads))]
     return torch.stack(values) - maps.offset[:, :, None]
-
-
-def row_blocks(
-    maps: LayerMaps, *, budget: int = DEFAULT_BUDGET
-) -> Iterator[tuple[slice, Float[Tensor, "head row column"]]]:
-    """All rows in full, a range of columns at a time, in order."""
-    n_heads, n_rows = len(maps.heads), max(1, maps.n_rows)
-    width = max(8, min(_MAX_WIDTH, budget // (4 * n_heads * n_rows)))
-    for start in range(0, maps.columns.count, width):
-        here = slice(start, min(start + width, maps.columns.count))
-        block = maps.columns.block(here, [n_rows] * n_heads)
-        values = [block.product(head, maps.left_of(head)) for head in range(n_heads)]
-        yield here, torch.stack(values) - maps.offset[:, :, None]
 
 
 @dataclass(frozen=True)
@@ -348,23 +411,84 @@ def top_k(maps: LayerMaps, k: int, *, largest: bool = True, budget: int = DEFAUL
     sign = 1.0 if largest else -1.0
     # One more than asked for: if it equals the last one, the choice between them needs a closer look.
     keep = min(k + 1, n_columns)
-    best = best_columns = None
-    for here, values in row_blocks(maps, budget=budget):
-        top, position = values.topk(min(keep, values.shape[-1]), dim=-1, largest=largest)
-        top = top * sign
-        position = position + here.start
-        if best is not None and best_columns is not None:
-            top, position = torch.cat([best, top], -1), torch.cat([best_columns, position], -1)
-        best_columns, order = position.sort(-1)
-        best = top.gather(-1, order)
-        best, order = best.sort(dim=-1, descending=True, stable=True)
-        best, best_columns = best[..., :keep], best_columns.gather(-1, order)[..., :keep]
-    assert best is not None and best_columns is not None
+    found = [_top_of_head(maps, head, keep, sign, budget) for head in range(len(maps.heads))]
+    best, best_columns = (torch.stack(parts) for parts in zip(*found, strict=True))
     if keep > k:
         tied = best[..., k] == best[..., k - 1]
         if bool(tied.any()):
             _settle_ties(maps, tied, sign, best, best_columns)
-    return TopK(best[..., :k] * sign, best_columns[..., :k])
+    offset = maps.offset[:, :, None]
+    return TopK(best[..., :k] * sign - offset, best_columns[..., :k])
+
+
+def _top_of_head(maps: LayerMaps, head: int, keep: int, sign: float, budget: int) -> tuple[Tensor, Tensor]:
+    """The ``keep`` largest entries of each row and their columns, large columns first.
+
+    The first columns give a threshold for each row; from then on only the few entries above it are looked at.
+    """
+    left, order = maps.left_of(head) * sign, maps.columns.order()
+    n_rows, n_columns = left.shape[0], maps.columns.count
+    counts = [n_rows if number == head else 0 for number in range(len(maps.heads))]
+    first = min(n_columns, max(_PHASES[0], 2 * keep))
+    height = max(_MIN_ROWS, budget // (5 * first))
+    stops = [first, *(stop for stop in (*_PHASES, n_columns) if first < stop <= n_columns)]
+    values, columns = [], []
+    for rows in left.split(height):
+        block = maps.columns.ordered_block(slice(0, first), counts)
+        best, place = _product(block, head, rows).topk(keep, dim=-1)
+        best_columns = order[place]
+        for start, stop in pairwise(stops):
+            above = _above(maps, head, rows, best[:, -1:].contiguous(), order, slice(start, stop), counts, budget)
+            best, best_columns = _merged(best, best_columns, *above)
+        by_column = best_columns.argsort(-1)
+        best, best_columns = best.gather(-1, by_column), best_columns.gather(-1, by_column)
+        best, by_value = best.sort(dim=-1, descending=True, stable=True)
+        values.append(best)
+        columns.append(best_columns.gather(-1, by_value))
+    if not values:
+        return left.new_zeros(0, keep), order.new_zeros(0, keep)
+    return torch.cat(values), torch.cat(columns)
+
+
+def _above(
+    maps: LayerMaps,
+    head: int,
+    left: Tensor,
+    threshold: Tensor,
+    order: Tensor,
+    span: slice,
+    counts: list[int],
+    budget: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Row, column and value of all entries above their row's threshold among some columns."""
+    block_width = _width(len(left), budget)
+    scratch = _Scratch(len(left), block_width + _MIN_COLUMNS, left.device)
+    rows, columns, values = [], [], []
+    for here in _spans(span, block_width):
+        width = here.stop - here.start
+        block = maps.columns.ordered_block(here, counts)
+        entries = _product(block, head, left, scratch.values(len(left), width))
+        row, place = torch.gt(entries, threshold, out=scratch.mask(len(left), width)).nonzero(as_tuple=True)
+        rows.append(row)
+        columns.append(order[here.start + place])
+        values.append(entries[row, place])
+    return torch.cat(rows), torch.cat(columns), torch.cat(values)
+
+
+def _merged(best: Tensor, best_columns: Tensor, rows: Tensor, columns: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest entries of each row out of those held and some more."""
+    if not len(rows):
+        return best, best_columns
+    n_rows, keep = best.shape
+    more = torch.bincount(rows, minlength=n_rows)
+    order = rows.argsort(stable=True)
+    slot = torch.arange(len(rows), device=rows.device) - (more.cumsum(0) - more)[rows[order]]
+    wide = best.new_full((n_rows, keep + int(more.max())), float("-inf"))
+    wide_columns = best_columns.new_zeros(wide.shape)
+    wide[:, :keep], wide_columns[:, :keep] = best, best_columns
+    wide[rows[order], keep + slot], wide_columns[rows[order], keep + slot] = values[order], columns[order]
+    merged, place = wide.topk(keep, dim=-1)
+    return merged, wide_columns.gather(-1, place)
 
 
 def _settle_ties(maps: LayerMaps, tied: Tensor, sign: float, best: Tensor, best_columns: Tensor) -> None:
@@ -375,7 +499,7 @@ def _settle_ties(maps: LayerMaps, tied: Tensor, sign: float, best: Tensor, best_
         for rows in tied[head].nonzero()[:, 0].split(64):
             counts = [len(rows) if h == head else 0 for h in range(n_heads)]
             block = maps.columns.block(everything, counts)
-            values = block.product(head, maps.left_of(head)[rows]) - maps.offset[head, rows, None]
+            values = _product(block, head, maps.left_of(head)[rows])
             ordered, columns = (values * sign).sort(dim=-1, descending=True, stable=True)
             best[head, rows], best_columns[head, rows] = ordered[:, :keep], columns[:, :keep]
 

@@ -152,19 +152,19 @@ def _best_targets(
 
     If even that one is not among the first k of the row, none is.
     """
-    wanted, place = pairs.columns.unique(return_inverse=True)
     members = [(pairs.relation == number).nonzero()[:, 0] for number in range(len(pairs.k))]
-    targets = [place[mine].unique() for mine in members]
+    targets = [pairs.columns[mine].unique() for mine in members]
     shape = (2, len(maps.heads), maps.n_rows)
-    best = torch.zeros(shape, dtype=torch.int64, device=wanted.device)
-    value = torch.full(shape, float("-inf"), device=wanted.device)
+    best = torch.zeros(shape, dtype=torch.int64, device=pairs.rows.device)
+    value = torch.full(shape, float("-inf"), device=pairs.rows.device)
     for head in range(len(maps.heads)):
-        values = entries(maps.of_head(head), wanted)[0]
-        for direction, number in scored[:, head].nonzero().tolist():
+        alone = maps.of_head(head)
+        for number in scored[:, head].any(0).nonzero()[:, 0].tolist():
             rows, columns = pairs.rows[members[number]], targets[number]
-            block = values[rows][:, columns]
-            top, at = (block if direction == 0 else -block).max(1)
-            better = top > value[direction, head, rows]
-            value[direction, head, rows[better]] = top[better]
-            best[direction, head, rows[better]] = wanted[columns[at[better]]]
+            block = entries(alone.at_rows(rows), columns)[0]
+            for direction in scored[:, head, number].nonzero()[:, 0].tolist():
+                top, at = (block if direction == 0 else -block).max(1)
+                better = top > value[direction, head, rows]
+                value[direction, head, rows[better]] = top[better]
+                best[direction, head, rows[better]] = columns[at[better]]
     return best, value > float("-inf")
