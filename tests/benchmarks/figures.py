@@ -1,6 +1,7 @@
 """The blocks of the README that hold results: written by the commands above them, or compared with ``--check``."""
 
 import argparse
+import json
 import re
 import shlex
 import sys
@@ -11,6 +12,8 @@ from typer.testing import CliRunner
 from tl_headmaps.cli.app import app
 
 README = Path(__file__).parents[2] / "README.md"
+BENCH_FILE = Path(__file__).parent / "figures.json"
+BENCH = re.compile(r"(<!-- bench -->\n).*?(<!-- end -->)", re.S)
 BLOCK = re.compile(r"```console\n\$ tl-headmaps (?P<command>[^\n]*)\n(?P<output>.*?)```", re.S)
 
 
@@ -21,6 +24,29 @@ def output_of(command: str) -> str:
     return result.stdout.rstrip() + "\n"
 
 
+def bench_table() -> str:
+    """The README's table of speed, out of the last ``make bench``."""
+    figures = json.loads(BENCH_FILE.read_text(encoding="utf-8"))
+    ranks, scores, largest = figures["ranks"], figures["relation_scores"], figures["largest_entries"]
+    shares = [entry["share_scanned"] for name, entry in largest.items() if name.endswith("maps")]
+    speedups = [entry["speedup"] for entry in largest.values()]
+    rows = [
+        ("full exact ranks of 1,400 targets, three layers", f"{ranks['full_ranks_speedup']:.1f} times faster"),
+        ("the same against its own matrix products alone", f"{ranks['full_ranks_over_products']:.2f} times their time"),
+        ("ranks up to 25, leaving early", f"{ranks['ranks_up_to_25_speedup']:.0f} times faster"),
+        (
+            f"{scores['relations']} relations, {scores['pairs']:,} pairs, three layers, nulls included",
+            f"{scores['speedup']:.0f} times faster",
+        ),
+        ("memory above the loaded model for that", f"{scores['peak_mib_above_model']:.0f} MiB"),
+        (
+            f"largest entries of a whole map ({min(shares):.0%} to {max(shares):.0%} of it multiplied out)",
+            f"{min(speedups):.0f} to {max(speedups):.0f} times faster than all blocks",
+        ),
+    ]
+    return "| | |\n|---|---|\n" + "".join(f"| {what} | {figure} |\n" for what, figure in rows)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="change nothing; fail if a block would change")
@@ -29,6 +55,7 @@ def main() -> None:
     written = BLOCK.sub(
         lambda match: f"```console\n$ tl-headmaps {match['command']}\n{output_of(match['command'])}```", text
     )
+    written = BENCH.sub(lambda match: match[1] + bench_table() + match[2], written)
     changed = written != text
     if check and changed:
         sys.exit("README.md shows results that its commands no longer print; run 'make figures'.")
