@@ -16,15 +16,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tl_headmaps.circuits.blocks import count_true
+from tl_headmaps.circuits.extremes import entries, largest_entries, row_norms, top_k
 from tl_headmaps.circuits.factored import FactorColumns, LayerMaps, ProductColumns
-from tl_headmaps.circuits.ranking import (
-    count_true,
-    entries,
-    largest_entries,
-    ranks,
-    row_norms,
-    top_k,
-)
+from tl_headmaps.circuits.ranking import ranks
 from tl_headmaps.errors import UsageError
 from tl_headmaps.types import HeadIndex
 

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from tl_headmaps import HeadWeights
 from tl_headmaps.capture.weights import LayerWeights
+from tl_headmaps.circuits.extremes import entries
 from tl_headmaps.circuits.ov import ov_maps
 from tl_headmaps.circuits.qk import qk_maps
-from tl_headmaps.circuits.ranking import entries
 from tl_headmaps.circuits.vectors import token_vectors, vocabulary_vectors
 from tl_headmaps.errors import HeadMapsError, UnsupportedModelError, UsageError, WeightBasisError
 

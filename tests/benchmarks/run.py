@@ -18,7 +18,8 @@ import psutil
 import torch
 
 from tl_headmaps import HeadWeights, load_default_model, load_relations, relation_scores
-from tl_headmaps.circuits.ranking import largest_entries, ranks
+from tl_headmaps.circuits.extremes import largest_entries
+from tl_headmaps.circuits.ranking import ranks
 from tl_headmaps.circuits.sweep import CircuitMaps
 from tl_headmaps.provenance import package_versions
 from tl_headmaps.relations import encode

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from ..capture.weights import HeadWeights
-from ..circuits.ranking import entries, ranks
+from ..circuits.extremes import entries
+from ..circuits.ranking import ranks
 from ..circuits.sweep import CircuitMaps
 from ..errors import UsageError
 from ..results.token_grid import TokenGrid

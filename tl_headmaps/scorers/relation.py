@@ -21,8 +21,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from ..circuits.blocks import DEFAULT_BUDGET
+from ..circuits.extremes import entries, top_k
 from ..circuits.factored import LayerMaps
-from ..circuits.ranking import DEFAULT_BUDGET, Side, entries, ranks, top_k
+from ..circuits.ranking import Side, ranks
 from .statistics import poisson_binomial_tail
 
 SIDES: tuple[Side, Side] = ("greater", "less")

@@ -1,0 +1,90 @@
+"""Blocks of a map: how wide they are, what they round like, how their comparisons are counted.
+
+**Rounding.** BLAS rounds differently in very small products, so none is smaller than 16 rows by 64 columns.
+
+**Counting.** Comparisons of a block are bytes 0 or 1; summing them eight at a time as 64-bit integers keeps a count in
+each byte (at most 255, which bounds the width), eight times fewer additions than summing booleans.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from .factored import Block
+
+DEFAULT_BUDGET = 64 << 20
+"""Bytes for one block and its comparisons: larger blocks fall out of the last cache and get slower."""
+
+MAX_WIDTH = 2040
+"""Eight booleans are added at a time; a byte holds up to 255 of them."""
+
+CACHED_WIDTH = 1024
+_WIDEST = 2048
+_BLOCK_ENTRIES = 1 << 20
+"""Entries of a block: few rows take more columns at a time, or calling costs more than computing."""
+
+MIN_ROWS = 16
+MIN_COLUMNS = 64
+"""Below these sizes BLAS takes other code paths, and equal columns no longer give equal entries."""
+
+PHASES = (2048, 6144, 16384)
+"""Columns, large norms first, after which a scan looks at what it can leave out."""
+
+
+def spans(span: slice, width: int) -> Iterator[slice]:
+    """Cut a range into blocks; the last one takes in a remainder that would be too narrow."""
+    start = span.start
+    while start < span.stop:
+        stop = start + width
+        if span.stop - stop < MIN_COLUMNS:
+            stop = span.stop
+        yield slice(start, stop)
+        start = stop
+
+
+def block_width_for(n_rows: int, budget: int) -> int:
+    """Columns of a block for this many rows: a multiple of the cached width, or what the budget allows."""
+    wide = min(_WIDEST, max(CACHED_WIDTH, _BLOCK_ENTRIES // n_rows // CACHED_WIDTH * CACHED_WIDTH))
+    allowed = budget // (6 * n_rows)
+    if allowed >= CACHED_WIDTH:
+        return min(wide, allowed // CACHED_WIDTH * CACHED_WIDTH)
+    return max(MIN_COLUMNS, allowed // 8 * 8)
+
+
+def product(block: Block, head: int, left: Tensor, out: Tensor | None = None) -> Tensor:
+    """A product of at least ``MIN_ROWS`` rows, so that it rounds like all others."""
+    n_rows = len(left)
+    if n_rows >= MIN_ROWS:
+        return block.product(head, left, out)
+    padded = left.new_zeros(MIN_ROWS, left.shape[1])
+    padded[:n_rows] = left
+    return block.product(head, padded)[:n_rows]
+
+
+class Scratch:
+    """One block of entries and one of comparisons, written over and over: fresh memory costs more than the sums."""
+
+    def __init__(self, height: int, width: int, device: torch.device) -> None:
+        self.height = height
+        self._values = torch.empty(height * width, device=device)
+        self._mask = torch.empty(height * width, dtype=torch.bool, device=device)
+
+    def values(self, n_rows: int, width: int) -> Tensor:
+        return self._values[: n_rows * width].view(n_rows, width)
+
+    def mask(self, n_rows: int, width: int) -> Tensor:
+        return self._mask[: n_rows * width].view(n_rows, width)
+
+
+def count_true(mask: Tensor) -> Int[Tensor, " row"]:
+    """Number of true entries in each row of a contiguous boolean matrix."""
+    n_rows, width = mask.shape
+    if not mask.is_contiguous():
+        return mask.sum(1)
+    if width > MAX_WIDTH and width % CACHED_WIDTH == 0:
+        return count_true(mask.view(-1, CACHED_WIDTH)).view(n_rows, -1).sum(1)
+    if width % 8 or width > MAX_WIDTH:
+        return mask.sum(1)
+    return mask.view(torch.int64).sum(1, keepdim=True).view(torch.uint8).sum(1)

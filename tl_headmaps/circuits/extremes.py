@@ -1,0 +1,273 @@
+"""Entries of factored maps: chosen ones, the largest of each row, the largest of the whole map, and row norms.
+
+Ties go to the lower column (or row, then column), and the block size changes no answer beyond floating-point ties.
+"""
+
+import heapq
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ..errors import UsageError
+from .blocks import DEFAULT_BUDGET, MAX_WIDTH, MIN_COLUMNS, MIN_ROWS, PHASES, Scratch, block_width_for, product, spans
+from .factored import LayerMaps
+
+_BOUND_SLACK = 1 + 1e-5
+"""Norm bounds are computed in float32; the slack is far above its rounding and prunes nothing wrongly."""
+
+
+def entries(maps: LayerMaps, columns: Int[Tensor, " column"]) -> Float[Tensor, "head row column"]:
+    """The sub-grid of all rows and some columns."""
+    block = maps.columns.block(columns, [maps.n_rows] * len(maps.heads))
+    values = [block.product(head, maps.left_of(head)) for head in range(len(maps.heads))]
+    return torch.stack(values) - maps.offset[:, :, None]
+
+
+@dataclass(frozen=True)
+class TopK:
+    """The largest entries of each row: values descending, equal values by ascending column."""
+
+    values: Float[Tensor, "head row k"]
+    columns: Int[Tensor, "head row k"]
+
+
+def top_k(maps: LayerMaps, k: int, *, largest: bool = True, budget: int = DEFAULT_BUDGET) -> TopK:
+    """Exact top-k of every row; ties go to the lower column.
+
+    Args:
+        maps: The maps of a layer's heads.
+        k: How many entries of each row.
+        largest: False for the most negative entries (values ascending).
+        budget: Bytes one block may take.
+    """
+    n_columns = maps.columns.count
+    if not 1 <= k <= n_columns:
+        raise UsageError(f"k={k} is impossible: a row has {n_columns} columns, so 1 <= k <= {n_columns}.")
+    sign = 1.0 if largest else -1.0
+    # One more than asked for: if it equals the last one, the choice between them needs a closer look.
+    keep = min(k + 1, n_columns)
+    found = [_top_of_head(maps, head, keep, sign, budget) for head in range(len(maps.heads))]
+    best, best_columns = (torch.stack(parts) for parts in zip(*found, strict=True))
+    if keep > k:
+        tied = best[..., k] == best[..., k - 1]
+        if bool(tied.any()):
+            _settle_ties(maps, tied, sign, best, best_columns)
+    offset = maps.offset[:, :, None]
+    return TopK(best[..., :k] * sign - offset, best_columns[..., :k])
+
+
+def _top_of_head(maps: LayerMaps, head: int, keep: int, sign: float, budget: int) -> tuple[Tensor, Tensor]:
+    """The ``keep`` largest entries of each row and their columns, large columns first.
+
+    The first columns give a threshold for each row; from then on only the few entries above it are looked at.
+    """
+    left, order = maps.left_of(head) * sign, maps.columns.order()
+    n_rows, n_columns = left.shape[0], maps.columns.count
+    counts = [n_rows if number == head else 0 for number in range(len(maps.heads))]
+    first = min(n_columns, max(PHASES[0], 2 * keep))
+    height = max(MIN_ROWS, budget // (5 * first))
+    stops = [first, *(stop for stop in (*PHASES, n_columns) if first < stop <= n_columns)]
+    values, columns = [], []
+    for rows in left.split(height):
+        block = maps.columns.ordered_block(slice(0, first), counts)
+        best, place = product(block, head, rows).topk(keep, dim=-1)
+        best_columns = order[place]
+        for start, stop in pairwise(stops):
+            above = _above(maps, head, rows, best[:, -1:].contiguous(), order, slice(start, stop), counts, budget)
+            best, best_columns = _merged(best, best_columns, *above)
+        by_column = best_columns.argsort(-1)
+        best, best_columns = best.gather(-1, by_column), best_columns.gather(-1, by_column)
+        best, by_value = best.sort(dim=-1, descending=True, stable=True)
+        values.append(best)
+        columns.append(best_columns.gather(-1, by_value))
+    if not values:
+        return left.new_zeros(0, keep), order.new_zeros(0, keep)
+    return torch.cat(values), torch.cat(columns)
+
+
+def _above(
+    maps: LayerMaps,
+    head: int,
+    left: Tensor,
+    threshold: Tensor,
+    order: Tensor,
+    span: slice,
+    counts: list[int],
+    budget: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Row, column and value of all entries above their row's threshold among some columns."""
+    block_width = block_width_for(len(left), budget)
+    scratch = Scratch(len(left), block_width + MIN_COLUMNS, left.device)
+    rows, columns, values = [], [], []
+    for here in spans(span, block_width):
+        width = here.stop - here.start
+        block = maps.columns.ordered_block(here, counts)
+        entries = product(block, head, left, scratch.values(len(left), width))
+        row, place = torch.gt(entries, threshold, out=scratch.mask(len(left), width)).nonzero(as_tuple=True)
+        rows.append(row)
+        columns.append(order[here.start + place])
+        values.append(entries[row, place])
+    return torch.cat(rows), torch.cat(columns), torch.cat(values)
+
+
+def _merged(best: Tensor, best_columns: Tensor, rows: Tensor, columns: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest entries of each row out of those held and some more."""
+    if not len(rows):
+        return best, best_columns
+    n_rows, keep = best.shape
+    more = torch.bincount(rows, minlength=n_rows)
+    order = rows.argsort(stable=True)
+    slot = torch.arange(len(rows), device=rows.device) - (more.cumsum(0) - more)[rows[order]]
+    wide = best.new_full((n_rows, keep + int(more.max())), float("-inf"))
+    wide_columns = best_columns.new_zeros(wide.shape)
+    wide[:, :keep], wide_columns[:, :keep] = best, best_columns
+    wide[rows[order], keep + slot], wide_columns[rows[order], keep + slot] = values[order], columns[order]
+    merged, place = wide.topk(keep, dim=-1)
+    return merged, wide_columns.gather(-1, place)
+
+
+def _settle_ties(maps: LayerMaps, tied: Tensor, sign: float, best: Tensor, best_columns: Tensor) -> None:
+    """Redo rows whose last place is shared, from the whole row in a stable order."""
+    everything = slice(0, maps.columns.count)
+    n_heads, keep = len(maps.heads), best.shape[-1]
+    for head in range(n_heads):
+        for rows in tied[head].nonzero()[:, 0].split(64):
+            counts = [len(rows) if h == head else 0 for h in range(n_heads)]
+            block = maps.columns.block(everything, counts)
+            values = product(block, head, maps.left_of(head)[rows])
+            ordered, columns = (values * sign).sort(dim=-1, descending=True, stable=True)
+            best[head, rows], best_columns[head, rows] = ordered[:, :keep], columns[:, :keep]
+
+
+def row_norms(left: Float[Tensor, "row rank"], factor: Float[Tensor, "column rank"]) -> Float[Tensor, " row"]:
+    """Norm of every row of ``left @ factor^T`` through the rank x rank Gram matrix of the factor."""
+    gram = torch.zeros(factor.shape[1], factor.shape[1], dtype=torch.float64, device=factor.device)
+    for block in factor.split(8192):
+        gram += block.double().T @ block.double()
+    # A square root of the Gram matrix: norms come out as norms, not as roots of rounded differences.
+    eigenvalues, vectors = torch.linalg.eigh(gram)
+    root = (vectors * eigenvalues.clamp_min(0).sqrt()).to(left.dtype)
+    norms: Tensor = torch.linalg.vector_norm(left @ root, dim=-1)
+    return norms
+
+
+@dataclass(frozen=True)
+class LargestEntries:
+    """The largest entries of a whole map, in descending order, and how much of the map was multiplied out."""
+
+    rows: Int[Tensor, " entry"]
+    columns: Int[Tensor, " entry"]
+    values: Float[Tensor, " entry"]
+    share_scanned: float
+
+
+def largest_entries(
+    maps: LayerMaps, head: int, n: int, *, prune: bool = True, budget: int = DEFAULT_BUDGET
+) -> LargestEntries:
+    """Exact ``n`` largest entries of one head's whole map (ties: lower row, then lower column).
+
+    Rows and columns are sorted by the norm of their factors and cut into blocks. No entry of a block exceeds the
+    product of its largest row norm and largest column norm, so blocks are visited by that bound until it
+    falls below the ``n``-th entry found.
+
+    Args:
+        maps: Maps with a row for every token of interest.
+        head: Position of the head in ``maps.heads``.
+        n: How many entries.
+        prune: False scans every block (the reference for tests and benchmarks).
+        budget: Bytes one block may take.
+    """
+    left, right = maps.left_of(head), maps.columns.factor(head)
+    row_bound, column_bound = _balanced_norms(left, right)
+    total = left.shape[0] * right.shape[0]
+    if not 1 <= n <= total:
+        raise UsageError(f"n={n} is impossible: the map has {total} entries.")
+    offset = maps.offset[head]
+    row_order = row_bound.argsort(descending=True, stable=True)
+    column_order = column_bound.argsort(descending=True, stable=True)
+    left, right, offset = left[row_order], right[column_order].contiguous(), offset[row_order]
+    height = max(1, min(1024, budget // (5 * MAX_WIDTH)))
+    row_norm = row_bound[row_order][::height]
+    column_norm = column_bound[column_order][::MAX_WIDTH]
+    # An offset shifts a whole row, so it widens the bound of its block.
+    shift = torch.stack([part.neg().amax() for part in offset.split(height)])
+    bounds = (row_norm[:, None] * column_norm[None] * _BOUND_SLACK + shift[:, None]).tolist()
+    queue = [(-bounds[i][j], i, j) for i in range(len(row_norm)) for j in range(len(column_norm))]
+    heapq.heapify(queue)
+    found = _Found(n, left.device)
+    scratch = Scratch(height, MAX_WIDTH, left.device)
+    scanned = 0
+    while queue:
+        negative_bound, i, j = heapq.heappop(queue)
+        if prune and -negative_bound < found.threshold:
+            break
+        rows = slice(i * height, (i + 1) * height)
+        columns = slice(j * MAX_WIDTH, (j + 1) * MAX_WIDTH)
+        out = scratch.values(len(left[rows]), len(right[columns]))
+        values = torch.mm(left[rows], right[columns].T, out=out).sub_(offset[rows, None])
+        scanned += values.numel()
+        found.add(values, row_order[rows], column_order[columns])
+    rows_found, columns_found, best = found.sorted()
+    return LargestEntries(rows_found, columns_found, best, scanned / total)
+
+
+def _balanced_norms(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    """Norms of the rows and columns after a change of basis that makes their products tight bounds.
+
+    Any invertible T gives the same map, ``(left T)(T^-1 right^T)``. The T that makes both Gram matrices the same
+    diagonal minimises the product of the mean squared norms: an entry then uses all directions as evenly as it can.
+    """
+    gram_left, gram_right = left.double().T @ left.double(), right.double().T @ right.double()
+    values, vectors = torch.linalg.eigh(gram_left)
+    scale = values.clamp_min(values.max().clamp_min(1e-300) * 1e-12).sqrt()
+    root = vectors * scale
+    singular, rotation = torch.linalg.eigh(root.T @ gram_right @ root)
+    singular = singular.clamp_min(singular.max().clamp_min(1e-300) * 1e-12) ** 0.25
+    forward = ((vectors / scale) @ rotation * singular).to(left.dtype)
+    backward = (root @ rotation / singular).to(right.dtype)
+    return torch.linalg.vector_norm(left @ forward, dim=-1), torch.linalg.vector_norm(right @ backward, dim=-1)
+
+
+class _Found:
+    """The best entries so far, kept between ``n`` and a few times ``n``."""
+
+    def __init__(self, n: int, device: torch.device) -> None:
+        self.n = n
+        self.values = torch.empty(0, device=device)
+        self.rows = torch.empty(0, dtype=torch.int64, device=device)
+        self.columns = torch.empty(0, dtype=torch.int64, device=device)
+        self.threshold = float("-inf")
+
+    def add(self, values: Tensor, rows: Tensor, columns: Tensor) -> None:
+        flat = values.flatten()
+        if self.threshold == float("-inf"):
+            # No threshold yet: the n-th of this block alone is one.
+            start = flat.topk(min(self.n, flat.numel())).values[-1]
+            position = (flat >= start).nonzero()[:, 0]
+        else:
+            position = (flat >= self.threshold).nonzero()[:, 0]
+        if not position.numel():
+            return
+        width = values.shape[1]
+        self.values = torch.cat([self.values, flat[position]])
+        self.rows = torch.cat([self.rows, rows[position // width]])
+        self.columns = torch.cat([self.columns, columns[position % width]])
+        if len(self.values) >= self.n:
+            self._prune()
+
+    def _prune(self) -> None:
+        order = self._order()[: self.n]
+        self.values, self.rows, self.columns = self.values[order], self.rows[order], self.columns[order]
+        self.threshold = float(self.values[-1])
+
+    def _order(self) -> Tensor:
+        order = self.columns.argsort(stable=True)
+        order = order[self.rows[order].argsort(stable=True)]
+        return order[self.values[order].argsort(descending=True, stable=True)]
+
+    def sorted(self) -> tuple[Tensor, Tensor, Tensor]:
+        order = self._order()[: self.n]
+        return self.rows[order], self.columns[order], self.values[order]
