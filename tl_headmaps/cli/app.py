@@ -13,6 +13,7 @@ import typer
 
 from ..errors import HeadMapsError, OutputError, UsageError
 from ..relations import MultiToken
+from ..results.base import SAVED_SUFFIXES
 from .demo import demo
 from .options import CircuitOption, DeviceOption, ModelOption, OutOption, PresetOption
 
@@ -62,10 +63,10 @@ def _root(
 
 def check_outputs(paths: list[Path] | None) -> list[Path]:
     """Refuse unknown suffixes before the long work starts."""
-    suffixes = (".json", ".csv", ".safetensors", ".parquet")
     for path in paths or []:
-        if path.suffix.lower() not in suffixes:
-            raise UsageError(f"--out {path}: the suffix chooses what is written; use one of {', '.join(suffixes)}.")
+        if path.suffix.lower() not in SAVED_SUFFIXES:
+            known = ", ".join(SAVED_SUFFIXES)
+            raise UsageError(f"--out {path}: the suffix chooses what is written; use one of {known}.")
         if path.is_dir():
             raise UsageError(f"--out {path} is a folder; give a file name.")
         existing = next(parent for parent in path.absolute().parents if parent.exists())
