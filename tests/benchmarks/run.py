@@ -193,7 +193,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, help="write the figures as JSON")
     parser.add_argument("--only", choices=BENCHES, nargs="*", default=list(BENCHES))
+    parser.add_argument("--all-layers", action="store_true", help="relation scores on every layer (minutes)")
     options = parser.parse_args()
+    if options.all_layers:
+        global RELATION_LAYERS
+        RELATION_LAYERS = tuple(range(30))
     torch.set_grad_enabled(False)
     weights = HeadWeights.from_model(load_default_model(device="cpu"))
     # With --only, the other figures of an earlier run are kept.
