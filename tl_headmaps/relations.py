@@ -93,9 +93,13 @@ class Relation:
             >>> Relation.from_pairs("capital", [("France", "Paris")]).pairs
             (('France', 'Paris'),)
         """
+        return cls._from_untrusted(name, pairs, **details)
+
+    @classmethod
+    def _from_untrusted(cls, name: str, pairs: Iterable[Any], **details: Any) -> "Relation":
         checked = []
         for number, pair in enumerate(pairs):
-            if isinstance(pair, str) or len(pair) != 2 or not all(_is_token(word) for word in pair):
+            if not isinstance(pair, list | tuple) or len(pair) != 2 or not all(_is_token(word) for word in pair):
                 raise RelationDataError(
                     f"Relation {name!r}, pair {number}: {pair!r} is not a pair of two words (or token ids)."
                 )
@@ -120,7 +124,7 @@ class Relation:
                 f"{path}, line {error.lineno}, column {error.colno}: not valid JSON ({error.msg})."
             ) from error
         if isinstance(content, list):
-            return cls.from_pairs(path.stem, content)
+            return cls._from_untrusted(path.stem, content)
         if not isinstance(content, dict) or not isinstance(content.get("pairs"), list):
             raise RelationDataError(
                 f"{path}: a relation file is a list of [source, target], or an object with a field 'pairs'."
@@ -135,7 +139,7 @@ class Relation:
             for name in ("title", "category", "description", "k", "source", "licence")
             if name in content
         }
-        return cls.from_pairs(
+        return cls._from_untrusted(
             str(content.get("name", path.stem)),
             content["pairs"],
             neutral_templates=tuple(templates.get("neutral", NEUTRAL_TEMPLATES)),
