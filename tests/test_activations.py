@@ -1,0 +1,220 @@
+"""Running a model: what reducers see is what the model computed, and the model is left as it was found."""
+
+from typing import Any
+
+import pytest
+import torch
+from planted import DECODERS, random_model, shared_model
+
+from tl_headmaps.capture.activations import batches, encode_prompt, gradients, run, unpadded
+from tl_headmaps.errors import UsageError
+
+PROMPTS = [[1, 2, 3], [4, 5], [3, 1, 2], [7], [6, 2, 2, 1]]
+
+
+def state_of(model: Any) -> list[Any]:
+    """Everything an analysis must leave alone."""
+    hooks = [
+        (name, len(module._forward_hooks), len(module._backward_hooks), module.training)
+        for name, module in model.named_modules()
+    ]
+    parameters = [(name, value.requires_grad, value.grad is None) for name, value in model.named_parameters()]
+    return [hooks, parameters, torch.is_grad_enabled(), torch.get_rng_state().tolist()]
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return random_model("llama")
+
+
+def cached(model: Any, prompt: list[int]) -> Any:
+    return model.run_with_cache(torch.tensor([prompt]))
+
+
+def test_reducers_see_what_the_model_computed_for_each_prompt_alone(model: Any) -> None:
+    seen: dict[tuple[int, int], dict[str, torch.Tensor]] = {}
+    ends: dict[int, torch.Tensor] = {}
+
+    def keep(found: Any) -> None:
+        for place, row in enumerate(found.batch.rows):
+            seen[found.layer, row] = {name: value[place].clone() for name, value in found.values.items()}
+
+    def end(logits: torch.Tensor, batch: Any) -> None:
+        ends.update({row: logits[place, -1] for place, row in enumerate(batch.rows)})
+
+    run(model, PROMPTS, read=("pattern", "v", "z"), reduce=keep, logits=end)
+    assert len(seen) == len(PROMPTS) * len(model.blocks)
+    for row, prompt in enumerate(PROMPTS):
+        logits, cache = cached(model, prompt)
+        torch.testing.assert_close(ends[row], logits[0, -1], atol=1e-5, rtol=1e-5)
+        for layer in range(len(model.blocks)):
+            for name in ("pattern", "v", "z"):
+                expected = cache[f"blocks.{layer}.attn.hook_{name}"][0]
+                torch.testing.assert_close(seen[layer, row][name], expected, atol=1e-5, rtol=1e-5)
+
+
+def test_a_small_budget_changes_the_batches_and_not_the_numbers(model: Any) -> None:
+    def collected(budget: int) -> tuple[dict[int, torch.Tensor], list[int]]:
+        found: dict[int, torch.Tensor] = {}
+        sizes: list[int] = []
+        run(
+            model,
+            PROMPTS,
+            logits=lambda logits, batch: found.update(zip(batch.rows, logits[:, -1], strict=True)),
+            progress=sizes.append,
+            budget=budget,
+        )
+        return found, sizes
+
+    large, small = collected(1 << 30), collected(1)
+    assert large[1] == [1, 1, 2, 1]
+    assert small[1] == [1, 1, 1, 1, 1]
+    for row in range(len(PROMPTS)):
+        torch.testing.assert_close(large[0][row], small[0][row], atol=1e-5, rtol=1e-5)
+
+
+def test_batches_hold_prompts_of_one_length_within_the_budget() -> None:
+    made = list(batches(PROMPTS, lambda length: 10 * length, budget=30))
+    assert [batch.rows for batch in made] == [(3,), (1,), (0,), (2,), (4,)]
+    together = list(batches(PROMPTS, lambda length: 10 * length, budget=60))
+    assert [batch.rows for batch in together] == [(3,), (1,), (0, 2), (4,)]
+
+
+def test_an_edit_is_what_readers_and_the_rest_of_the_model_see(model: Any) -> None:
+    seen = []
+    changed: list[torch.Tensor] = []
+    run(
+        model,
+        [[1, 2, 3]],
+        edit={(0, "z"): lambda z, batch: torch.zeros_like(z)},
+        read=("z",),
+        layers=[0],
+        reduce=lambda found: seen.append(found["z"].abs().max().item()),
+        logits=lambda logits, batch: changed.append(logits),
+    )
+    assert seen == [0.0]
+    assert not torch.allclose(changed[0], model(torch.tensor([[1, 2, 3]])))
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_the_model_is_left_as_found_also_when_a_forward_pass_breaks(model: Any, error: type[BaseException]) -> None:
+    calls = []
+    model.train()
+    try:
+        with model.hooks(fwd_hooks=[("blocks.0.attn.hook_z", lambda value, hook: calls.append(1))]):
+            before = state_of(model)
+            run(model, PROMPTS, read=("z",), reduce=lambda found: torch.rand(1))
+            assert state_of(model) == before
+            assert calls == []
+
+            def break_off(found: Any) -> None:
+                raise error
+
+            with pytest.raises(error):
+                run(model, PROMPTS, read=("z",), reduce=break_off)
+            with pytest.raises(error):
+                gradients(model, PROMPTS, read=("z",), reduce=lambda *_: break_off(None), loss=lambda x, _: x.sum())
+            assert state_of(model) == before
+            model(torch.tensor([[1, 2]]))
+            assert calls == [1]
+    finally:
+        model.eval()
+
+
+def test_gradients_are_those_of_a_changed_activation(model: Any) -> None:
+    found: dict[int, torch.Tensor] = {}
+
+    def loss(logits: torch.Tensor, batch: Any) -> torch.Tensor:
+        return logits[:, -1].logsumexp(-1).sum()
+
+    def keep(seen: Any, slope: Any) -> None:
+        found[seen.layer] = (seen["z"] * slope["z"]).sum(dim=(0, 1, 3))
+
+    gradients(model, [[1, 2, 3]], read=("z",), reduce=keep, loss=loss)
+    step = 1e-2
+    for layer, products in found.items():
+        for head in range(len(products)):
+            ends = []
+            for sign in (1, -1):
+
+                def scaled(z: torch.Tensor, batch: Any, factor: float = 1 + sign * step, head: int = head) -> Any:
+                    z = z.clone()
+                    z[:, :, head] *= factor
+                    return z
+
+                run(
+                    model,
+                    [[1, 2, 3]],
+                    edit={(layer, "z"): scaled},
+                    logits=lambda logits, batch, ends=ends: ends.append(float(loss(logits.double(), batch))),
+                )
+            assert (ends[0] - ends[1]) / (2 * step) == pytest.approx(float(products[head]), abs=2e-3)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_padding_is_taken_off_at_either_end() -> None:
+    tokens = torch.tensor([[9, 9, 1, 2], [3, 4, 9, 9], [5, 6, 7, 8]])
+    mask = torch.tensor([[0, 0, 1, 1], [1, 1, 0, 0], [1, 1, 1, 1]])
+    assert unpadded(tokens, mask) == [[1, 2], [3, 4], [5, 6, 7, 8]]
+    assert unpadded(tokens) == tokens.tolist()
+    with pytest.raises(UsageError, match="gap inside the prompt"):
+        unpadded(tokens[:1], torch.tensor([[1, 0, 1, 1]]))
+    with pytest.raises(UsageError, match="they must agree"):
+        unpadded(tokens, mask[:2])
+
+
+def test_a_left_padded_batch_gives_the_numbers_of_the_bare_prompts(default_model: Any) -> None:
+    ids = [encode_prompt(default_model, text) for text in ("The capital of France is", "Birds walk")]
+    width = max(map(len, ids))
+    tokens = torch.tensor([[0] * (width - len(row)) + row for row in ids])
+    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in ids])
+    found: dict[int, torch.Tensor] = {}
+    run(
+        default_model,
+        unpadded(tokens, mask),
+        logits=lambda logits, batch: found.update(zip(batch.rows, logits[:, -1], strict=True)),
+    )
+    host = default_model(tokens, attention_mask=mask)[:, -1]
+    for row in range(2):
+        torch.testing.assert_close(found[row], host[row], atol=2e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_every_architecture_hands_over_pattern_values_and_outputs(name: str) -> None:
+    model = shared_model(name)
+    shapes = set()
+    run(
+        model,
+        [[1, 2, 3]],
+        read=("pattern", "v", "z"),
+        reduce=lambda seen: shapes.add(tuple(tuple(seen[part].shape) for part in ("pattern", "z"))),
+    )
+    heads = model.cfg.n_heads
+    assert shapes == {((1, heads, 3, 3), (1, 3, heads, model.cfg.d_head))}
+
+
+def test_prompts_are_checked_before_anything_runs(model: Any) -> None:
+    for prompts, sentence in (
+        ([], "no prompt to run"),
+        ([[1], []], "Prompt 1 is empty"),
+        ([[10_000]], "outside the vocabulary"),
+        ([[1] * (model.cfg.n_ctx + 1)], f"holds at most {model.cfg.n_ctx}"),
+    ):
+        with pytest.raises(UsageError, match=sentence):
+            run(model, prompts)
+
+
+def test_a_model_without_tokenizer_asks_for_one() -> None:
+    class Bare:
+        tokenizer = None
+
+    with pytest.raises(UsageError, match=r"Set model\.tokenizer"):
+        encode_prompt(Bare(), "Birds walk")
+
+
+def test_bos_is_put_in_front_only_when_asked_for(default_model: Any) -> None:
+    plain = encode_prompt(default_model, "Birds walk")
+    assert encode_prompt(default_model, "Birds walk", prepend_bos=True) == [
+        default_model.tokenizer.bos_token_id,
+        *plain,
+    ]
