@@ -26,6 +26,7 @@ ORDER = (
     {"capture"},
     {"circuits"},
     {"scorers"},
+    {"naming"},
     {"results"},
     {"renderers"},
     {"analyses"},
@@ -75,6 +76,13 @@ def target_part(name: str) -> str:
 def test_every_part_has_a_place_in_the_order() -> None:
     parts = {part_of(path) for path in MODULES}
     assert parts <= set(LEVEL), f"give {sorted(parts - set(LEVEL))} a row in ORDER and in the design"
+
+
+def test_every_part_but_naming_runs_under_the_type_checker() -> None:
+    options = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["pytest"]["ini_options"]
+    listed = next(option for option in options["addopts"] if "--jaxtyping-packages" in option)
+    checked = {name.removeprefix("tl_headmaps.") for name in listed.split("=")[1].split(",")[:-1]}
+    assert checked == {part_of(path) for path in MODULES} - {"naming", "__init__", "__main__"}
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: path.relative_to(PACKAGE).as_posix())

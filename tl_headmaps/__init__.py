@@ -8,16 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .analyses.describe_model import describe_model as describe_model
+    from .analyses.name_heads import name_heads as name_heads
     from .analyses.relation_scores import relation_scores as relation_scores
+    from .analyses.salient_operations import salient_operations as salient_operations
     from .analyses.token_grid import token_grid as token_grid
     from .capture.bundled import load_default_model as load_default_model
     from .capture.loading import load_model as load_model
     from .capture.weights import HeadWeights as HeadWeights
     from .errors import HeadMapsError as HeadMapsError
+    from .naming.predicates import predicate as predicate
     from .relations import Relation as Relation
     from .relations import load_relations as load_relations
     from .results.base import Result as Result
+    from .results.head_names import HeadNames as HeadNames
     from .results.relation_scores import RelationScores as RelationScores
+    from .results.salient_operations import SalientOperations as SalientOperations
     from .results.token_grid import TokenGrid as TokenGrid
     from .types import HeadIndex as HeadIndex
 
@@ -26,16 +31,21 @@ __version__ = "0.1.0"
 _HOMES = {
     "HeadIndex": ".types",
     "HeadMapsError": ".errors",
+    "HeadNames": ".results.head_names",
     "HeadWeights": ".capture.weights",
     "Relation": ".relations",
     "RelationScores": ".results.relation_scores",
     "Result": ".results.base",
+    "SalientOperations": ".results.salient_operations",
     "TokenGrid": ".results.token_grid",
     "describe_model": ".analyses.describe_model",
     "load_default_model": ".capture.bundled",
     "load_relations": ".relations",
     "load_model": ".capture.loading",
+    "name_heads": ".analyses.name_heads",
+    "predicate": ".naming.predicates",
     "relation_scores": ".analyses.relation_scores",
+    "salient_operations": ".analyses.salient_operations",
     "token_grid": ".analyses.token_grid",
 }
 

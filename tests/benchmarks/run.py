@@ -89,7 +89,7 @@ def bench_ranks(weights: HeadWeights) -> dict[str, Any]:
     maps = {layer: circuits.layer(layer) for layer in LAYERS}
     W_U = weights.W_U.T
     heads = range(weights.n_heads)
-    vectors = circuits._row_vectors(1)
+    vectors = circuits.row_vectors(1)
 
     def obvious() -> None:
         for layer in LAYERS:
@@ -159,7 +159,7 @@ def bench_relations(weights: HeadWeights) -> dict[str, Any]:
     def obvious(layer: int) -> None:
         # One head, scaled up below: the heads of a layer cost the same.
         for entry in encoded:
-            vectors = CircuitMaps(weights, torch.tensor(entry.source_ids), preset="maps")._row_vectors(1)
+            vectors = CircuitMaps(weights, torch.tensor(entry.source_ids), preset="maps").row_vectors(1)
             targets = torch.tensor(entry.target_ids)[:, None]
             for top in obvious_rows(weights, layer, 4, vectors, W_U):
                 (top[:, : entry.relation.k] == targets).any(1).float().mean()
