@@ -13,22 +13,13 @@ from hypothesis import strategies as st
 from tl_headmaps import predicate
 from tl_headmaps.analyses.namer import Namer, description_prompt
 from tl_headmaps.errors import UsageError
-from tl_headmaps.naming.catalogue import Explainer, Explanation, Predicate, best_first, catalogue, forget
+from tl_headmaps.naming.catalogue import Explainer, Explanation, Predicate, best_first, catalogue
 from tl_headmaps.naming.input_class import input_class
 from tl_headmaps.naming.lexicon import lexicon
 from tl_headmaps.scorers.usable import usable_tokens
 from tl_headmaps.types import HeadIndex
 
 COPY = next(entry for entry in catalogue() if entry.name == "copy")
-
-
-@pytest.fixture
-def clean_catalogue() -> Any:
-    before = {entry.name for entry in catalogue()}
-    yield
-    for entry in catalogue():
-        if entry.name not in before:
-            forget(entry.name)
 
 
 class TestCatalogue:
@@ -58,6 +49,16 @@ class TestCatalogue:
         mappings = [(f" {letter}", (f" {letter * 2}",)) for letter in "abcdefghij"]
         found = Namer(["x"]).names([HeadIndex(0, 0)], [mappings], [[(" q", (" z",))] * 10])
         assert (found[0].name, found[0].score) == ("doubled", 1.0)
+
+    def test_a_cell_may_be_run_again_and_replaces_its_predicate(self, clean_catalogue: None) -> None:
+        for shift in (1, 2):
+
+            @predicate("shifted", examples=[("a", "bc"[shift - 1])], counterexamples=[("a", "a")])
+            def shifted(source: str, target: str, shift: int = shift) -> bool:
+                return ord(source) + shift == ord(target)
+
+        found = [entry for entry in catalogue() if entry.name == "shifted"]
+        assert [entry.holds("a", "c") for entry in found] == [True]
 
     def test_a_predicate_that_contradicts_its_examples_is_refused(self, clean_catalogue: None) -> None:
         with pytest.raises(UsageError, match=r"'wrong' does not hold for \('a', 'b'\), which is given as an example"):

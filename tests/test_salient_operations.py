@@ -16,7 +16,6 @@ from tl_headmaps.circuits.blocks import places_of_true
 from tl_headmaps.circuits.extremes import top_and_bottom, top_k
 from tl_headmaps.circuits.sweep import CircuitMaps
 from tl_headmaps.errors import UsageError
-from tl_headmaps.naming.catalogue import forget
 from tl_headmaps.types import HeadIndex
 
 TOLERANCE = 2e-4
@@ -169,7 +168,7 @@ class TestPlanted:
         assert set(found.token_ids[0].tolist()) <= set(self.RELATION)
         assert all(targets[0] == token for token, targets in found.mappings("L1H2"))
 
-    def test_a_users_predicate_names_a_head(self) -> None:
+    def test_a_users_predicate_names_a_head(self, clean_catalogue: None) -> None:
         shifted = {3 + i: 3 + (i + 5) % 14 for i in range(14)}
         weights = HeadWeights.from_model(planted_model({(2, 1): shifted}, n_kv_heads=4))
         assert salient_operations(weights, "L2H1", n_tokens=10, progress=False).name("L2H1").name == "unclear"
@@ -179,10 +178,7 @@ class TestPlanted:
             return shifted.get(digits[0]) == digits[1]
 
         predicate("shifted", examples=[("word3", "word8")], counterexamples=[("word3", "word4")])(shift)
-        try:
-            found = salient_operations(weights, "L2H1", n_tokens=10, progress=False)
-        finally:
-            forget("shifted")
+        found = salient_operations(weights, "L2H1", n_tokens=10, progress=False)
         assert found.name("L2H1").name == "shifted"
         assert "shifted" in str(found)
         assert "shifted" in found.provenance.options["predicates"]

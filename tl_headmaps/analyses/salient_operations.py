@@ -17,7 +17,7 @@ from ..scorers.salience import most_salient, salience
 from ..scorers.usable import UsableTokens, usable_tokens
 from ..types import Circuit, HeadIndex, HeadLike, Preset, check_choice
 from ..vocabulary import token_strings
-from .heads import head_names, heads_by_layer
+from .heads import head_list, head_names, heads_by_layer
 from .namer import NAMING_TARGETS, NAMING_TOKENS, Describe, Namer
 
 VocabularyFilter: TypeAlias = Literal["all", "words"]
@@ -86,7 +86,7 @@ def salient_operations(
     namer = Namer(strings.usable(usable.mask), describe)
     names = namer.names(found.heads, *strings.mappings(found.cut(NAMING_TOKENS, NAMING_TARGETS)))
     shown = found.cut(n_tokens, n_targets)
-    return SalientOperations(
+    result = SalientOperations(
         circuit=circuit,
         heads=shown.heads,
         token_ids=shown.tokens,
@@ -112,6 +112,8 @@ def salient_operations(
         ),
         largest=shown.largest if largest else None,
     )
+    # In the order they were asked for.
+    return result if heads is None else result.select(dict.fromkeys(weights.head(head) for head in head_list(heads)))
 
 
 @dataclass(frozen=True)

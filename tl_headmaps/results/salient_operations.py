@@ -1,6 +1,6 @@
 """What heads do most: their salient tokens with the targets of each, and a name where one is earned."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -119,7 +119,7 @@ class SalientOperations(Result):
             for token, targets in zip(self.token_ids[number].tolist(), self.promoted_ids[number].tolist(), strict=True)
         ]
 
-    def select(self, heads: Sequence[HeadLike]) -> "SalientOperations":
+    def select(self, heads: Iterable[HeadLike]) -> "SalientOperations":
         """The same result for some heads."""
         numbers = [self.number(head) for head in heads]
         arrays = ("token_ids", "salience", "promoted_ids", "promoted_values", "suppressed_ids", "suppressed_values")
