@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..drawing import STATIC_SUFFIXES
 from ..errors import HeadMapsError, OutputError, UsageError
 from ..relations import MultiToken
 from ..results.base import SAVED_SUFFIXES
@@ -64,9 +65,14 @@ def _root(
 def check_outputs(paths: list[Path] | None) -> list[Path]:
     """Refuse unknown suffixes before the long work starts."""
     for path in paths or []:
-        if path.suffix.lower() not in SAVED_SUFFIXES:
+        suffix = path.suffix.lower()
+        if suffix not in SAVED_SUFFIXES:
             known = ", ".join(SAVED_SUFFIXES)
             raise UsageError(f"--out {path}: the suffix chooses what is written; use one of {known}.")
+        if suffix in STATIC_SUFFIXES:
+            from ..renderers.static import require_matplotlib
+
+            require_matplotlib()
         if path.is_dir():
             raise UsageError(f"--out {path} is a folder; give a file name.")
         existing = next(parent for parent in path.absolute().parents if parent.exists())

@@ -18,5 +18,7 @@ PresetOption = Annotated[
 CircuitOption = Annotated[Circuit, typer.Option("--circuit", help="ov: what is written; qk: what is attended to.")]
 OutOption = Annotated[
     list[Path] | None,
-    typer.Option("--out", metavar="FILE", help="Write the result; .json or .csv. May be repeated."),
+    typer.Option(
+        "--out", metavar="FILE", help="Write the result; .json, .csv, .html, .svg, .png, .pdf. May be repeated."
+    ),
 ]
