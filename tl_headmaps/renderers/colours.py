@@ -18,9 +18,9 @@ AMOUNTS = (
     "fde725"
 )
 SIGNED = (
-    "004e82 005891 0062a1 006cb0 0076c0 2b80c8 478ace 5c94d3 6f9ed8 80a8dd 91b3e2 a1bde7 b2c8eb c2d3ef d2def2 e2e9f4 "
-    "f3f3f3 f6e4e2 f4d6d2 f1c8c3 edbbb5 e8ada7 e2a099 dc938b d6867e cf7971 c86c64 c15f58 b9524c b14440 a83635 a0262a "
-    "97121f"
+    "004c8e 1e5595 335f9c 4468a2 5372a9 617cb0 6f86b7 7c91be 899bc4 96a6cb a3b0d2 b0bbd8 bec6de cbd1e4 d8ddea e5e8f0 "
+    "f3f3f3 f6e4e2 f4d6d2 f2c8c3 eebab4 eaaca5 e59f97 e09189 da847c d4766e cd6961 c65b55 bf4d48 b73e3c af2d30 a71925 "
+    "9e001a"
 )
 SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8a6d00", "#56b4e9")
 """Lines and groups (after Okabe and Ito), told apart by colour-blind eyes too; used in this order."""

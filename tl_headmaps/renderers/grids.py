@@ -1,7 +1,7 @@
 """Plain values of a heat map: checked arrays, axes and layers, whatever they were given as."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -229,22 +229,16 @@ def _axis(name: str, n: int, labels: Sequence[object] | None) -> Axis:
 
 
 def drill_of(drill: Mapping[Any, Any] | None, shape: tuple[int, int]) -> dict[str, list[dict[str, Any]]]:
-    """Lists to show for a pinned head: ``{head: {title: [row, ...]}}``, a row being text or a list of texts."""
-    result = {}
-    for head, lists in (drill or {}).items():
-        index = HeadIndex.of(head).check(*shape)
-        result[str(index)] = [
-            {"title": label(title), "rows": [_texts(row) for row in rows]} for title, rows in lists.items()
-        ]
-    return result
+    """Lists to show for pinned heads: ``{head: {title: [row, ...]}}``, a row being text or a list of texts."""
+    return {str(HeadIndex.of(head).check(*shape)): drill_lists(lists) for head, lists in (drill or {}).items()}
+
+
+def drill_lists(lists: Mapping[Any, Any]) -> list[dict[str, Any]]:
+    """Lists by title as visible text."""
+    return [{"title": label(title), "rows": [_texts(row) for row in rows]} for title, rows in lists.items()]
 
 
 def _texts(row: Any) -> list[str]:
     if isinstance(row, str) or not isinstance(row, Iterable):
         row = [row]
     return [f"{cell:.4g}" if isinstance(cell, float) else label(cell) for cell in row]
-
-
-def with_panels(heat: Heat) -> Heat:
-    """The same maps side by side."""
-    return replace(heat, panels=True)

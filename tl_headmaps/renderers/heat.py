@@ -102,7 +102,12 @@ def component_map(
     switches: tuple[str, str] = ("metric", "measure"),
     note: str = "",
 ) -> Figure:
-    """Layers by named components such as ``attn.q`` or ``mlp.up``; several metrics by name, to switch between."""
+    """Layers by named components such as ``attn.q`` or ``mlp.up``; several metrics by name, to switch between.
+
+    Each metric has its own unit and colour scale; other arguments are as for :func:`head_map`.
+    """
+    if isinstance(values, Mapping):
+        values = [MapLayer(str(name), array, unit=str(name)) for name, array in values.items()]
     return heat_figure(
         heat_of(
             values,

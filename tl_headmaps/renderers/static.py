@@ -11,8 +11,14 @@ import numpy as np
 
 from ..errors import UsageError
 from ..files import replacing
+from .charts import Chart
+from .colours import SERIES, Scale, text_on
+from .example import Example, Matrix, number_text
+from .flowchart import ROW as _FLOW_ROW
+from .flowchart import Flow, layout
 from .grids import Heat, Layer
 from .listing import Listing
+from .views import View
 
 if TYPE_CHECKING:
     from .figure import Figure, Width
@@ -118,8 +124,6 @@ def _map_axes(axes: Any, heat: Heat, layer: Layer) -> Any:
     if heat.columns.labels and max(map(len, heat.columns.labels)) * heat.columns.n > 60:
         axes.tick_params(axis="x", rotation=90)
     if heat.numbers:
-        from .colours import text_on
-
         for (row, column), value in np.ndenumerate(layer.values):
             if np.isfinite(value):
                 colour = text_on(layer.scale.colour(float(value)))
@@ -156,3 +160,114 @@ def _(data: Heat, sheet: Any) -> None:
     bar.outline.set_linewidth(0.4)
     bar.set_label(scale.unit)
     sheet.suptitle(data.title, fontsize=8)
+
+
+@draw.register
+def _(data: Chart, sheet: Any) -> None:
+    sheet.set_figheight(0.62 * sheet.get_figwidth())
+    axes = sheet.subplots()
+    for number, one in enumerate(data.series):
+        colour = SERIES[number % len(SERIES)]
+        if one.low is not None and one.high is not None:
+            axes.fill_between(one.x, one.low, one.high, color=colour, alpha=0.18, linewidth=0)
+        if data.lines:
+            style = "-" if number == 0 else "--"
+            axes.plot(one.x, one.y, style, color=colour, marker="o", markersize=2.5, linewidth=1.2, label=one.name)
+        else:
+            axes.scatter(one.x, one.y, s=6, color=colour, alpha=0.8, linewidths=0, label=one.name)
+    if data.diagonal:
+        ends = [max(data.x_limits[0], data.y_limits[0]), min(data.x_limits[1], data.y_limits[1])]
+        axes.plot(ends, ends, "--", color="0.6", linewidth=0.7)
+    axes.set(xlim=data.x_limits, ylim=data.y_limits, xlabel=data.x_name, ylabel=data.y_name, title=data.title)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", linewidth=0.3)
+    if len(data.series) > 1:
+        axes.legend(frameon=False)
+
+
+@draw.register
+def _(data: Flow, sheet: Any) -> None:
+    token_at, head_at, height = layout(data)
+    wide = sheet.get_figwidth()
+    sheet.set_figheight(min(max(0.25 * height / _FLOW_ROW, 1.2) + 0.3, 9.0))
+    beside = data.matrix is not None
+    columns = sheet.subplots(1, 2, width_ratios=[1, 1]) if beside else [sheet.subplots()]
+    axes = columns[0]
+    axes.set(xlim=(0, 3), ylim=(height, -_FLOW_ROW), title=data.title)
+    axes.axis("off")
+    frame = {"boxstyle": "round,pad=0.25", "facecolor": "white", "linewidth": 0.8}
+    for (head, numbers), y in zip(data.heads, head_at, strict=True):
+        for number in numbers:
+            for position in data.groups[number]:
+                axes.plot([0.7, 2.2], [y, token_at[position]], color=SERIES[number % len(SERIES)], lw=0.8, alpha=0.7)
+        colour = SERIES[numbers[0] % len(SERIES)] if numbers else "0.6"
+        axes.text(0.5, y, head, ha="center", va="center", bbox={**frame, "edgecolor": colour})
+    for number, group in enumerate(data.groups):
+        for position in group:
+            colour = SERIES[number % len(SERIES)]
+            text = data.tokens[position]
+            axes.text(2.4, token_at[position], text, ha="center", va="center", bbox={**frame, "edgecolor": colour})
+    if data.matrix is not None:
+        layer = data.matrix.layers[0]
+        image = _map_axes(columns[1], data.matrix, layer)
+        columns[1].set(xlabel=data.matrix.columns.name, ylabel=data.matrix.rows.name)
+        sheet.colorbar(image, ax=columns[1], fraction=0.05, pad=0.02, label=layer.scale.unit)
+    sheet.set_figwidth(wide)
+
+
+@draw.register
+def _(data: Example, sheet: Any) -> None:
+    """Steps under each other: a line of text, its matrices in a row, its formula."""
+    heights = []
+    for step in data.steps:
+        rows = max((len(matrix.values) + 1.6 for matrix in step.matrices), default=0.0)
+        heights.append(0.2 + 0.2 * rows + 0.14 * len(step.formula.splitlines()))
+    sheet.set_layout_engine("none")
+    sheet.set_figheight(sum(heights) + 0.4)
+    tall, wide = sheet.get_figheight(), sheet.get_figwidth()
+    sheet.text(0.5, 1 - 0.1 / tall, data.title, ha="center", va="top", size=8)
+    top = tall - 0.35
+    for number, (step, height) in enumerate(zip(data.steps, heights, strict=True), 1):
+        sheet.text(0.02, top / tall, f"{number}. {step.text}", va="top", wrap=True)
+        left = 0.3
+        for matrix in step.matrices:
+            n_rows, n_columns = matrix.values.shape
+            names = 0.3 if matrix.rows is None else 0.12 + 0.065 * max(len(str(name)) for name in matrix.rows)
+            size = (min(0.45 * n_columns, wide - 0.5), 0.2 * n_rows)
+            box = (left + names, top - 0.55 - size[1], *size)
+            axes = sheet.add_axes((box[0] / wide, box[1] / tall, box[2] / wide, box[3] / tall))
+            _matrix_axes(axes, matrix, data.scale)
+            left += names + size[0] + 0.2
+        if step.formula:
+            sheet.text(0.04, (top - height + 0.06) / tall, step.formula, va="bottom", family="DejaVu Sans Mono", size=6)
+        top -= height
+
+
+def _matrix_axes(axes: Any, matrix: Matrix, scale: Scale) -> None:
+    colours = [
+        [scale.colour(float(value)) if np.isfinite(value) else "#ffffff" for value in row] for row in matrix.values
+    ]
+    channels = [[[int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)] for colour in row] for row in colours]
+    axes.imshow(channels, aspect="auto")
+    for (row, column), value in np.ndenumerate(matrix.values):
+        axes.text(
+            column,
+            row,
+            number_text(float(value)),
+            ha="center",
+            va="center",
+            size=6,
+            color=text_on(colours[row][column]),
+        )
+    axes.set_xticks(range(matrix.values.shape[1]) if matrix.columns else [], matrix.columns or [])
+    axes.set_yticks(range(matrix.values.shape[0]) if matrix.rows else [], matrix.rows or [])
+    axes.xaxis.tick_top()
+    axes.tick_params(length=0, labelsize=6)
+    axes.set_xlabel(matrix.name)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+
+
+@draw.register
+def _(data: View, sheet: Any) -> None:
+    draw(data.printed, sheet)

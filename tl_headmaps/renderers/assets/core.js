@@ -87,7 +87,10 @@ const searchBox = (parent, hint, onInput, onEnter) => {
 const mount = (kind, draw) => {
   for (const root of document.querySelectorAll(`.tlhm[data-kind=${kind}]:not([data-ready])`)) {
     root.dataset.ready = '';
-    draw(root, JSON.parse(root.querySelector('script[type="application/json"]').textContent));
-    root.querySelector('.tlhm-alt')?.removeAttribute('open');
+    const data = JSON.parse(root.querySelector('script[type="application/json"]').textContent);
+    Promise.resolve(draw(root, data)).then(
+      () => root.querySelector(':scope > .tlhm-alt')?.removeAttribute('open'),
+      (error) => make('div', 'note', root.querySelector('.tlhm-draw'), `This browser cannot draw the view (${error}); below is its text.`),
+    );
   }
 };

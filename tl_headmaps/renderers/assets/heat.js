@@ -44,9 +44,13 @@ const heat = (root, data) => {
   let plots = [];
   const speak = speaker(root);
   const controls = make('div', 'controls', place);
-  const area = make('div', 'area', place);
-  const bar = make('div', 'bar', place);
-  const pinBox = make('div', 'pinned', place);
+  const sides = make('div', 'sides', place);
+  const main = make('div', 'main', sides);
+  const area = make('div', 'area', main);
+  const bar = make('div', 'bar', main);
+  const aside = make('div', 'aside', sides);
+  const pinBox = make('div', 'pinned', aside);
+  const topBox = make('div', 'tops', aside);
 
   const choose = (title, options, key) => {
     if (options.length < 2) return;
@@ -106,9 +110,9 @@ const heat = (root, data) => {
           pen.fillStyle = `rgb(${colour(map.scale, value)})`;
           pen.fillRect(c * size, r * size, size, size);
         } else {
-          // Two strokes per cell, which meet those of the neighbours.
+          // Three strokes per cell, which meet those of the neighbours.
           pen.beginPath();
-          for (const [x, y] of [[0, 0.5], [0.5, 1]]) {
+          for (const [x, y] of [[0, 0.5], [0, 1], [0.5, 1]]) {
             pen.moveTo((c + x) * size, (r + y) * size);
             pen.lineTo((c + y) * size, (r + x) * size);
           }
@@ -261,6 +265,20 @@ const heat = (root, data) => {
     return plot;
   };
 
+  // The highest cells (and the lowest, if the values are signed) as a list that can be clicked.
+  const highest = (map) => {
+    const order = Array.from(map.values.keys()).filter((i) => map.values[i] === map.values[i]);
+    order.sort((a, b) => map.values[b] - map.values[a] || a - b);
+    const both = map.scale.signed && order.length > 8;
+    if (order.length) make('div', 'lt', topBox, both ? 'highest and lowest' : 'highest');
+    for (const i of both ? [...order.slice(0, 5), ...order.slice(-5)] : order.slice(0, 8)) {
+      const r = Math.floor(i / cols.n), c = i % cols.n;
+      const button = make('button', 'top', topBox, called(r, c));
+      make('span', 'k', button, ' ' + show(map.values[i], 3));
+      button.addEventListener('click', () => pin(r, c));
+    }
+  };
+
   const draw = () => {
     const shown = maps.filter((map) => (map.group || '') === now.group && (data.panels || map.name === now.name));
     area.replaceChildren();
@@ -280,6 +298,8 @@ const heat = (root, data) => {
       const sign = i === 0 && scale.below ? '≤ ' : i === 2 && scale.above ? '≥ ' : '';
       make('span', '', ends, sign + show(value, 3));
     });
+    topBox.replaceChildren();
+    if (shown.length === 1 && data.item !== 'pair' && rows.n * cols.n > 1) highest(shown[0]);
     if (shown.some((map) => map.values.some((v, i) => v !== v && exists(Math.floor(i / cols.n), i % cols.n))))
       make('span', 'gone', bar, 'missing');
   };
