@@ -1,7 +1,7 @@
 """Curves with bands (ablation) and clouds of points (static against dynamic score).
 
 >>> curve([0, 1, 2], [Line("relation heads", [0.9, 0.4, 0.1])], x_name="heads ablated", y_name="accuracy")
-Figure('Curve', Chart, 2 KB)
+Figure('Curve', Chart, 1 KB)
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,6 +12,7 @@ import numpy as np
 
 from ..errors import UsageError
 from ..types import HeadIndex
+from .colours import Limits
 from .figure import Figure
 from .grids import drill_lists
 from .page import escaped, figure_body, label, packed, table
@@ -52,8 +53,8 @@ class Chart:
     x_name: str
     y_name: str
     series: tuple[Series, ...]
-    x_limits: tuple[float, float]
-    y_limits: tuple[float, float]
+    x_limits: Limits
+    y_limits: Limits
     lines: bool
     diagonal: bool = False
     drill: Mapping[str, Any] = field(default_factory=dict)
@@ -67,7 +68,7 @@ def curve(
     title: str = "Curve",
     x_name: str = "x",
     y_name: str = "y",
-    y_limits: tuple[float, float] | None = None,
+    y_limits: Limits | None = None,
     note: str = "",
 ) -> Figure:
     """Curves over a common ``x``, with bands; for instance accuracy against the number of heads ablated.
@@ -95,9 +96,9 @@ def curve(
     heights = [values for one in series for values in (one.y, one.low, one.high) if values is not None]
     return _figure(
         Chart(
-            title=title,
-            x_name=x_name,
-            y_name=y_name,
+            title=visible(title),
+            x_name=visible(x_name),
+            y_name=visible(y_name),
             series=tuple(series),
             x_limits=_range([one.x for one in series]),
             y_limits=y_limits or _range(heights),
@@ -156,9 +157,9 @@ def scatter(
             series.append(_series(kind, across[chosen], up[chosen], labels=labels))
     return _figure(
         Chart(
-            title=title,
-            x_name=x_name,
-            y_name=y_name,
+            title=visible(title),
+            x_name=visible(x_name),
+            y_name=visible(y_name),
             series=tuple(series),
             x_limits=_range([one.x for one in series]),
             y_limits=_range([one.y for one in series]),
@@ -225,7 +226,7 @@ def _figure(chart: Chart) -> Figure:
     alternative = "".join(f"<p>{escaped(line)}</p>" for line in text.splitlines())
     alternative += table(["", chart.x_name, chart.y_name], rows[:_LISTED])
     body = figure_body("chart", chart.title, data=_page_data(chart), alternative=alternative, note=chart.note)
-    return Figure(title=visible(chart.title), body=body, needs=("chart",), text=text, data=chart)
+    return Figure(title=chart.title, body=body, needs=("chart",), text=text, data=chart)
 
 
 def _most_telling(chart: Chart, one: Series) -> list[int]:
@@ -234,7 +235,7 @@ def _most_telling(chart: Chart, one: Series) -> list[int]:
 
 
 def _words(chart: Chart) -> str:
-    lines = [f"{visible(chart.title)}: {chart.y_name} against {chart.x_name}."]
+    lines = [f"{chart.title}: {chart.y_name} against {chart.x_name}."]
     for one in chart.series:
         if chart.lines:
             lines.append(
@@ -257,8 +258,8 @@ def _page_data(chart: Chart) -> dict[str, Any]:
             entry["labels"] = one.labels
         series.append(entry)
     return {
-        "x": {"name": visible(chart.x_name), "limits": chart.x_limits},
-        "y": {"name": visible(chart.y_name), "limits": chart.y_limits},
+        "x": {"name": chart.x_name, "limits": chart.x_limits},
+        "y": {"name": chart.y_name, "limits": chart.y_limits},
         "lines": chart.lines,
         "diagonal": chart.diagonal,
         "series": series,

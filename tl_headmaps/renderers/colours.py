@@ -7,6 +7,7 @@ viridis; ``SIGNED`` runs from blue over near-white to red with lightness (CIELAB
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
@@ -22,6 +23,9 @@ SIGNED = (
     "f3f3f3 f6e4e2 f4d6d2 f2c8c3 eebab4 eaaca5 e59f97 e09189 da847c d4766e cd6961 c65b55 bf4d48 b73e3c af2d30 a71925 "
     "9e001a"
 )
+Limits: TypeAlias = tuple[float | int, float | int]
+"""Two ends of a scale or an axis."""
+
 SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8a6d00", "#56b4e9")
 """Lines and groups (after Okabe and Ito), told apart by colour-blind eyes too; used in this order."""
 
@@ -73,7 +77,7 @@ class Scale:
         arrays: Iterable[np.ndarray],
         *,
         signed: bool | None = None,
-        limits: tuple[float, float] | None = None,
+        limits: Limits | None = None,
         unit: str = "",
     ) -> "Scale":
         """One scale for several arrays: symmetric around zero if signed (by default: if any value is negative)."""

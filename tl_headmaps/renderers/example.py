@@ -1,11 +1,11 @@
 """A computation step by step: sentences, formulas and matrices with their numbers.
 
 >>> worked_example([Step("Values", matrices=[Matrix("V", [[0.1, 0.2], [-0.8, 0.3]], rows=["Birds", "walk"])])])
-Figure('Worked example', Example, 2 KB)
+Figure('Worked example', Example, 1 KB)
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -53,8 +53,14 @@ def worked_example(steps: Sequence[Step], *, title: str = "Worked example", unit
     """Steps under each other; all matrices share one colour scale, centred on zero if any value is negative."""
     if not steps:
         raise UsageError("There is nothing to draw: give at least one Step.")
-    kept = tuple(replace(step, matrices=tuple(map(_checked, step.matrices))) for step in steps)
+    kept = tuple(
+        Step(
+            visible(step.text), tuple(map(_checked, step.matrices)), "\n".join(map(visible, step.formula.splitlines()))
+        )
+        for step in steps
+    )
     scale = Scale.over([matrix.values for step in kept for matrix in step.matrices], unit=unit)
+    title = visible(title)
     example = Example(title, kept, scale, note)
     text = _words(example)
     inside = '<ol class="tlhm-steps">' + "".join(_step(step, scale) for step in kept) + "</ol>"
@@ -114,9 +120,9 @@ def number_text(value: float) -> str:
 
 
 def _words(example: Example) -> str:
-    lines = [visible(example.title)]
+    lines = [example.title]
     for number, step in enumerate(example.steps, 1):
-        lines.append(f"\n{number}. {visible(step.text)}")
+        lines.append(f"\n{number}. {step.text}")
         for matrix in step.matrices:
             names = matrix.columns or [str(number) for number in range(matrix.values.shape[1])]
             columns = [("", "left"), *((str(name), "right") for name in names)]
@@ -126,5 +132,5 @@ def _words(example: Example) -> str:
             ]
             lines.append(f"\n{matrix.name}\n{table_text(columns, rows)}")
         if step.formula:
-            lines.append("\n".join(map(visible, step.formula.splitlines())))
+            lines.append(step.formula)
     return "\n".join(lines)

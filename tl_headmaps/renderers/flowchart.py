@@ -24,7 +24,7 @@ MAX_HEADS = 64
 ROW = 30.0
 """Pixels from one box to the next."""
 
-_BOX, _LETTER = 22, 8
+_BOX, _LETTER = 22.0, 8.0
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Flow:
 
 def flow(
     tokens: Sequence[object],
-    groups: Sequence[Sequence[int]],
+    groups: Sequence[Any],
     heads: Mapping[Any, Any],
     *,
     matrix: Any = None,
@@ -80,6 +80,7 @@ def flow(
         if not set(numbers) <= set(range(len(members))):
             raise UsageError(f"{head} serves groups {numbers}, but there are groups 0 to {len(members) - 1}.")
     rest = tuple(position for position in range(len(names)) if position not in set(listed))
+    title = visible(title)
     chart = Flow(title, names, (*members, *([rest] if rest else [])), served, None, note)
     if matrix is not None:
         chart = Flow(title, names, chart.groups, served, _blocks(chart, matrix, unit), note)
@@ -160,9 +161,9 @@ def layout(chart: Flow) -> tuple[dict[int, float], list[float], float]:
 
 def _drawing(chart: Flow, n_named: int) -> str:
     token_at, head_at, height = layout(chart)
-    left = 18 + _LETTER * max((len(head) for head, _ in chart.heads), default=1)
-    right = 18 + _LETTER * min(28, max(map(len, chart.tokens), default=1))
-    gap = 110
+    left = 18.0 + _LETTER * max((len(head) for head, _ in chart.heads), default=1)
+    right = 18.0 + _LETTER * min(28, max(map(len, chart.tokens), default=1))
+    gap = 110.0
     width = left + gap + right + 4
     parts = []
     for number, (head, numbers) in enumerate(chart.heads):
@@ -176,7 +177,7 @@ def _drawing(chart: Flow, n_named: int) -> str:
         )
         parts.append(
             f'<g class="{colour}" tabindex="0"><title>{escaped(head)}</title>{lines}'
-            + _box(2, head_at[number] + 2, left, head)
+            + _box(2.0, head_at[number] + 2, left, head)
             + "</g>"
         )
     for number, group in enumerate(chart.groups):

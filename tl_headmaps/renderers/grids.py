@@ -8,8 +8,9 @@ import numpy as np
 
 from ..errors import UsageError
 from ..types import HeadIndex
-from .colours import Scale
+from .colours import Limits, Scale
 from .page import label
+from .text import visible
 
 MAX_SIDE = 1_000
 MAX_CELLS = 250_000
@@ -103,7 +104,10 @@ class Heat:
 
 
 def checked(values: Any, what: str) -> tuple[np.ndarray, tuple[int, ...] | None]:
-    """A two-dimensional array and, if its rows differ in length, their lengths."""
+    """A two-dimensional array and, if its rows differ in length, their lengths.
+
+    Numbers are those of 32-bit floats, as on the page, so that all forms of a figure say the same.
+    """
     if hasattr(values, "detach"):
         values = values.detach().cpu().double().numpy()
     if not isinstance(values, np.ndarray):
@@ -115,6 +119,8 @@ def checked(values: Any, what: str) -> tuple[np.ndarray, tuple[int, ...] | None]
         ragged = lengths if len(set(lengths)) > 1 else None
     else:
         array, ragged = np.asarray(values, dtype=float), None
+    with np.errstate(over="ignore"):
+        array = array.astype(np.float32).astype(float)
     if array.ndim != 2 or not array.size:
         raise UsageError(f"{what} has shape {tuple(array.shape)}; a map needs rows and columns, at least one of each.")
     if np.isinf(array).any():
@@ -164,7 +170,7 @@ def heat_of(
     row_labels: Sequence[object] | None = None,
     column_labels: Sequence[object] | None = None,
     signed: bool | None = None,
-    limits: tuple[float, float] | None = None,
+    limits: Limits | None = None,
     **details: Any,
 ) -> Heat:
     """Check everything a user can get wrong and fix the colour scales: one per unit."""
@@ -184,7 +190,7 @@ def heat_of(
             f"{len(given)} maps of {shape[0]:,} x {shape[1]:,} are too many for one page; draw some of them "
             "(a result has select())."
         )
-    units = [unit if entry.unit is None else entry.unit for entry in given]
+    units = [visible(unit if entry.unit is None else entry.unit) for entry in given]
     scales = {
         one: Scale.over(
             [array for array, other in zip(arrays, units, strict=True) if other == one],
@@ -195,7 +201,7 @@ def heat_of(
         for one in dict.fromkeys(units)
     }
     return Heat(
-        title=title,
+        title=visible(title),
         rows=_axis(rows, shape[0], row_labels),
         columns=_axis(columns, shape[1], column_labels),
         lengths=next((entry for entry in lengths if entry), None),
@@ -217,7 +223,7 @@ def _layer(entry: MapLayer, array: np.ndarray, scale: Scale) -> Layer:
         low, high = entry.interval
         interval = (like(low, f"interval of {entry.name!r}"), like(high, f"interval of {entry.name!r}"))
     details = tuple((str(name), like(values, str(name))) for name, values in entry.details.items())
-    return Layer(label(entry.name) if entry.name else "", entry.group, array, scale, null, interval, details)
+    return Layer(label(entry.name) if entry.name else "", visible(entry.group), array, scale, null, interval, details)
 
 
 def _axis(name: str, n: int, labels: Sequence[object] | None) -> Axis:

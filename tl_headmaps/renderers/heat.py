@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from .colours import Limits
 from .figure import Figure
 from .grids import Heat, Layer, MapLayer, drill_of, heat_of
 from .page import escaped, figure_body, packed, packed_half, table
@@ -34,7 +35,7 @@ def head_map(
     title: str = "Heads",
     unit: str = "value",
     signed: bool | None = None,
-    limits: tuple[float, float] | None = None,
+    limits: Limits | None = None,
     switches: tuple[str, str] = ("map", "measure"),
     drill: Mapping[Any, Any] | None = None,
     note: str = "",
@@ -71,7 +72,7 @@ def panels(
     title: str = "Heads",
     unit: str = "value",
     signed: bool | None = None,
-    limits: tuple[float, float] | None = None,
+    limits: Limits | None = None,
     drill: Mapping[Any, Any] | None = None,
     note: str = "",
 ) -> Figure:
@@ -97,7 +98,7 @@ def component_map(
     title: str = "Components",
     unit: str = "value",
     signed: bool | None = None,
-    limits: tuple[float, float] | None = None,
+    limits: Limits | None = None,
     row_labels: Sequence[object] | None = None,
     switches: tuple[str, str] = ("metric", "measure"),
     note: str = "",
@@ -136,9 +137,9 @@ def token_grid(
     rows: str = "source",
     columns: str = "target",
     signed: bool | None = None,
-    limits: tuple[float, float] | None = None,
+    limits: Limits | None = None,
     details: Mapping[str, Any] | None = None,
-    score: float | None = None,
+    score: float | int | None = None,
     note: str = "",
 ) -> Figure:
     """Source tokens (rows) by target tokens (columns), with the score under the grid if there is one."""
@@ -213,7 +214,7 @@ def _cell_size(heat: Heat) -> tuple[float, float]:
     """Width and height of a cell in pixels at full size."""
     rows, columns = heat.rows.n, heat.columns.n
     if heat.numbers:
-        return 76, 30
+        return 76.0, 30.0
     room = 230 if heat.panels and len(heat.layers) > 1 else 640
     height = min(22.0, max(3.0, room / max(rows, 0.6 * columns)))
     width = min(22.0, room / columns, 4 * height)

@@ -44,7 +44,10 @@ def escaped(text: object) -> str:
 def script_json(values: Any) -> str:
     """JSON that cannot end the script element it stands in."""
     text = json.dumps(values, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    for character in "<>&":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    # Half of a surrogate pair, which UTF-8 cannot hold, becomes its JSON escape.
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def packed(values: np.ndarray) -> dict[str, str]:

@@ -24,6 +24,13 @@ if TYPE_CHECKING:
     from .figure import Figure, Width
 
 INCHES = {"column": 3.4, "page": 7.0}
+_LETTER_INCHES, _LINE_INCHES = 0.065, 0.12
+"""What a letter takes in width and a line in height, at the size of the ticks."""
+
+_LINE = 0.18
+_STEPS = (1, 2, 4, 5, 8, 10, 16, 20, 25, 32, 50, 64, 100, 128, 200, 250, 500)
+_MOST_ROWS = 12
+_MOST_LINES = 90
 _PRINT = {
     "font.family": "DejaVu Sans",
     "font.size": 7,
@@ -69,9 +76,7 @@ def save_static(figure: "Figure", path: Path, *, width: "Width") -> None:
         suffix = path.suffix.lower()
         metadata = {".pdf": {"CreationDate": None, "Producer": None, "Creator": None}, ".svg": {"Date": None}}
         with replacing(path) as temporary:
-            sheet.savefig(
-                temporary, format=suffix[1:], metadata=metadata.get(suffix, {"Software": None}), bbox_inches="tight"
-            )
+            sheet.savefig(temporary, format=suffix[1:], metadata=metadata.get(suffix, {"Software": None}))
 
 
 @singledispatch
@@ -83,22 +88,26 @@ def draw(data: Any, sheet: Any) -> None:
 @draw.register
 def _(data: Listing, sheet: Any) -> None:
     lines = data.text.splitlines()
-    sheet.set_figheight(0.3 + 0.14 * len(lines))
-    sheet.text(0.0, 1.0, data.text, va="top", family="DejaVu Sans Mono", size=7)
+    if len(lines) > _MOST_LINES:
+        lines = [*lines[:_MOST_LINES], f"… and {len(lines) - _MOST_LINES:,} more lines"]
+    # As large as the width allows: a letter is 0.6 of its size wide.
+    size = min(7.0, (sheet.get_figwidth() - 0.2) * 72 / (0.61 * max(map(len, lines), default=1)))
+    sheet.set_layout_engine("none")
+    sheet.set_figheight(0.2 + size / 72 * 1.35 * len(lines))
+    at = (0.1 / sheet.get_figwidth(), 1 - 0.1 / sheet.get_figheight())
+    sheet.text(*at, "\n".join(lines), va="top", family="DejaVu Sans Mono", size=size, linespacing=1.2)
 
 
 def _colour_map(layer: Layer) -> Any:
     from matplotlib.colors import LinearSegmentedColormap
 
     colours = LinearSegmentedColormap.from_list("tl_headmaps", [f"#{c}" for c in layer.scale.colours], N=1025)
-    colours.set_bad(alpha=0)
-    return colours
+    return colours.with_extremes(bad="#ffffff00")
 
 
-def _map_axes(axes: Any, heat: Heat, layer: Layer) -> Any:
-    """One map on its axes: cells, hatching where values are missing, ticks."""
+def _map_axes(axes: Any, heat: Heat, layer: Layer, cell: tuple[float, float]) -> Any:
+    """One map on its axes, with cells of about the given inches: colours, hatching where values are missing, ticks."""
     from matplotlib.patches import Rectangle
-    from matplotlib.ticker import MaxNLocator
 
     low, high = layer.scale.low, layer.scale.high
     if high <= low:
@@ -108,7 +117,7 @@ def _map_axes(axes: Any, heat: Heat, layer: Layer) -> Any:
         cmap=_colour_map(layer),
         vmin=low,
         vmax=high,
-        aspect="auto",
+        aspect=cell[1] / cell[0],
         interpolation="nearest",
     )
     for row, column in np.argwhere(np.isnan(layer.values)):
@@ -116,50 +125,82 @@ def _map_axes(axes: Any, heat: Heat, layer: Layer) -> Any:
             axes.add_patch(
                 Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, hatch="//////", edgecolor="0.6", linewidth=0)
             )
-    for axis, labels in ((axes.xaxis, heat.columns), (axes.yaxis, heat.rows)):
-        if labels.labels is None:
-            axis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 4, 5, 8, 10]))
-        else:
-            axis.set_ticks(range(labels.n), labels.labels)
-    if heat.columns.labels and max(map(len, heat.columns.labels)) * heat.columns.n > 60:
+    widest = max(len(heat.columns.label(j)) for j in range(heat.columns.n)) * _LETTER_INCHES
+    upright = heat.columns.labels is not None and widest > cell[0]
+    for axis, labels, room, need in (
+        (axes.xaxis, heat.columns, cell[0], _LINE_INCHES if upright else widest + _LETTER_INCHES),
+        (axes.yaxis, heat.rows, cell[1], _LINE_INCHES),
+    ):
+        step = next((step for step in _STEPS if step * room >= need), labels.n)
+        shown = range(0, labels.n, step)
+        axis.set_ticks(shown, [labels.label(i) for i in shown])
+    if upright:
         axes.tick_params(axis="x", rotation=90)
+    axes.tick_params(length=2)
     if heat.numbers:
         for (row, column), value in np.ndenumerate(layer.values):
             if np.isfinite(value):
                 colour = text_on(layer.scale.colour(float(value)))
-                axes.text(column, row, f"{value:.3g}", ha="center", va="center", color=colour)
+                axes.text(column, row, f"{value:.3g}".replace("-", "−"), ha="center", va="center", color=colour)
     return image
+
+
+def _cell_inches(heat: Heat, room: float) -> tuple[float, float]:
+    """Width and height of a cell in a map that is at most ``room`` wide."""
+    columns, rows = heat.columns.n, heat.rows.n
+    if heat.numbers:
+        return min(room / columns, 0.7), 0.28
+    width = min(room / columns, 0.55 if heat.item == "component" else 0.25)
+    return width, min(0.15 if heat.item == "component" else width, 5.5 / rows)
 
 
 @draw.register
 def _(data: Heat, sheet: Any) -> None:
-    shown = list(data.layers)
-    first_group = [layer for layer in shown if layer.group == shown[0].group]
+    shown = [layer for layer in data.layers if layer.group == data.layers[0].group]
     wide = sheet.get_figwidth()
-    across = min(len(first_group), 4 if wide > 5 else 2)
-    down = -(-len(first_group) // across)
-    ratio = data.rows.n / data.columns.n * (0.35 if data.numbers or data.item == "component" else 1.0)
-    height = min(max(ratio * wide / across, 0.6), 1.4 * wide / across)
-    sheet.set_figheight(min(down * (height + 0.45) + 0.5, 9.5))
+    across = min(len(shown), 4 if wide > 5 else 2)
+    down = -(-len(shown) // across)
+    if down > _MOST_ROWS:
+        raise UsageError(
+            f"{len(shown)} maps do not fit on a printed page at this width; draw up to {_MOST_ROWS * across} of them "
+            "(a result has select()), or write .html."
+        )
+    left = _LETTER_INCHES * max(len(data.rows.label(i)) for i in range(data.rows.n))
+    cell = _cell_inches(data, (wide - 0.9) / across - left - 0.25)
+    # A small map needs no whole page.
+    needed = across * (cell[0] * data.columns.n + left + 0.45) + (1.0 if len(shown) == 1 else 0.9)
+    sheet.set_figwidth(min(wide, max(needed, 0.06 * len(data.title) + 0.3, 2.0)))
+    below = max(len(data.columns.label(j)) for j in range(data.columns.n)) * _LETTER_INCHES
+    below = below if data.columns.labels is not None and below > cell[0] else 0.12
+    sheet.set_figheight(0.35 + down * (cell[1] * data.rows.n + below + 0.45))
     grid = sheet.subplots(down, across, squeeze=False)
-    for axes in grid.flat[len(first_group) :]:
+    for axes in grid.flat[len(shown) :]:
         axes.set_visible(False)
-    image = None
-    for axes, layer in zip(grid.flat, first_group, strict=False):
-        image = _map_axes(axes, data, layer)
-        if len(first_group) > 1:
-            axes.set_title(layer.name)
-        axes.set_xlabel(data.columns.name)
-        axes.set_ylabel(data.rows.name)
-    used = list(grid.flat[: len(first_group)])
-    scale = first_group[0].scale
-    extend = {(True, True): "both", (True, False): "min", (False, True): "max"}.get(
-        (scale.below, scale.above), "neither"
-    )
-    bar = sheet.colorbar(image, ax=used, extend=extend, fraction=0.04, pad=0.02)
-    bar.outline.set_linewidth(0.4)
-    bar.set_label(scale.unit)
+    used = list(grid.flat[: len(shown)])
+    one_scale = len({layer.scale for layer in shown}) == 1
+    for number, (axes, layer) in enumerate(zip(used, shown, strict=True)):
+        image = _map_axes(axes, data, layer, cell)
+        if len(shown) > 1:
+            room = max(cell[0] * data.columns.n, 0.8) + 0.2
+            axes.set_title(layer.name, fontsize=min(8.0, room * 72 / (0.6 * max(len(layer.name), 1))))
+        if number + across >= len(shown):
+            axes.set_xlabel(data.columns.name)
+        if number % across == 0:
+            axes.set_ylabel(data.rows.name)
+        if not one_scale or number == len(shown) - 1:
+            _colour_bar(sheet, image, layer.scale, used if one_scale else axes)
     sheet.suptitle(data.title, fontsize=8)
+
+
+def _colour_bar(sheet: Any, image: Any, scale: Scale, axes: Any) -> None:
+    ends = {(True, True): "both", (True, False): "min", (False, True): "max"}
+    extend = ends.get((scale.below, scale.above), "neither")
+    bar = sheet.colorbar(image, ax=axes, extend=extend, fraction=0.05, pad=0.02, aspect=25)
+    bar.outline.set_linewidth(0.4)
+    bar.ax.tick_params(length=2)
+    bar.set_label(scale.unit)
+    if scale.high <= scale.low:
+        bar.set_ticks([scale.low])
 
 
 @draw.register
@@ -209,37 +250,39 @@ def _(data: Flow, sheet: Any) -> None:
             axes.text(2.4, token_at[position], text, ha="center", va="center", bbox={**frame, "edgecolor": colour})
     if data.matrix is not None:
         layer = data.matrix.layers[0]
-        image = _map_axes(columns[1], data.matrix, layer)
+        image = _map_axes(columns[1], data.matrix, layer, _cell_inches(data.matrix, wide / 2 - 1.0))
         columns[1].set(xlabel=data.matrix.columns.name, ylabel=data.matrix.rows.name)
-        sheet.colorbar(image, ax=columns[1], fraction=0.05, pad=0.02, label=layer.scale.unit)
-    sheet.set_figwidth(wide)
+        _colour_bar(sheet, image, layer.scale, columns[1])
 
 
 @draw.register
 def _(data: Example, sheet: Any) -> None:
-    """Steps under each other: a line of text, its matrices in a row, its formula."""
+    """Steps under each other: a line of text, its matrices in a row, its formula; all measured in inches."""
+    wide = sheet.get_figwidth()
     heights = []
     for step in data.steps:
-        rows = max((len(matrix.values) + 1.6 for matrix in step.matrices), default=0.0)
-        heights.append(0.2 + 0.2 * rows + 0.14 * len(step.formula.splitlines()))
+        rows = max((0.62 + _LINE * len(matrix.values) for matrix in step.matrices), default=0.0)
+        heights.append(0.25 + rows + _LINE * len(step.formula.splitlines()))
     sheet.set_layout_engine("none")
-    sheet.set_figheight(sum(heights) + 0.4)
-    tall, wide = sheet.get_figheight(), sheet.get_figwidth()
-    sheet.text(0.5, 1 - 0.1 / tall, data.title, ha="center", va="top", size=8)
+    tall = sum(heights) + 0.4
+    sheet.set_figheight(tall)
+    sheet.text(0.5, 1 - 0.08 / tall, data.title, ha="center", va="top", size=8)
     top = tall - 0.35
     for number, (step, height) in enumerate(zip(data.steps, heights, strict=True), 1):
-        sheet.text(0.02, top / tall, f"{number}. {step.text}", va="top", wrap=True)
-        left = 0.3
+        sheet.text(0.1 / wide, top / tall, f"{number}. {step.text}", va="top")
+        left = 0.25
         for matrix in step.matrices:
             n_rows, n_columns = matrix.values.shape
-            names = 0.3 if matrix.rows is None else 0.12 + 0.065 * max(len(str(name)) for name in matrix.rows)
-            size = (min(0.45 * n_columns, wide - 0.5), 0.2 * n_rows)
-            box = (left + names, top - 0.55 - size[1], *size)
-            axes = sheet.add_axes((box[0] / wide, box[1] / tall, box[2] / wide, box[3] / tall))
+            left += 0.1 if matrix.rows is None else 0.12 + 0.065 * max(len(str(name)) for name in matrix.rows)
+            size = (min(0.45 * n_columns, max(wide - left - 0.1, 0.3)), _LINE * n_rows)
+            bottom = top - 0.42 - size[1]
+            axes = sheet.add_axes((left / wide, bottom / tall, size[0] / wide, size[1] / tall))
             _matrix_axes(axes, matrix, data.scale)
-            left += names + size[0] + 0.2
+            left += size[0] + 0.2
         if step.formula:
-            sheet.text(0.04, (top - height + 0.06) / tall, step.formula, va="bottom", family="DejaVu Sans Mono", size=6)
+            sheet.text(
+                0.25 / wide, (top - height + 0.1) / tall, step.formula, va="bottom", family="DejaVu Sans Mono", size=6
+            )
         top -= height
 
 

@@ -91,8 +91,14 @@ def attention_view(
     }
     strongest = [_strongest(names[i], array[i], tokens) for i in range(min(len(names), 40))]
     text = f"{visible(title)}: {len(names)} heads, {n} tokens.\n" + "\n".join(strongest)
+    # Keys after the query are not zero, they are not there.
+    lengths = range(1, n + 1) if causal else [n] * n
+    first = [
+        MapLayer(name, [row[:end].tolist() for row, end in zip(array[i], lengths, strict=True)])
+        for i, name in enumerate(names[:HEADS_AT_ONCE])
+    ]
     printed = heat_of(
-        [MapLayer(name, array[i]) for i, name in enumerate(names[:HEADS_AT_ONCE])],
+        first,
         title=title,
         unit="attention",
         rows="query",
@@ -147,9 +153,7 @@ def token_groups_view(
     return _view({"element": "ColoredTokens", "props": props, "titles": labels}, title, text, printed, note)
 
 
-def top_tokens_view(
-    tops: Mapping[Any, Sequence[tuple[object, float]]], *, title: str = "Top tokens", note: str = ""
-) -> Figure:
+def top_tokens_view(tops: Mapping[Any, Any], *, title: str = "Top tokens", note: str = "") -> Figure:
     """The strongest tokens of each head, layer by layer: ``{"L23H4": [("pasta", 0.9), ...]}``, strongest first."""
     if not tops:
         raise UsageError("There is nothing to draw: give at least one head with its tokens.")
