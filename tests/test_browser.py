@@ -9,8 +9,20 @@ from typing import Any
 import numpy as np
 import pytest
 from browser import EXECUTABLE, Browser
+from every_figure import BLOCKS, A, V, every_figure
 
-from tl_headmaps.renderers import Figure, MapLayer, component_map, head_map, panels, token_grid
+from tl_headmaps.renderers import (
+    Figure,
+    MapLayer,
+    attention_view,
+    component_map,
+    head_map,
+    panels,
+    save_page,
+    token_grid,
+    token_groups_view,
+    top_tokens_view,
+)
 
 pytestmark = pytest.mark.browser
 
@@ -65,14 +77,14 @@ class Shown:
         self.browser.hover(*self.place(row, column, shape, plot))
         return self.browser.text(".tlhm-tip")
 
-    def focus(self) -> None:
-        """With the keyboard alone: from control to control until a map has the focus."""
+    def focus(self, what: str = ".tlhm-plot") -> None:
+        """With the keyboard alone: from control to control until the picture has the focus."""
         self.browser.run("document.body.focus()")
         for _ in range(10):
             self.browser.key("Tab")
-            if self.browser.run("document.activeElement.classList.contains('tlhm-plot')"):
+            if self.browser.run(f"document.activeElement.matches('{what}')"):
                 return
-        pytest.fail("the map cannot be reached with the Tab key")
+        pytest.fail(f"{what} cannot be reached with the Tab key")
 
     def check_quiet(self) -> None:
         """No error, no warning, and nothing asked for but the file itself."""
@@ -193,7 +205,8 @@ def test_the_switch_changes_the_map_and_its_scale(scores: Shown) -> None:
 
 def test_eight_panels_are_small_and_quick(browser: Browser, tmp_path: Path) -> None:
     maps = {f"function {n}": RANDOM.gamma(1, 0.001, (32, 32)) for n in range(8)}
-    shown = Shown(browser, panels(maps, unit="importance"), tmp_path)
+    layers = [MapLayer(name, values, null=values / 2) for name, values in maps.items()]
+    shown = Shown(browser, panels(layers, unit="importance"), tmp_path)
     assert shown.path.stat().st_size <= 120 * 1024
     assert min(shown.seconds, browser.open(shown.path), browser.open(shown.path)) < 0.5
     assert browser.run("document.querySelectorAll('.tlhm-plot').length") == 8
@@ -254,3 +267,164 @@ def test_a_figure_shown_twice_on_a_page_works_twice(browser: Browser, tmp_path: 
     ids = json.loads(browser.run("JSON.stringify([...document.querySelectorAll('[id]')].map(e => e.id))"))
     assert len(ids) == len(set(ids))
     assert browser.errors == []
+
+
+def opened(browser: Browser, name: str, folder: Path, **options: Any) -> Shown:
+    """One of the common figures, drawn."""
+    figure = every_figure()[name]
+    shown = Shown(browser, figure, folder, **options)
+    if "circuits" in figure.needs:
+        browser.wait("!!document.querySelector('.tlhm-circuits > div')?.childNodes.length")
+    return shown
+
+
+@pytest.mark.parametrize("name", every_figure())
+def test_every_figure_opens_offline_without_a_word(browser: Browser, tmp_path: Path, name: str) -> None:
+    shown = opened(browser, name, tmp_path)
+    shown.check_quiet()
+    assert browser.run("document.querySelector('.tlhm').getBoundingClientRect().height") > 60
+    assert browser.run("[...document.querySelectorAll('.tlhm > .tlhm-alt')].every(alt => !alt.open)")
+
+
+@pytest.mark.parametrize("name", every_figure())
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_figures_fit_a_phone_and_can_be_read(browser: Browser, tmp_path: Path, name: str, dark: bool) -> None:
+    opened(browser, name, tmp_path, width=390, height=800, dark=dark)
+    assert browser.run("document.documentElement.scrollWidth") <= 390
+    script = """(() => { const s = getComputedStyle(document.querySelector('.tlhm'));
+        const light = c => { const [r, g, b] = c.match(/[\\d.]+/g).map(Number); return .3 * r + .59 * g + .11 * b };
+        return [light(s.color), light(s.backgroundColor)] })()"""
+    text, ground = browser.run(script)
+    assert (text - ground if dark else ground - text) > 150
+
+
+@pytest.mark.parametrize(
+    ("mark", "scheme"),
+    [
+        ('<body data-jp-theme-light="false">', "dark"),
+        ('<body data-jp-theme-light="true">', "light"),
+        ('<body class="vscode-dark">', "dark"),
+        ('<body class="vscode-light">', "light"),
+    ],
+)
+def test_notebook_themes_win_over_the_system(browser: Browser, tmp_path: Path, mark: str, scheme: str) -> None:
+    path = tmp_path / "notebook.html"
+    path.write_text(f"<!DOCTYPE html><html>{mark}{every_figure()['token_grid'].html}</body></html>", encoding="utf-8")
+    browser.open(path, dark=scheme == "light")
+    assert browser.run("getComputedStyle(document.querySelector('.tlhm')).colorScheme") == scheme
+
+
+def points_on_page(browser: Browser, series: int) -> np.ndarray:
+    script = f"(s => [Array.from(s.x), Array.from(s.y)])(document.querySelector('.tlhm').headmap.series[{series}])"
+    return np.array(browser.run(script))
+
+
+def test_a_curve_tells_its_values_and_bands(browser: Browser, tmp_path: Path) -> None:
+    shown = opened(browser, "curve", tmp_path)
+    chart = every_figure()["curve"].data
+    for number, one in enumerate(chart.series):
+        np.testing.assert_array_equal(points_on_page(browser, number), np.float32([one.x, one.y]))
+    shown.focus(".tlhm-chart")
+    assert browser.text(".tlhm-tip").splitlines()[:3] == ["relation heads", "heads ablated 0", "accuracy 0.9"]
+    browser.key("ArrowRight")
+    assert "heads ablated 1" in browser.text(".tlhm-live")
+    browser.key("ArrowDown")
+    tip = browser.text(".tlhm-tip").splitlines()
+    assert tip[0] == "random heads" and tip[3] == "from 0.82 to 0.92"
+    browser.key("Enter")
+    assert "random heads" in browser.text(".tlhm-pinned")
+    shown.check_quiet()
+
+
+def test_a_point_of_a_cloud_can_be_found_and_clicked(browser: Browser, tmp_path: Path) -> None:
+    shown = opened(browser, "scatter", tmp_path)
+    one = every_figure()["scatter"].data.series[0]
+    np.testing.assert_array_equal(points_on_page(browser, 0), np.float32([one.x, one.y]))
+    best = int(np.argmax(one.x))
+    place = browser.run(
+        f"(b => [b.left + b.width / 2, b.top + b.height / 2])("
+        f"document.querySelectorAll('.tlhm-chart g circle')[{best}].getBoundingClientRect())"
+    )
+    browser.hover(*place)
+    assert browser.text(".tlhm-tip").startswith(one.labels[best])
+    browser.click(*place)
+    assert browser.text(".tlhm-pinned").startswith(one.labels[best])
+    browser.run("document.querySelector('.tlhm input').focus()")
+    browser.type("L23H4")
+    browser.key("Enter")
+    assert "France" in browser.text(".tlhm-pinned")
+    shown.check_quiet()
+
+
+def test_the_flowchart_joins_heads_and_tokens(browser: Browser, tmp_path: Path) -> None:
+    opened(browser, "flow", tmp_path)
+    texts = browser.run("[...document.querySelectorAll('.tlhm-flow text')].map(t => t.textContent)")
+    assert texts == ["Head 0", "Head 1", "Head 2", "It", "I", "is", "am", "the"]
+    assert browser.run(
+        "[...document.querySelectorAll('.tlhm-flow g')].map(g => g.querySelectorAll('path').length)"
+    ) == [
+        2,
+        3,
+        3,
+        0,
+        0,
+    ]
+    values = browser.run("Array.from(document.querySelector('.tlhm .tlhm').headmap.maps[0].values)")
+    np.testing.assert_array_equal(values, np.ravel(BLOCKS))
+
+
+def test_a_worked_example_shows_its_numbers(browser: Browser, tmp_path: Path) -> None:
+    opened(browser, "worked_example", tmp_path)
+    cells = browser.run(
+        "[...document.querySelectorAll('.tlhm-matrix td')].map(t => Number(t.textContent.replace('−', '-')))"
+    )
+    np.testing.assert_array_equal(cells, [*np.ravel(V), *np.ravel(A), 0.18, 0.11, 0.01])
+
+
+def test_heads_of_an_attention_view_load_on_demand(browser: Browser, tmp_path: Path) -> None:
+    n = 1024
+    patterns = np.tril(RANDOM.random((n, 4, 4))).astype(np.float32)
+    heads = [(layer, head) for layer in range(32) for head in range(32)]
+    figure = attention_view(patterns, ["<s>", "</script>", "<img src=x onerror=window.broken=1>", "&amp;"], heads=heads)
+    shown = Shown(browser, figure, tmp_path)
+    browser.wait("document.querySelectorAll('.tlhm-circuits canvas').length")
+    assert browser.run("document.querySelectorAll('.tlhm-circuits canvas').length") <= 9
+    found = browser.run("Array.from(document.querySelector('.tlhm').headmap.patterns.slice(-16))")
+    np.testing.assert_array_equal(found, patterns[-1].ravel())
+    browser.run("document.querySelector('.tlhm input').focus()")
+    browser.type("L31H31")
+    assert browser.text(".tlhm-found") == "found"
+    browser.wait("document.querySelector('.tlhm-circuits').innerText.includes('L31H31')")
+    shown.check_quiet()
+
+
+def test_dangerous_tokens_in_circuitsvis_views_are_text(browser: Browser, tmp_path: Path) -> None:
+    views = {
+        "groups": token_groups_view(DANGEROUS, [0] * len(DANGEROUS), names=[DANGEROUS[1]]),
+        "tops": top_tokens_view({"L0H0": [(token, 1.0) for token in DANGEROUS], "L1H0": [("a", 1.0)]}),
+    }
+    for figure in views.values():
+        shown = Shown(browser, figure, tmp_path)
+        browser.wait("document.querySelectorAll('.tlhm-circuits > div > *').length")
+        text = browser.text(".tlhm-circuits").replace("\u200b", "").replace("\xa0", " ")
+        assert "<s>" in text and "<img src=x onerror=window.broken=1>" in text and "&amp;" in text
+        assert browser.run("document.querySelectorAll('.tlhm img').length") == 0
+        shown.check_quiet()
+
+
+def test_one_page_holds_all_figures(browser: Browser, tmp_path: Path) -> None:
+    path = save_page(tmp_path / "all.html", list(every_figure().values()), title="All")
+    browser.open(path)
+    browser.wait("document.querySelectorAll('.tlhm-circuits > div > *').length >= 4")
+    assert browser.errors == []
+    assert browser.requests == [path.resolve().as_uri()]
+    drawn = browser.run("[...document.querySelectorAll('.tlhm-draw')].filter(d => d.childNodes.length).length")
+    assert drawn == sum(bool(figure.needs) for figure in every_figure().values())
+
+
+def test_without_scripts_the_text_alternative_is_open(browser: Browser, tmp_path: Path) -> None:
+    body = every_figure()["head_map"].body
+    path = tmp_path / "still.html"
+    path.write_text(f"<!DOCTYPE html><meta charset=utf-8>{body}", encoding="utf-8")
+    browser.open(path)
+    assert "Highest" in browser.text(".tlhm-alt")
