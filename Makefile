@@ -4,7 +4,7 @@ PIP_INSTALL = -m pip install --quiet --disable-pip-version-check -c constraints.
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo test test-browser lint test-tl3 bench figures figures-check clean
+.PHONY: demo test test-browser lint test-tl3 bench figures figures-check gallery clean
 
 demo: .venv/installed
 	.venv/bin/tl-headmaps demo
@@ -30,6 +30,9 @@ figures: .venv/tested
 
 figures-check: .venv/tested
 	.venv/bin/python tests/benchmarks/figures.py --check
+
+gallery: .venv/tested
+	PYTHONPATH=tests .venv/bin/python tests/benchmarks/gallery.py
 
 bench: .venv/tested
 	.venv/bin/python tests/benchmarks/run.py --out tests/benchmarks/figures.json

@@ -44,7 +44,7 @@ from tl_headmaps.renderers.page import packed, packed_half
 from tl_headmaps.results.model_description import ModelDescription
 
 FIGURES = every_figure()
-OUR_NAMES = {"tlhm", "svg", "rect"}
+README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 
 
 def scores(n_layers: int = 3, n_heads: int = 4, names: tuple[str, ...] = ("capitals", "copying")) -> RelationScores:
@@ -337,13 +337,13 @@ def test_a_result_shows_its_figure_and_a_loaded_one_too(tmp_path: Path) -> None:
 
 def test_relation_scores_are_drawn_as_they_are() -> None:
     result = scores()
-    heat = result.figure().data  # type: ignore[attr-defined]
+    heat = result.figure().data
     assert [(layer.name, layer.group) for layer in heat.layers] == [
         (name, group) for name in ("capitals", "copying") for group in ("promotes", "suppresses")
     ]
     np.testing.assert_array_equal(heat.layers[2].values, result.promote[1].double().numpy())
     np.testing.assert_array_equal(heat.layers[3].values, result.suppress[1].double().numpy())
-    side_by_side = result.figure(side_by_side=True).data  # type: ignore[attr-defined]
+    side_by_side = result.figure(side_by_side=True).data
     assert side_by_side.panels and [layer.name for layer in side_by_side.layers] == ["capitals", "copying"]
 
 
@@ -359,7 +359,7 @@ def test_a_map_of_80_by_64_is_small(tmp_path: Path) -> None:
 
 def test_a_token_grid_keeps_values_and_ranks() -> None:
     result = grid([[1.0, -2.0], [0.5, 7.0]])
-    heat = result.figure().data  # type: ignore[attr-defined]
+    heat = result.figure().data
     np.testing.assert_array_equal(heat.layers[0].values, result.values.double().numpy())
     ((name, ranks),) = heat.layers[0].details
     assert "rank" in name
@@ -385,7 +385,7 @@ def test_a_drawing_can_be_registered_for_a_new_result() -> None:
     def own_figure(result: Own, *, title: str = "own") -> Figure:
         return head_map([[1.0]], title=title)
 
-    assert Own((("a", "b"),), provenance()).figure(title="mine").title == "mine"  # type: ignore[attr-defined]
+    assert Own((("a", "b"),), provenance()).figure(title="mine").title == "mine"
 
 
 def test_every_drawing_is_a_picture_of_its_kind() -> None:
@@ -453,6 +453,7 @@ def test_renderers_name_all_they_have() -> None:
     for name in renderers.__all__:
         value = getattr(renderers, name)
         assert callable(value) and value.__doc__ and value.__name__ == name
+        assert re.search(rf"\b{name}\(|`{name}`", README), f"{name} is not in the README"
     with pytest.raises(AttributeError, match="has no attribute 'pie'"):
         _ = renderers.pie
     assert tl_headmaps.Figure is Figure

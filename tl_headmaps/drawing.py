@@ -18,11 +18,26 @@ FIGURE_SUFFIXES = (PAGE_SUFFIX, *STATIC_SUFFIXES)
 
 @runtime_checkable
 class Picture(Protocol):
-    """What a drawing gives: something a notebook shows and a file can hold."""
+    """What a drawing gives (a :class:`~tl_headmaps.Figure`): a notebook shows it and a file holds it."""
+
+    @property
+    def title(self) -> str: ...
+
+    @property
+    def text(self) -> str: ...
+
+    @property
+    def html(self) -> str: ...
+
+    @property
+    def data(self) -> Any: ...
+
+    @property
+    def rendered(self) -> Any: ...
 
     def _repr_html_(self) -> str: ...
 
-    def save(self, path: Any) -> Any: ...
+    def save(self, path: Any, *, width: Any = ...) -> Any: ...
 
 
 def _knows_none(kind: str) -> None:

@@ -60,8 +60,10 @@ def packed(values: np.ndarray) -> dict[str, str]:
 
 
 def packed_half(values: np.ndarray) -> dict[str, Any]:
-    """An array with three significant digits: 16-bit floats of the values over the largest."""
+    """An array with three significant digits: 16-bit floats of the values over the largest; exact if few differ."""
     flat = np.asarray(values, dtype=float).ravel()
+    if "t" in (exact := packed(flat)):
+        return exact
     largest = float(np.nanmax(np.abs(flat), initial=0.0)) or 1.0
     return {"h": _base64((flat / largest * 1024).astype("<f2").tobytes()), "m": largest}
 

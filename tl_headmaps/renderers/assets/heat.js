@@ -33,7 +33,11 @@ const heat = (root, data) => {
     if (data.item !== 'pair') lines.push(['rank', `${rank(map, value)} of ${ranked(map).length}`]);
     if (map.null) lines.push(['null', show(map.null[i], 3)]);
     if (map.interval) lines.push(['95%', map.interval.map((bound) => show(bound[i], 3)).join(' to ')]);
-    for (const [name, values] of map.details) lines.push([name, show(values[i])]);
+    for (const [name, values] of map.details) {
+      // Probabilities may be smaller than a 32-bit float can say.
+      const tiny = (name === 'p' || name === 'q') && values[i] < 1e-9;
+      lines.push([name, tiny ? '< 1e-9' : show(values[i])]);
+    }
     return lines;
   };
 
@@ -267,7 +271,7 @@ const heat = (root, data) => {
 
   // The highest cells (and the lowest, if the values are signed) as a list that can be clicked.
   const highest = (map) => {
-    const order = Array.from(map.values.keys()).filter((i) => map.values[i] === map.values[i]);
+    const order = Array.from(map.values.keys()).filter((i) => map.scale.signed ? map.values[i] === map.values[i] : map.values[i] > 0);
     order.sort((a, b) => map.values[b] - map.values[a] || a - b);
     const both = map.scale.signed && order.length > 8;
     if (order.length) make('div', 'lt', topBox, both ? 'highest and lowest' : 'highest');
