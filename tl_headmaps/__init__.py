@@ -6,6 +6,8 @@ Public names load on first use, so that ``import tl_headmaps`` costs nothing.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from . import drawing as _drawing
+
 if TYPE_CHECKING:
     from .analyses.describe_model import describe_model as describe_model
     from .analyses.name_heads import name_heads as name_heads
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from .naming.predicates import predicate as predicate
     from .relations import Relation as Relation
     from .relations import load_relations as load_relations
+    from .renderers.figure import Figure as Figure
     from .results.base import Result as Result
     from .results.head_names import HeadNames as HeadNames
     from .results.relation_scores import RelationScores as RelationScores
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Figure": ".renderers.figure",
     "HeadIndex": ".types",
     "HeadMapsError": ".errors",
     "HeadNames": ".results.head_names",
@@ -59,6 +63,20 @@ def __getattr__(name: str) -> Any:
     value = getattr(import_module(_HOMES[name], __name__), name)
     globals()[name] = value
     return value
+
+
+def _discover(kind: str) -> None:
+    """Load ``renderers/drawings/<kind>.py``, which registers itself; a kind without one has the drawing of all."""
+    home = f"{__name__}.renderers.drawings"
+    for name in ("result", kind):
+        try:
+            import_module(f"{home}.{name}")
+        except ModuleNotFoundError as error:
+            if error.name != f"{home}.{name}":
+                raise
+
+
+_drawing.discover = _discover
 
 
 def __dir__() -> list[str]:

@@ -22,5 +22,7 @@ VocabularyOption = Annotated[
 ]
 OutOption = Annotated[
     list[Path] | None,
-    typer.Option("--out", metavar="FILE", help="Write the result; .json or .csv. May be repeated."),
+    typer.Option(
+        "--out", metavar="FILE", help="Write the result; .json, .csv, .html, .svg, .png, .pdf. May be repeated."
+    ),
 ]

@@ -6,6 +6,7 @@ from typing import Any
 
 import typer
 
+from ..drawing import STATIC_SUFFIXES
 from ..errors import OutputError, UsageError
 from ..results.base import SAVED_SUFFIXES
 from ..types import HeadIndex
@@ -19,9 +20,14 @@ def parse_heads(text: str) -> list[HeadIndex]:
 def check_outputs(paths: list[Path] | None) -> list[Path]:
     """Refuse unknown suffixes before the long work starts."""
     for path in paths or []:
-        if path.suffix.lower() not in SAVED_SUFFIXES:
+        suffix = path.suffix.lower()
+        if suffix not in SAVED_SUFFIXES:
             known = ", ".join(SAVED_SUFFIXES)
             raise UsageError(f"--out {path}: the suffix chooses what is written; use one of {known}.")
+        if suffix in STATIC_SUFFIXES:
+            from ..renderers.static import require_matplotlib
+
+            require_matplotlib()
         if path.is_dir():
             raise UsageError(f"--out {path} is a folder; give a file name.")
         existing = next(parent for parent in path.absolute().parents if parent.exists())
