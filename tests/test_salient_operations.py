@@ -301,3 +301,31 @@ class TestBadInput:
         )
         assert {found.strings[token].strip() for token in found.token_ids[0].tolist()} == {"word5", "word6", "word7"}
         assert found.left_out == {"vocabulary function": 58}
+
+
+class TestFigures:
+    def test_a_few_heads_are_a_table_and_many_a_map(self, found: Any) -> None:
+        assert "L2H3" in found.figure().html and "<table>" in found.figure().html
+        everything = salient_operations(shared_model("llama"), n_tokens=3, n_targets=2)
+        figure = everything.figure(view="map")
+        assert "best predicate" in figure.html
+        token = everything.strings[int(everything.token_ids[0, 0])]
+        assert token.strip() in figure.html
+        assert [value for _, value in figure.data.highest(figure.data.layers[0], 1)] == [
+            pytest.approx(max(entry.score for entry in everything.names))
+        ]
+
+    def test_top_tokens_through_circuitsvis(self, found: Any) -> None:
+        assert "TopkTokens" in found.figure(view="top_tokens").html
+
+    def test_unknown_view(self, found: Any) -> None:
+        from tl_headmaps.renderers.drawings.salient_operations import salient_operations_figure
+
+        with pytest.raises(UsageError, match="'auto', 'map', 'table', 'top_tokens'"):
+            inspect.unwrap(salient_operations_figure)(found, view="pie")
+
+    def test_names(self) -> None:
+        names = name_heads(shared_model("llama"), progress=False)
+        figure = names.figure()
+        assert "published: 60-96%" in figure.html
+        assert figure.data.layers[1].values.shape == names.values.shape
