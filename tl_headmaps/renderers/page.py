@@ -25,6 +25,9 @@ LABEL_LENGTH = 40
 """Longer labels are cut: a token can be a page of spaces."""
 
 _ORDER = ("heat", "chart", "circuits")
+_NOTHING = 2.0**-34
+"""What a 16-bit float cannot tell from zero, as a share of the largest value."""
+
 _POLICY = "default-src 'none'; script-src 'unsafe-inline'{evaluate}; style-src 'unsafe-inline'; img-src data:"
 
 
@@ -62,9 +65,10 @@ def packed(values: np.ndarray) -> dict[str, str]:
 def packed_half(values: np.ndarray) -> dict[str, Any]:
     """An array with three significant digits: 16-bit floats of the values over the largest; exact if few differ."""
     flat = np.asarray(values, dtype=float).ravel()
+    largest = float(np.nanmax(np.abs(flat), initial=0.0)) or 1.0
+    flat = np.where(np.abs(flat) < largest * _NOTHING, 0.0, flat)
     if "t" in (exact := packed(flat)):
         return exact
-    largest = float(np.nanmax(np.abs(flat), initial=0.0)) or 1.0
     return {"h": _base64((flat / largest * 1024).astype("<f2").tobytes()), "m": largest}
 
 
