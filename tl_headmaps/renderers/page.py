@@ -28,7 +28,7 @@ _ORDER = ("heat", "chart", "circuits")
 _NOTHING = 2.0**-34
 """What a 16-bit float cannot tell from zero, as a share of the largest value."""
 
-_POLICY = "default-src 'none'; script-src 'unsafe-inline'{evaluate}; style-src 'unsafe-inline'; img-src data:"
+_POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"
 
 
 def label(text: object) -> str:
@@ -108,11 +108,9 @@ def assets(needs: Iterable[str]) -> str:
 
 def whole_page(title: str, bodies: Sequence[str], needs: Iterable[str]) -> str:
     """A complete document that opens offline, from disk, in any current browser."""
-    needs = set(needs)
-    policy = _POLICY.format(evaluate=" 'unsafe-eval'" if "circuits" in needs else "")
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<title>{escaped(title)}</title></head>\n<body class="tlhm-page">\n'
         + "\n".join(bodies)
