@@ -367,6 +367,14 @@ def test_a_token_grid_keeps_values_and_ranks() -> None:
     assert "largest of each row: s0 → t0, s1 → t1" in result._repr_html_()
 
 
+def test_a_result_too_large_to_draw_says_so(tmp_path: Path) -> None:
+    result = grid(np.zeros((1200, 2)))
+    assert result._repr_html_().startswith("<p>values has 1,200 rows and 2 columns; a figure takes up to 1,000")
+    with pytest.raises(UsageError, match="Choose some rows and columns"):
+        result.save(tmp_path / "x.html")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_results_without_a_drawing_show_their_text(tmp_path: Path) -> None:
     class Unknown(ModelDescription):
         kind = "unknown_to_renderers"

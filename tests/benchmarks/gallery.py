@@ -58,7 +58,9 @@ def main() -> None:
                 shot = browser.screenshot(Path(scratch) / "shot.png", selector=".tlhm")
                 path = FOLDER / f"{name}.png"
                 with Image.open(shot) as image:
-                    image.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)
+                    image.convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(
+                        path, optimize=True
+                    )
                 size = path.stat().st_size
                 print(f"{path.name}: {size:,} bytes")
                 if size > MOST_BYTES:

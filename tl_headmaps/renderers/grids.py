@@ -28,7 +28,7 @@ class MapLayer:
         values: Numbers by row and column; NaN or None where there is none. Rows may differ in length.
         group: A second name, for a second switch (for instance the metric, where ``name`` is the relation).
         null: What each value would be by chance.
-        interval: Lower and upper bounds of each value.
+        interval: Lower and upper bounds of each value, at 95%.
         details: More numbers to show with each value, by name.
         unit: What the numbers are, if not what the figure says.
     """

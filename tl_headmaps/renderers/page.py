@@ -25,7 +25,10 @@ LABEL_LENGTH = 40
 """Longer labels are cut: a token can be a page of spaces."""
 
 _ORDER = ("heat", "chart", "circuits")
-_POLICY = "default-src 'none'; script-src 'unsafe-inline'{evaluate}; style-src 'unsafe-inline'; img-src data:"
+_NOTHING = 2.0**-34
+"""What a 16-bit float cannot tell from zero, as a share of the largest value."""
+
+_POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"
 
 
 def label(text: object) -> str:
@@ -62,9 +65,10 @@ def packed(values: np.ndarray) -> dict[str, str]:
 def packed_half(values: np.ndarray) -> dict[str, Any]:
     """An array with three significant digits: 16-bit floats of the values over the largest; exact if few differ."""
     flat = np.asarray(values, dtype=float).ravel()
+    largest = float(np.nanmax(np.abs(flat), initial=0.0)) or 1.0
+    flat = np.where(np.abs(flat) < largest * _NOTHING, 0.0, flat)
     if "t" in (exact := packed(flat)):
         return exact
-    largest = float(np.nanmax(np.abs(flat), initial=0.0)) or 1.0
     return {"h": _base64((flat / largest * 1024).astype("<f2").tobytes()), "m": largest}
 
 
@@ -104,11 +108,9 @@ def assets(needs: Iterable[str]) -> str:
 
 def whole_page(title: str, bodies: Sequence[str], needs: Iterable[str]) -> str:
     """A complete document that opens offline, from disk, in any current browser."""
-    needs = set(needs)
-    policy = _POLICY.format(evaluate=" 'unsafe-eval'" if "circuits" in needs else "")
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<title>{escaped(title)}</title></head>\n<body class="tlhm-page">\n'
         + "\n".join(bodies)

@@ -1,6 +1,7 @@
 """What every result has: a kind, axes, provenance, and a file form that loads back to an equal result."""
 
 import csv
+import html
 import io
 import json
 from abc import ABC, abstractmethod
@@ -87,7 +88,11 @@ class Result(ABC):
         return drawing_of(type(self))(self, **options)
 
     def _repr_html_(self) -> str:
-        return self.figure()._repr_html_()
+        try:
+            return self.figure()._repr_html_()
+        except UsageError as error:
+            # Too large to draw, for instance: a notebook shows the sentence, not a traceback.
+            return f"<p>{html.escape(str(error))}</p>"
 
     def save(self, path: str | Path) -> Path:
         """Write the result; the suffix chooses the form.

@@ -170,10 +170,14 @@ const heat = (root, data) => {
     const values = maps.filter((map) => (map.group || '') === now.group);
     const i = r * cols.n + c;
     values.sort((a, b) => (b.values[i] === b.values[i]) - (a.values[i] === a.values[i]) || b.values[i] - a.values[i]);
-    for (const map of values.slice(0, 12)) {
+    const listed = values.slice(0, 12).map((map) => [map, new Map(facts(map, r, c, true))]);
+    const titles = [...new Set(listed.flatMap(([, known]) => [...known.keys()]))];
+    const header = make('tr', '', table);
+    for (const title of ['', ...titles.map((name) => name || 'value')]) make('th', '', header, title);
+    for (const [map, known] of listed) {
       const row = make('tr', '', table);
       make('td', '', row, map.name || map.scale.unit || 'value');
-      for (const [name, text] of facts(map, r, c, true)) make('td', '', row, (name ? name + ' ' : '') + text);
+      for (const title of titles) make('td', '', row, known.get(title) || '');
     }
     if (values.length > 12) make('div', 'k', pinBox, `and ${values.length - 12} more maps`);
     lists(pinBox, data.drill && data.drill[called(r, c)]);
