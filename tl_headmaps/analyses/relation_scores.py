@@ -97,14 +97,14 @@ def _heads_by_layer(weights: HeadWeights, heads: HeadLike | Iterable[HeadLike] |
     if heads is None:
         return [list(range(weights.n_heads)) for _ in range(weights.n_layers)]
     chosen: list[list[int]] = [[] for _ in range(weights.n_layers)]
-    for index in sorted({weights.head(head) for head in _head_list(heads)}):
+    for index in sorted({weights.head(head) for head in head_list(heads)}):
         chosen[index.layer].append(index.head)
     if not any(chosen):
         raise UsageError("heads= is empty. Name at least one head, or leave it out for all.")
     return chosen
 
 
-def _head_list(heads: Any) -> list[HeadLike]:
+def head_list(heads: Any) -> list[HeadLike]:
     """One head or several: a name, a HeadIndex, a (layer, head) pair, or a list of these."""
     if isinstance(heads, str | HeadIndex):
         return [heads]
@@ -113,7 +113,7 @@ def _head_list(heads: Any) -> list[HeadLike]:
 
 
 def _named(heads: Any) -> list[str] | None:
-    return None if heads is None else sorted(str(HeadIndex.of(head)) for head in _head_list(heads))
+    return None if heads is None else sorted(str(HeadIndex.of(head)) for head in head_list(heads))
 
 
 def checked_k(entry: Encoded, k: int | None, n_targets: int) -> int:

@@ -226,8 +226,8 @@ def _refuse(
         )
     source, _, reason = dropped[-1]
     raise UsageError(
-        f"No source of {relation.name!r} keeps its tokens in the template {templates[worst]!r} (for example {source!r}: "
-        f"{reason}). Words are looked up with their leading space: put a word before <X> and a space behind it."
+        f"No source of {relation.name!r} keeps its tokens in the template {templates[worst]!r} (for example "
+        f"{source!r}: {reason}). Words are looked up with their leading space: put a word before <X> and a space behind it."
         if sources == "single"
         else f"No source of {relation.name!r} can be found in the template {templates[worst]!r} (for example "
         f"{source!r}: {reason}). Put a space around <X>."

@@ -45,9 +45,14 @@ def check_templates(templates: Sequence[str]) -> tuple[str, ...]:
     return tuple(templates)
 
 
-def source_text(tokenizer: Any, source: TokenLike) -> str:
-    """A source as it stands in a prompt: a word without its leading space, an id as the text of its token."""
-    return (source if isinstance(source, str) else token_string(tokenizer, source)).strip()
+def filled(template: str, source: TokenLike, tokenizer: Any) -> tuple[str, int, int]:
+    """A template's text with a source in it, and where the source starts and stops in that text.
+
+    A word goes in without its leading space, a token id as the text of its token.
+    """
+    word = (source if isinstance(source, str) else token_string(tokenizer, source)).strip()
+    start = template.index(PLACEHOLDER)
+    return template[:start] + word + template[start + len(PLACEHOLDER) :], start, start + len(word)
 
 
 def fill(model: Any, template: str, source: TokenLike, prepend_bos: bool = False) -> Prompt | str:
@@ -63,13 +68,12 @@ def fill(model: Any, template: str, source: TokenLike, prepend_bos: bool = False
             f"{type(tokenizer).__name__} does not say which characters a token covers, which finding a source in a "
             "prompt needs. Load the fast tokenizer of this model (use_fast=True)."
         )
-    word = source_text(tokenizer, source)
-    start = template.index(PLACEHOLDER)
-    stop = start + len(word)
-    text = template[:start] + word + template[start + len(PLACEHOLDER) :]
+    text, start, stop = filled(template, source, tokenizer)
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     covering = [
-        place for place, (low, high) in enumerate(encoded["offset_mapping"]) if low < stop and high > start and low < high
+        place
+        for place, (low, high) in enumerate(encoded["offset_mapping"])
+        if low < stop and high > start and low < high
     ]
     if not covering:
         return f"no token of {text!r} covers it"

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from .text import table_text, visible
 
 if TYPE_CHECKING:
+    from ..results.ablation_curves import AblationCurves
     from ..results.validation import Validation
 
 
@@ -46,3 +47,38 @@ def validation_text(result: "Validation") -> str:
     )
     templates = "\n".join(f"  {visible(template)}" for template in result.templates)
     return f"{title}\n\n{table_text(columns, rows)}\n\n{note}\ntemplates:\n{templates}"
+
+
+def ablation_curves_text(result: "AblationCurves") -> str:
+    """Accuracy step by step: the relation, random heads, other relations."""
+    options = result.provenance.options
+    title = (
+        f"{result.relation}: {result.n_pairs} pairs, {visible(result.template)!r}, "
+        f"heads by preset {options['preset']}, {options['method']} ablation"
+    )
+    base = f"accuracy {result.base_accuracy:.2f} before"
+    if result.status == "not testable":
+        return f"{title}\n\nnot testable: {base}, below 0.1; the model does not know enough of this relation to lose it"
+    if result.status == "no heads":
+        return f"{title}\n\nno head scores above 0 on this relation, so there is nothing to ablate ({base})"
+    rows = []
+    for step, accuracy in enumerate(result.curve.accuracy.tolist()):
+        spread = [float(curve.accuracy[step]) for curve in result.random_curves]
+        cells = [step, str(result.heads[step - 1]) if step else "", number(result.scores[step - 1]) if step else ""]
+        cells += [f"{accuracy:.2f}", interval(float(result.curve.low[step]), float(result.curve.high[step]))]
+        cells.append(f"{min(spread):.2f} to {max(spread):.2f}" if spread else "-")
+        cells += [f"{float(control.curve.accuracy[step]):.2f}" for control in result.controls]
+        rows.append(cells)
+    titles = ["off", "head", "score", "accuracy", "95%", f"{len(result.random_curves)} random"]
+    titles += [control.relation for control in result.controls]
+    columns = [(title, "left" if title == "head" else "right") for title in titles]
+    lost = f"relative drop: relation {percent(result.curve.drop)}, random heads {percent(result.random_drop)}"
+    if result.controls:
+        lost += f", control relations {percent(result.control_drop)}"
+    note = "off: heads switched off so far at the last position; random: other heads, one draw per seed"
+    return f"{title}\n\n{table_text(columns, rows)}\n\n{lost}\n{note}"
+
+
+def percent(share: float) -> str:
+    """A share in per cent, or a dash."""
+    return "-" if math.isnan(share) else f"{100 * share:.0f}%"
