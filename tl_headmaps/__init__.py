@@ -7,36 +7,48 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .analyses.ablate import ablate as ablate
     from .analyses.describe_model import describe_model as describe_model
     from .analyses.relation_scores import relation_scores as relation_scores
+    from .analyses.reproduce import reproduce as reproduce
     from .analyses.token_grid import token_grid as token_grid
+    from .analyses.validate import validate as validate
     from .capture.bundled import load_default_model as load_default_model
     from .capture.loading import load_model as load_model
     from .capture.weights import HeadWeights as HeadWeights
     from .errors import HeadMapsError as HeadMapsError
     from .relations import Relation as Relation
     from .relations import load_relations as load_relations
+    from .results.ablation_curves import AblationCurves as AblationCurves
     from .results.base import Result as Result
     from .results.relation_scores import RelationScores as RelationScores
+    from .results.reproduction import Reproduction as Reproduction
     from .results.token_grid import TokenGrid as TokenGrid
+    from .results.validation import Validation as Validation
     from .types import HeadIndex as HeadIndex
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "AblationCurves": ".results.ablation_curves",
     "HeadIndex": ".types",
     "HeadMapsError": ".errors",
     "HeadWeights": ".capture.weights",
     "Relation": ".relations",
     "RelationScores": ".results.relation_scores",
+    "Reproduction": ".results.reproduction",
     "Result": ".results.base",
     "TokenGrid": ".results.token_grid",
+    "Validation": ".results.validation",
+    "ablate": ".analyses.ablate",
     "describe_model": ".analyses.describe_model",
     "load_default_model": ".capture.bundled",
     "load_relations": ".relations",
     "load_model": ".capture.loading",
     "relation_scores": ".analyses.relation_scores",
+    "reproduce": ".analyses.reproduce",
     "token_grid": ".analyses.token_grid",
+    "validate": ".analyses.validate",
 }
 
 __all__ = [*sorted(_HOMES), "__version__"]

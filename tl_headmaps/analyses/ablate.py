@@ -4,7 +4,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -18,11 +18,9 @@ from ..errors import UsageError
 from ..relations import MultiToken, Relation, RelationLike, encode, load_relations, resolve
 from ..results.ablation_curves import AblationCurves, Control, Curve
 from ..scorers.ablation import accuracy, default_m, heads_by_layer, overlap, random_heads, switched_off, top_heads
-from ..types import HeadIndex, HeadLike, Preset, check_choice
+from ..types import AblationMethod, HeadIndex, HeadLike, Preset, check_choice
 from .relation_scores import checked_k, head_list, relation_scores
 from .validate import weights_of
-
-AblationMethod: TypeAlias = Literal["zero", "mean"]
 
 TESTABLE = 0.1
 """Base accuracy below which there is nothing to lose."""
@@ -89,7 +87,7 @@ def ablate(
     chosen_template = eliciting_template(resolved, template)
     watched = _listed(controls, data_dir)
     weights = weights_of(model)
-    settings = Settings(method, preset, k, multi_token, prepend_bos, progress)
+    settings = AblationSettings(method, preset, k, multi_token, prepend_bos, progress)
     lab = Lab(model, weights, settings)
     asked = lab.asked(resolved, chosen_template)
     ranked = None if _is_top(heads) else [weights.head(head) for head in head_list(heads)]
@@ -133,7 +131,7 @@ def _listed(controls: Any, data_dir: str | Path | None) -> list[Relation] | None
 
 
 @dataclass(frozen=True)
-class Settings:
+class AblationSettings:
     """Options of an ablation that all its relations share."""
 
     method: AblationMethod
@@ -159,7 +157,7 @@ class Asked:
 class Lab:
     """One model with its weights and settings; what several relations need is computed once."""
 
-    def __init__(self, model: Any, weights: HeadWeights, settings: Settings) -> None:
+    def __init__(self, model: Any, weights: HeadWeights, settings: AblationSettings) -> None:
         self.model, self.weights, self.settings = model, weights, settings
         self._recent: OrderedDict[tuple[str, str], Asked] = OrderedDict()
         self._bases: dict[tuple[str, str], float] = {}

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -18,10 +18,8 @@ from ..relations import Encoded, MultiToken, Relation, RelationLike, encode, res
 from ..results.validation import Validation
 from ..scorers.agreement import agreement
 from ..scorers.dynamic import hits, output_maps
-from ..types import Preset, check_choice
+from ..types import Preset, PromptSources, check_choice
 from .relation_scores import checked_k, require_distinct
-
-Sources: TypeAlias = Literal["single", "multi"]
 
 _KEPT_BYTES = 64 << 20
 """Values and outputs of so many prompts are held at a time; more prompts are scored in parts."""
@@ -34,7 +32,7 @@ def validate(
     *,
     preset: Preset = "folded",
     k: int | None = None,
-    sources: Sources = "single",
+    sources: PromptSources = "single",
     multi_token: MultiToken = "skip",
     prepend_bos: bool = False,
     seed: int = 0,
@@ -58,7 +56,7 @@ def validate(
         progress: Show a progress bar on a terminal.
     """
     check_choice(preset, Preset, "preset")
-    check_choice(sources, Sources, "sources")
+    check_choice(sources, PromptSources, "sources")
     check_choice(multi_token, MultiToken, "multi_token")
     listed = [relations] if isinstance(relations, str | Path | Relation) else list(relations)
     if not listed:
@@ -66,11 +64,34 @@ def validate(
     resolved = [resolve(relation, data_dir) for relation in listed]
     require_distinct(resolved)
     chosen = common_templates(resolved) if templates is None else check_templates(templates)
-    weights = weights_of(model)
-    weights.require(preset, needs_mlp=weights.n_layers > 1)
-    settings = _Settings(preset, sources, multi_token, prepend_bos, seed)
+    settings = ValidationSettings(preset, k, sources, multi_token, prepend_bos, seed)
+    return validated(model, weights_of(model), resolved, chosen, settings, progress)
+
+
+@dataclass(frozen=True)
+class ValidationSettings:
+    """Options of :func:`validate` that can change a number."""
+
+    preset: Preset
+    k: int | None
+    sources: PromptSources
+    multi_token: MultiToken
+    prepend_bos: bool
+    seed: int
+
+
+def validated(
+    model: Any,
+    weights: HeadWeights,
+    resolved: Sequence[Relation],
+    templates: tuple[str, ...],
+    settings: ValidationSettings,
+    progress: bool,
+) -> Validation:
+    """:func:`validate` for a model whose weights were read already."""
+    weights.require(settings.preset, needs_mlp=weights.n_layers > 1)
     # Everything a user can get wrong is found before the long work starts.
-    plans = [_plan(model, weights, relation, chosen, k, settings) for relation in resolved]
+    plans = [_plan(model, weights, relation, templates, settings) for relation in resolved]
     with tqdm(
         total=sum(len(plan.prompts) for plan in plans),
         desc=f"{len(plans)} relations" if len(plans) > 1 else plans[0].static.relation.name,
@@ -78,14 +99,14 @@ def validate(
         disable=None if progress else True,
     ) as bar:
         checked = [_checked(model, weights, plan, settings, bar.update) for plan in plans]
-    options = {**vars(settings), "k": k}
-    del options["seed"]
     provenance = weights.provenance(
-        options=options, data={relation.name: relation.digest for relation in resolved}, seed=seed
+        options={name: value for name, value in vars(settings).items() if name != "seed"},
+        data={relation.name: relation.digest for relation in resolved},
+        seed=settings.seed,
     )
     return Validation(
         relations=tuple(relation.name for relation in resolved),
-        templates=chosen,
+        templates=templates,
         k=tuple(plan.k for plan in plans),
         n_static=tuple(len(plan.static.kept) for plan in plans),
         n_dynamic=tuple(plan.n_pairs for plan in plans),
@@ -120,15 +141,6 @@ def common_templates(relations: Sequence[Relation]) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class _Settings:
-    preset: Preset
-    sources: Sources
-    multi_token: MultiToken
-    prepend_bos: bool
-    seed: int
-
-
-@dataclass(frozen=True)
 class _Plan:
     """What one relation asks: static pairs, and prompts template by template, pairs in the same order in each."""
 
@@ -148,12 +160,11 @@ def _plan(
     weights: HeadWeights,
     relation: Relation,
     templates: tuple[str, ...],
-    k: int | None,
-    settings: _Settings,
+    settings: ValidationSettings,
 ) -> _Plan:
     sizes = {"n_sources": weights.n_vocab, "n_targets": weights.W_U.shape[0]}
     static = encode(relation, weights.tokenizer, **sizes, multi_token=settings.multi_token)
-    chosen_k = checked_k(static, k, weights.W_U.shape[0])
+    chosen_k = checked_k(static, settings.k, weights.W_U.shape[0])
     dropped: list[tuple[str, str, str]] = []
     candidates: list[tuple[Any, Any, int, int | None]]
     if settings.sources == "single":
@@ -178,7 +189,7 @@ def _plan(
             rows.append([prompt for prompt in filled if isinstance(prompt, Prompt)])
             targets.append(target_id)
     if not rows:
-        _refuse(relation, templates, failed, dropped, settings.sources)
+        _refuse(relation, templates, failed, dropped)
     prompts = tuple(row[place] for place in range(len(templates)) for row in rows)
     check_prompts(model, [prompt.ids for prompt in prompts])
     return _Plan(static, chosen_k, prompts, tuple(targets), tuple(dropped))
@@ -216,8 +227,7 @@ def _refuse(
     templates: tuple[str, ...],
     failed: list[int],
     dropped: list[tuple[str, str, str]],
-    sources: Sources,
-) -> None:
+) -> NoReturn:
     worst = max(range(len(templates)), key=failed.__getitem__)
     if not failed[worst]:
         raise RelationDataError(
@@ -227,10 +237,8 @@ def _refuse(
     source, _, reason = dropped[-1]
     raise UsageError(
         f"No source of {relation.name!r} keeps its tokens in the template {templates[worst]!r} (for example "
-        f"{source!r}: {reason}). Words are looked up with their leading space: put a word before <X> and a space behind it."
-        if sources == "single"
-        else f"No source of {relation.name!r} can be found in the template {templates[worst]!r} (for example "
-        f"{source!r}: {reason}). Put a space around <X>."
+        f"{source!r}: {reason}). Sources are looked up with a leading space: put a word before <X>, and a space "
+        "around it."
     )
 
 
@@ -243,7 +251,7 @@ class _Checked:
 
 
 def _checked(
-    model: Any, weights: HeadWeights, plan: _Plan, settings: _Settings, progress: Callable[[int], object]
+    model: Any, weights: HeadWeights, plan: _Plan, settings: ValidationSettings, progress: Callable[[int], object]
 ) -> _Checked:
     n_static, n_prompts = len(plan.static.kept), len(plan.prompts)
     n_templates = n_prompts // plan.n_pairs

@@ -8,6 +8,7 @@ whole forward pass; where it does not, whole passes are made.
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import torch
@@ -27,49 +28,69 @@ _SAME = {torch.float32: 1e-3, torch.float64: 1e-3, torch.float16: 2e-2, torch.bf
 
 
 class LastPosition:
-    """The last position of some prompts, ready to run with changed heads.
-
-    Attributes:
-        continues: Whether runs go on from kept keys and values; False if this host computes something else then.
-    """
+    """The last position of some prompts, ready to run with changed heads."""
 
     def __init__(self, model: Any, prompts: Sequence[Sequence[int]], budget: int = DEFAULT_BUDGET) -> None:
         check_prompts(model, prompts)
         self._model, self._n = model, len(prompts)
         device, sizes = model_device(model), sizes_of(model)
         self._batches = [Batch(batch.ids.to(device), batch.rows) for batch in batches(prompts, sizes.bytes_of, budget)]
-        n_tokens = sum(len(prompt) for prompt in prompts)
-        kept = 8 * len(model.blocks) * n_tokens * sizes.d_model
-        self._pasts: list[Any] = [None] * len(self._batches)
-        self.continues = False
-        if kept <= _CACHE_BYTES and any(batch.ids.shape[1] > 1 for batch in self._batches):
-            with as_found(model):
-                self._pasts = [_past(model, batch.ids[:, :-1]) for batch in self._batches]
-            self.continues = all(self._is_exact(number) for number in range(len(self._batches)))
+        # Keys and values are at most as wide as the stream.
+        self._cache_bytes = 8 * len(model.blocks) * sum(map(len, prompts)) * sizes.d_model
 
     def next_tokens(self, change: Mapping[int, Change] | None = None) -> Int[Tensor, " prompt"]:
         """The likeliest next token of each prompt, with the heads of some layers changed at its last position."""
+        if not change:
+            return self._clean[1]
         found = torch.zeros(self._n, dtype=torch.int64)
+        pasts = self._pasts if self.continues else [None] * len(self._batches)
         with as_found(self._model):
-            for number, batch in enumerate(self._batches):
-                logits = self._logits(number, change or {}, self.continues)
-                found[list(batch.rows)] = logits.argmax(-1).cpu()
+            for batch, past in zip(self._batches, pasts, strict=True):
+                found[list(batch.rows)] = self._logits(batch, change, past).argmax(-1).cpu()
         return found
 
-    def _is_exact(self, number: int) -> bool:
+    @cached_property
+    def continues(self) -> bool:
+        """Whether runs go on from kept keys and values: they fit into memory and give what a whole pass gives."""
+        if self._cache_bytes > _CACHE_BYTES:
+            return False
+        values, ids = self._clean
+        tolerance = _SAME.get(self._model.embed.W_E.dtype, 1e-3) * values.abs().max()
         with as_found(self._model):
-            whole, continued = (self._logits(number, {}, way).float() for way in (False, True))
-        tolerance = _SAME.get(self._model.embed.W_E.dtype, 1e-3)
-        return bool((whole - continued).abs().max() <= tolerance * whole.abs().max())
+            for batch, past in zip(self._batches, self._pasts, strict=True):
+                rows = list(batch.rows)
+                logits = self._logits(batch, {}, past).float().cpu()
+                at_same = logits.gather(1, ids[rows, None])[:, 0]
+                for found in (at_same, logits.amax(1)):
+                    if not bool(((found - values[rows]).abs() <= tolerance).all()):
+                        return False
+        return True
 
-    def _logits(self, number: int, change: Mapping[int, Change], continues: bool) -> Float[Tensor, "batch vocab"]:
-        batch, past = self._batches[number], self._pasts[number]
+    @cached_property
+    def _clean(self) -> tuple[Float[Tensor, " prompt"], Int[Tensor, " prompt"]]:
+        """Largest logit and its token for each prompt, from whole passes of the unchanged model."""
+        values, ids = torch.zeros(self._n), torch.zeros(self._n, dtype=torch.int64)
+        with as_found(self._model):
+            for batch in self._batches:
+                best = self._logits(batch, {}, None).float().max(-1)
+                values[list(batch.rows)], ids[list(batch.rows)] = best.values.cpu(), best.indices.cpu()
+        return values, ids
+
+    @cached_property
+    def _pasts(self) -> list[Callable[[Tensor], Tensor] | None]:
+        with as_found(self._model):
+            return [_past(self._model, batch.ids[:, :-1]) for batch in self._batches]
+
+    def _logits(
+        self, batch: Batch, change: Mapping[int, Change], past: Callable[[Tensor], Tensor] | None
+    ) -> Float[Tensor, "batch vocab"]:
+        """Logits behind the last position; from the whole prompt where there is no past."""
         edit: dict[Any, Edit] = {(layer, "z"): _at_last(alter) for layer, alter in change.items()}
         with self._model.hooks(fwd_hooks=_hooks(self._model, batch, (), None, None, edit)):
-            if continues and past is not None:
-                logits: Tensor = past(batch.ids[:, -1:])
+            if past is None:
+                logits: Tensor = self._model(batch.ids, return_type="logits")
             else:
-                logits = self._model(batch.ids, return_type="logits")
+                logits = past(batch.ids[:, -1:])
         return logits[:, -1]
 
 

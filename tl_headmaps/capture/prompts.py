@@ -5,8 +5,10 @@ source is the same token there as in the map it is compared with: at the very st
 with the letters behind it, a word is written with other tokens, and that is said rather than scored.
 """
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
@@ -30,10 +32,9 @@ class Prompt:
     source_ids: tuple[int, ...]
 
 
-def check_templates(templates: Sequence[str]) -> tuple[str, ...]:
+def check_templates(templates: str | Sequence[str]) -> tuple[str, ...]:
     """Refuse templates that do not have the placeholder exactly once, and an empty list of them."""
-    if isinstance(templates, str):
-        templates = [templates]
+    templates = [templates] if isinstance(templates, str) else list(templates)
     if not len(templates):
         raise UsageError("There is no template; give at least one, such as 'The story of <X> contains'.")
     for template in templates:
@@ -43,6 +44,22 @@ def check_templates(templates: Sequence[str]) -> tuple[str, ...]:
                 "place. Write for example 'The capital of <X> is'."
             )
     return tuple(templates)
+
+
+def read_templates(path: str | Path) -> tuple[str, ...]:
+    """Templates of a file: one on each line, or (``.json``) a list of strings."""
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+        content = json.loads(text) if path.suffix.lower() == ".json" else [line for line in text.splitlines() if line]
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"Cannot read templates from {path}: {reason}. Write one template on each line.") from error
+    if not isinstance(content, list) or not all(isinstance(template, str) for template in content):
+        raise UsageError(
+            f"{path} holds no list of templates. Write one template on each line, or a JSON list of strings."
+        )
+    return check_templates(content)
 
 
 def filled(template: str, source: TokenLike, tokenizer: Any) -> tuple[str, int, int]:

@@ -14,6 +14,7 @@ import typer
 from ..errors import HeadMapsError, OutputError, UsageError
 from ..relations import MultiToken
 from ..results.base import SAVED_SUFFIXES
+from .checks import ablate, reproduce, validate
 from .demo import demo
 from .options import CircuitOption, DeviceOption, ModelOption, OutOption, PresetOption
 
@@ -179,3 +180,5 @@ def model_(model: ModelOption = None, device: DeviceOption = None, out: OutOptio
 
 
 app.command()(demo)
+for command in (validate, ablate, reproduce):
+    app.command()(command)

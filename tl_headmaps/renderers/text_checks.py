@@ -3,10 +3,13 @@
 import math
 from typing import TYPE_CHECKING
 
+from ..results.reproduction import PUBLISHED_AGREEMENT, PUBLISHED_DROPS
+from .tables import Table
 from .text import table_text, visible
 
 if TYPE_CHECKING:
     from ..results.ablation_curves import AblationCurves
+    from ..results.reproduction import Reproduction
     from ..results.validation import Validation
 
 
@@ -79,6 +82,48 @@ def ablation_curves_text(result: "AblationCurves") -> str:
     return f"{title}\n\n{table_text(columns, rows)}\n\n{lost}\n{note}"
 
 
-def percent(share: float) -> str:
+def percent(share: float | None) -> str:
     """A share in per cent, or a dash."""
-    return "-" if math.isnan(share) else f"{100 * share:.0f}%"
+    return "-" if share is None or math.isnan(share) else f"{100 * share:.0f}%"
+
+
+def agreement_table(result: "Reproduction") -> Table:
+    """Agreement of static and dynamic scores by relation, the mean and the published means below."""
+    rows: list[list[object]] = [
+        [row.relation, row.n_pairs, number(row.pearson_without), number(row.pearson_with)] for row in result.rows
+    ]
+    means = (result.mean("pearson_without"), result.mean("pearson_with"))
+    rows.append([f"mean, {result.provenance.model}", "", *map(number, means)])
+    rows += [[f"published mean, {name}", "", *map(number, values)] for name, values in PUBLISHED_AGREEMENT.items()]
+    columns = [("relation", "left"), ("pairs", "right"), ("without context", "right"), ("with context", "right")]
+    return Table(columns, rows, "Pearson correlation of static and dynamic scores over heads x templates")
+
+
+def drops_table(result: "Reproduction") -> Table:
+    """Accuracy before and after switching off heads by relation, the mean and the published means below."""
+    rows: list[list[object]] = []
+    for row in result.rows:
+        if row.status != "tested":
+            rows.append([row.relation, "", number(row.base_accuracy), row.status, "", "", "", ""])
+            continue
+        values = (row.base_accuracy, row.final_accuracy, row.random_accuracy)
+        drops = (percent(share) for share in (row.drop, row.random_drop, row.control_drop))
+        rows.append([row.relation, row.n_heads, *map(number, values), *drops])
+    drops = (percent(result.mean(name)) for name in ("drop", "random_drop", "control_drop"))
+    rows.append([f"mean, {result.provenance.model}", "", "", "", "", *drops])
+    rows += [
+        [f"published mean, {name}", "", "", "", "", *map(percent, values), "-"]
+        for name, values in PUBLISHED_DROPS.items()
+    ]
+    titles = ("relation", "heads off", "before", "after", "random", "drop", "drop, random", "drop, controls")
+    columns = [(title, "left" if title == "relation" else "right") for title in titles]
+    return Table(columns, rows, "next-token accuracy; drop: share of the accuracy lost")
+
+
+def reproduction_text(result: "Reproduction") -> str:
+    """Both tables."""
+    return (
+        f"Static scores and the running model: {result.experiment}, {result.provenance.model}\n\n"
+        f"{agreement_table(result).text()}\n\n"
+        f"Heads switched off\n\n{drops_table(result).text()}"
+    )
