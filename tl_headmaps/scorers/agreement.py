@@ -1,12 +1,14 @@
 """How well two sets of head scores agree: Pearson and Spearman over heads and templates, with an interval.
 
 The heads of a model are all there is, they are no sample; the pairs of a relation are. So the interval resamples
-pairs: each resample takes all templates and heads of a pair together, scores both sides anew and correlates again.
-Resampling adds noise to the scores, which pulls correlations towards zero; the interval is corrected for that bias
-(Efron's BC percentiles).
+pairs: each resample takes all templates and heads of a pair together, scores both sides anew and correlates again. The
+spread of the resamples (on Fisher's scale, 1.96 standard deviations to either side) says how far the agreement would
+move with other pairs of the same kind and number. It does not say what more pairs would give: scores from few pairs are
+noisy, and noise lowers a correlation, so compare figures of similar numbers of pairs.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool
@@ -14,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 N_RESAMPLES = 1000
+_NEARLY_ONE = 1 - 1e-12
 _AT_A_TIME = 1 << 24
 """Scores held at a time while resampling (float64: 128 MiB)."""
 
@@ -69,16 +72,18 @@ def agreement(
 
 
 def _with_interval(value: float, resampled: NDArray[np.float64]) -> Correlation:
-    """The bias-corrected 95% percentile interval of a statistic from its resamples."""
-    from scipy.special import ndtr, ndtri
-
+    """A correlation with 1.96 standard deviations of its resamples to either side, on Fisher's scale."""
     known = resampled[~np.isnan(resampled)]
     if np.isnan(value) or not len(known):
         return Correlation(value, np.nan, np.nan)
-    below = ((known < value).mean() + (known <= value).mean()) / 2
-    bias = ndtri(np.clip(below, 0.5 / len(known), 1 - 0.5 / len(known)))
-    low, high = np.quantile(known, ndtr(2 * bias + ndtri([0.025, 0.975])))
+    half = 1.96 * _fisher(known).std()
+    low, high = np.tanh([_fisher(value) - half, _fisher(value) + half])
     return Correlation(value, float(min(low, value)), float(max(high, value)))
+
+
+def _fisher(correlation: Any) -> Any:
+    """The scale on which the spread of a correlation does not depend on its size; finite at 1."""
+    return np.arctanh(np.clip(correlation, -_NEARLY_ONE, _NEARLY_ONE))
 
 
 def _resample(generator: np.random.Generator, n: int, size: int) -> NDArray[np.float64]:
