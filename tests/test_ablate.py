@@ -8,17 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from planted import (
-    DECODERS,
-    Anatomy,
-    hosted,
-    needs_hooked,
-    plant,
-    random_model,
-    shared_model,
-    source_model,
-    word,
-)
+from planted import DECODERS, knowing_model, needs_hooked, random_model, shared_model, word
 from torch import Tensor
 
 import tl_headmaps
@@ -51,13 +41,7 @@ CAPITAL, FOLLOW = named(CAPITALS, "capital"), named(NEXT, "follow")
 @pytest.fixture(scope="module")
 def knowing() -> Any:
     """Two heads of layer 0, of different key/value groups, shout the answers of a relation each."""
-    source = source_model("llama", n_layers=3, n_heads=4, n_kv_heads=2, n_vocab=24, d_model=64)
-    parts = Anatomy(source, "llama")
-    with torch.no_grad():
-        plant(parts, {(0, 1): CAPITALS, (0, 3): NEXT})
-        for head in (1, 3):
-            parts.write_output(0, head, 1e7 * parts.heads(0).W_O[head])
-    return hosted(source, "llama")
+    return knowing_model({1: CAPITALS, 3: NEXT})
 
 
 class TestLastPosition:
@@ -113,15 +97,17 @@ def by_hand(model: Any, relation: Relation, heads: list[HeadIndex], mean: bool) 
     cache = model.run_with_cache(prompts)[1]
     steps = []
     for n in range(len(heads) + 1):
+        hooks = []
+        for layer in range(len(model.blocks)):
+            off = [head.head for head in heads[:n] if head.layer == layer]
+            clean = cache[f"blocks.{layer}.attn.hook_z"][:, -1]
 
-        def replace(z: Tensor, hook: Any, off: list[HeadIndex] = heads[:n]) -> Tensor:
-            z = z.clone()
-            for head in off:
-                if hook.name == f"blocks.{head.layer}.attn.hook_z":
-                    z[:, -1, head.head] = cache[hook.name][:, -1, head.head].mean(0) if mean else 0.0
-            return z
+            def replace(z: Tensor, hook: Any, off: list[int] = off, clean: Tensor = clean) -> Tensor:
+                z = z.clone()
+                z[:, -1, off] = clean[:, off].mean(0) if mean else 0.0
+                return z
 
-        hooks = [(f"blocks.{layer}.attn.hook_z", replace) for layer in range(len(model.blocks))]
+            hooks.append((f"blocks.{layer}.attn.hook_z", replace))
         logits = model.run_with_hooks(prompts, fwd_hooks=hooks)
         steps.append(float((logits[:, -1].argmax(-1) == targets).float().mean()))
     return steps
@@ -185,7 +171,7 @@ def test_a_relation_without_heads_is_said_to_have_none(knowing: Any) -> None:
     weights = HeadWeights.from_model(knowing)
     lab = Lab(knowing, weights, AblationSettings("zero", "folded", None, "skip", False, False))
     static = {"capital": torch.zeros(3, 4)}
-    asked = lab.asked(CAPITAL, TEMPLATE)
+    asked = lab.asked(CAPITAL, [TEMPLATE])
     result = lab.curves(asked, ranked=None, m=3, candidates=[], all_candidates=False, seeds=2, static=static)
     assert result.status == "no heads" and "nothing to ablate" in str(result)
 
@@ -195,7 +181,7 @@ class TestControls:
         weights = HeadWeights.from_model(knowing)
         lab = Lab(knowing, weights, AblationSettings("zero", "folded", None, "skip", False, False))
         result = lab.curves(
-            lab.asked(CAPITAL, TEMPLATE),
+            lab.asked(CAPITAL, [TEMPLATE]),
             ranked=None,
             m=4,
             candidates=others,
@@ -239,6 +225,15 @@ def test_automatic_controls_come_from_the_folder_of_relations(knowing: Any, tmp_
     result = ablate(knowing, "capital", ["L0H1"], data_dir=tmp_path, progress=False)
     assert [control.relation for control in result.controls] == ["follow"]
     assert result.provenance.data == {"capital": CAPITAL.digest, "follow": FOLLOW.digest}
+
+
+def test_a_relation_is_asked_with_the_template_the_model_answers_best(knowing: Any) -> None:
+    """Five tokens that are no source dilute what the heads say; a source of the other relation talks over it."""
+    relation = named(CAPITALS, "capital", eliciting_templates=(" word16 <X> word16 word16", TEMPLATE, " word19 <X>"))
+    result = ablate(knowing, relation, ["L0H1"], controls=None, seeds=0, progress=False)
+    assert (result.template, result.base_accuracy) == (TEMPLATE, 1.0)
+    first = ablate(knowing, relation, ["L0H1"], template=" word16 <X> word16 word16", controls=None, progress=False)
+    assert first.base_accuracy == 0.0
 
 
 def test_saved_curves_load_back_equal(knowing: Any, tmp_path: Path) -> None:
@@ -311,8 +306,8 @@ def test_command(knowing: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp
 
     assert run("--controls", "none") == 2
     assert "'pairs' has no template whose next word is the target" in capsys.readouterr().err
-    options = ["--template", TEMPLATE, "--controls", "none", "--k", "1", "--seeds", "2", "--m", "1"]
-    assert run(*options, "--out", str(out)) == 0
+    options = ["--template", TEMPLATE, "--controls", "none", "--k", "1", "--seeds", "2"]
+    assert run(*options, "--m", "1", "--out", str(out)) == 0
     assert "relative drop: relation 100%, random heads 0%" in capsys.readouterr().out
     assert json.loads(out.read_text())["accuracy"] == [1.0, 0.0]
     assert run(*options, "--heads", "L0H0,L2H1") == 0

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from planted import Anatomy, hosted, plant, shared_model, source_model, word
+from planted import knowing_model, shared_model, word
 
 import tl_headmaps
 from tl_headmaps import Relation, Reproduction, Result, ablate, reproduce, validate
@@ -26,13 +25,7 @@ CREATED = re.compile(rb'"created": "[^"]*"')
 
 @pytest.fixture(scope="module")
 def model() -> Any:
-    source = source_model("llama", n_layers=2, n_heads=4, n_kv_heads=2, n_vocab=24, d_model=64)
-    parts = Anatomy(source, "llama")
-    with torch.no_grad():
-        plant(parts, {(0, 1): CAPITALS, (0, 3): NEXT})
-        for head in (1, 3):
-            parts.write_output(0, head, 1e7 * parts.heads(0).W_O[head])
-    return hosted(source, "llama")
+    return knowing_model({1: CAPITALS, 3: NEXT}, n_layers=2)
 
 
 @pytest.fixture(scope="module")

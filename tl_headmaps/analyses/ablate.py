@@ -64,8 +64,8 @@ def ablate(
         relation: A bundled name, a file, or a :class:`Relation`.
         heads: ``"top"``: the heads with the highest static scores above 0. Or heads of your own, in their order.
         m: How many heads at most; by default 30, 50, 100, 150 or 250 by the size of the model.
-        template: Prompt whose next word is the target, ``<X>`` standing for the source; by default the relation's
-            first eliciting template.
+        template: Prompt whose next word is the target, ``<X>`` standing for the source; by default the one of the
+            relation's eliciting templates that the model answers best.
         controls: Relations to watch under the same ablation. ``"auto"`` takes up to three bundled ones: less than
             0.15 of the ablated heads score above 0 on them, and their accuracy is within 0.2 of the relation's.
         seeds: How many draws of random heads, never the ablated ones, to compare with.
@@ -84,12 +84,12 @@ def ablate(
         if value is not None and value < least:
             raise UsageError(f"{name}={value} is impossible; it must be at least {least}.")
     resolved = resolve(relation, data_dir)
-    chosen_template = eliciting_template(resolved, template)
+    templates = eliciting_templates(resolved, template)
     watched = _listed(controls, data_dir)
     weights = weights_of(model)
     settings = AblationSettings(method, preset, k, multi_token, prepend_bos, progress)
     lab = Lab(model, weights, settings)
-    asked = lab.asked(resolved, chosen_template)
+    asked = lab.asked(resolved, templates)
     ranked = None if _is_top(heads) else [weights.head(head) for head in head_list(heads)]
     if ranked is not None and not ranked:
         raise UsageError("heads= is empty. Name at least one head, or leave it out for the top heads.")
@@ -104,16 +104,16 @@ def ablate(
     )
 
 
-def eliciting_template(relation: Relation, template: str | None) -> str:
-    """The prompt a relation is asked with: the given one, or its own first one."""
+def eliciting_templates(relation: Relation, template: str | None = None) -> tuple[str, ...]:
+    """The prompts a relation may be asked with: the given one, or its own."""
     if template is not None:
-        return check_templates([template])[0]
+        return check_templates([template])
     if not relation.eliciting_templates:
         raise UsageError(
             f"The relation {relation.name!r} has no template whose next word is the target. Give one with template= "
             "(command line: --template), such as 'The capital of <X> is'."
         )
-    return relation.eliciting_templates[0]
+    return relation.eliciting_templates
 
 
 def _is_top(heads: object) -> bool:
@@ -165,10 +165,13 @@ class Lab:
     def base(self, relation: Relation, template: str) -> float:
         """Accuracy of the unchanged model; remembered, unlike the keys and values of the questions."""
         key = (relation.digest, template)
-        return self._bases[key] if key in self._bases else self.asked(relation, template).base
+        return self._bases[key] if key in self._bases else self._asked(relation, template).base
 
-    def asked(self, relation: Relation, template: str) -> Asked:
-        """The questions of a relation and how many the model answers."""
+    def asked(self, relation: Relation, templates: Sequence[str]) -> Asked:
+        """The questions of a relation, with the template the unchanged model answers best (the first of equals)."""
+        return self._asked(relation, max(templates, key=lambda template: self.base(relation, template)))
+
+    def _asked(self, relation: Relation, template: str) -> Asked:
         key = (relation.digest, template)
         if key in self._recent:
             self._recent.move_to_end(key)
@@ -314,9 +317,9 @@ class Lab:
         for other in usable:
             if not take_all and len(chosen) == MOST_CONTROLS:
                 break
-            template = eliciting_template(other, None)
-            if take_all or abs(self.base(other, template) - asked.base) <= MOST_DIFFERENCE:
-                chosen.append((self.asked(other, template), shared[other.name]))
+            theirs = self.asked(other, eliciting_templates(other))
+            if take_all or abs(theirs.base - asked.base) <= MOST_DIFFERENCE:
+                chosen.append((theirs, shared[other.name]))
         return chosen
 
     def _curve(self, asked: Asked, heads: Sequence[HeadIndex], progress: Callable[[int], object]) -> Curve:

@@ -92,7 +92,7 @@ def reproduce(
         found = folder.kept(path, AblationCurves)
         if found is None:
             found = lab.curves(
-                lab.asked(relation, relation.eliciting_templates[0]),
+                lab.asked(relation, relation.eliciting_templates),
                 ranked=None,
                 m=default_m(weights.n_layers * weights.n_heads),
                 candidates=[other for other in candidates if other.name != relation.name],

@@ -76,13 +76,13 @@ def ablate(
     """Switch off the heads of a relation one by one and watch the model's answers."""
     from .. import HeadIndex, load_model
     from .. import ablate as ablate_
-    from ..analyses.ablate import eliciting_template
+    from ..analyses.ablate import eliciting_templates
     from ..relations import resolve
     from .app import check_outputs, show_and_save
 
     paths = check_outputs(out)
     relation = resolve(name)
-    eliciting_template(relation, template)
+    eliciting_templates(relation, template)
     chosen = "top" if heads == "top" else [HeadIndex.parse(head) for head in _parts(heads)]
     watched = None if controls == "none" else controls if controls == "auto" else [resolve(c) for c in _parts(controls)]
     result = ablate_(
