@@ -468,6 +468,24 @@ def planted_model(
     return hosted(source, kind, host=host, processed=processed)
 
 
+def knowing_model(relations: Mapping[int, Mapping[int, int]], *, n_layers: int = 3) -> Any:
+    """A llama whose next token after a source is its target, because heads of layer 0 say so louder than all else.
+
+    Args:
+        relations: For each head of layer 0 (heads 0 and 1, 2 and 3 share a value matrix) targets by source.
+        n_layers: Number of layers; all above the first are random and not heard.
+    """
+    source = source_model("llama", n_layers=n_layers, n_heads=4, n_kv_heads=2, n_vocab=24, d_model=64)
+    parts = Anatomy(source, "llama")
+    with torch.no_grad():
+        plant(parts, {(0, head): relation for head, relation in relations.items()})
+        for head in relations:
+            parts.write_output(0, head, 1e4 * parts.heads(0).W_O[head])
+        # Queries of zero attend to every token alike.
+        parts.part(0, "attn").q_proj.weight.zero_()
+    return hosted(source, "llama")
+
+
 def plant(parts: Anatomy, relations: Mapping[tuple[int, int], Mapping[int, int]]) -> None:
     """Write the relations into the weights of a transformers model."""
     n_vocab, d_model = parts.W_E.shape

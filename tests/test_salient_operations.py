@@ -129,7 +129,7 @@ class TestEngine:
         weights = HeadWeights.from_model(shared_model("llama"))
         maps = CircuitMaps(weights).layer(1)
         rows = torch.tensor([[3, 9], [9, 3], [1, 1], [0, 5]])
-        chosen, whole = top_k(maps.with_rows(rows), 3), top_k(maps, 3)
+        chosen, whole = top_k(maps.with_own_rows(rows), 3), top_k(maps, 3)
         for head in range(4):
             assert torch.equal(chosen.columns[head], whole.columns[head, rows[head]])
 

@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Any
 from . import drawing as _drawing
 
 if TYPE_CHECKING:
+    from .analyses.ablate import ablate as ablate
     from .analyses.describe_model import describe_model as describe_model
     from .analyses.name_heads import name_heads as name_heads
     from .analyses.relation_scores import relation_scores as relation_scores
+    from .analyses.reproduce import reproduce as reproduce
     from .analyses.salient_operations import salient_operations as salient_operations
     from .analyses.token_grid import token_grid as token_grid
+    from .analyses.validate import validate as validate
     from .capture.bundled import load_default_model as load_default_model
     from .capture.loading import load_model as load_model
     from .capture.weights import HeadWeights as HeadWeights
@@ -22,26 +25,33 @@ if TYPE_CHECKING:
     from .relations import Relation as Relation
     from .relations import load_relations as load_relations
     from .renderers.figure import Figure as Figure
+    from .results.ablation_curves import AblationCurves as AblationCurves
     from .results.base import Result as Result
     from .results.head_names import HeadNames as HeadNames
     from .results.relation_scores import RelationScores as RelationScores
+    from .results.reproduction import Reproduction as Reproduction
     from .results.salient_operations import SalientOperations as SalientOperations
     from .results.token_grid import TokenGrid as TokenGrid
+    from .results.validation import Validation as Validation
     from .types import HeadIndex as HeadIndex
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "Figure": ".renderers.figure",
+    "AblationCurves": ".results.ablation_curves",
     "HeadIndex": ".types",
     "HeadMapsError": ".errors",
     "HeadNames": ".results.head_names",
     "HeadWeights": ".capture.weights",
     "Relation": ".relations",
     "RelationScores": ".results.relation_scores",
+    "Reproduction": ".results.reproduction",
     "Result": ".results.base",
     "SalientOperations": ".results.salient_operations",
     "TokenGrid": ".results.token_grid",
+    "Validation": ".results.validation",
+    "ablate": ".analyses.ablate",
     "describe_model": ".analyses.describe_model",
     "load_default_model": ".capture.bundled",
     "load_relations": ".relations",
@@ -50,7 +60,9 @@ _HOMES = {
     "predicate": ".naming.predicates",
     "relation_scores": ".analyses.relation_scores",
     "salient_operations": ".analyses.salient_operations",
+    "reproduce": ".analyses.reproduce",
     "token_grid": ".analyses.token_grid",
+    "validate": ".analyses.validate",
 }
 
 __all__ = [*sorted(_HOMES), "__version__"]

@@ -19,6 +19,15 @@ Preset: TypeAlias = Literal["folded", "maps"]
 Basis: TypeAlias = Literal["raw", "folded", "centred"]
 """State of the loaded weights; ``centred`` means processed without folding the norms."""
 
+PromptSources: TypeAlias = Literal["single", "multi"]
+"""Whether prompts are made with the sources of one token, or with those of several."""
+
+AblationMethod: TypeAlias = Literal["zero", "mean"]
+"""What a head that is switched off writes instead: nothing, or what it writes on average."""
+
+Experiment: TypeAlias = Literal["maps"]
+"""Published experiments that can be run end to end."""
+
 _HEAD_NAME = re.compile(r"[Ll](\d+)[Hh](\d+)")
 
 

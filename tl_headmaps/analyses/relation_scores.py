@@ -54,7 +54,7 @@ def relation_scores(
     if not listed:
         raise UsageError("No relation was given. Name at least one, for example 'country_to_capital'.")
     resolved = [resolve(relation, data_dir) for relation in listed]
-    _require_distinct(resolved)
+    require_distinct(resolved)
     weights = HeadWeights.of(model)
     by_layer = heads_by_layer(weights, heads)
     weights.require(preset, needs_mlp=any(by_layer[1:]) if weights.n_layers > 1 else False)
@@ -63,7 +63,7 @@ def relation_scores(
         encode(relation, weights.tokenizer, n_sources=weights.n_vocab, n_targets=n_targets, multi_token=multi_token)
         for relation in resolved
     ]
-    chosen_k = [_checked_k(entry, k, n_targets) for entry in encoded]
+    chosen_k = [checked_k(entry, k, n_targets) for entry in encoded]
     ids, pairs = _joined(encoded, chosen_k, weights.device)
     circuits = CircuitMaps(weights, ids, circuit=circuit, preset=preset)
     tables = _Tables(len(encoded), weights.n_layers, weights.n_heads, len(pairs.rows) if ranks else 0)
@@ -86,14 +86,16 @@ def relation_scores(
     )
 
 
-def _require_distinct(relations: list[Relation]) -> None:
+def require_distinct(relations: Sequence[Relation]) -> None:
+    """Refuse two relations of one name."""
     names = [relation.name for relation in relations]
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
         raise UsageError(f"The relation {repeated[0]!r} was given twice; give each relation its own name.")
 
 
-def _checked_k(entry: Encoded, k: int | None, n_targets: int) -> int:
+def checked_k(entry: Encoded, k: int | None, n_targets: int) -> int:
+    """The k of a relation, if it has a pair and a row has so many targets."""
     name = entry.relation.name
     if not entry.kept:
         source, target, reason = entry.dropped[0]

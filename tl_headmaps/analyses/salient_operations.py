@@ -167,7 +167,7 @@ def _layer(
         vectors = circuits.row_vectors(layer)
         ratio = salience(weights, weights.layer(layer), maps, vectors, circuit=circuits.circuit, preset=circuits.preset)
         tokens, ratios = most_salient(ratio, usable, n_tokens)
-        top, bottom = top_and_bottom(maps.with_rows(tokens), n_targets)
+        top, bottom = top_and_bottom(maps.with_own_rows(tokens), n_targets)
         largest = []
         if n_largest:
             rows = usable.nonzero()[:, 0]

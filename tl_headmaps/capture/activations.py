@@ -149,7 +149,7 @@ def run(
     """
     check_prompts(model, prompts)
     device = model_device(model)
-    sizes = _Sizes.of(model)
+    sizes = sizes_of(model)
     with as_found(model):
         for batch in batches(prompts, sizes.bytes_of, budget):
             batch = Batch(batch.ids.to(device), batch.rows)
@@ -178,7 +178,7 @@ def gradients(
     """
     check_prompts(model, prompts)
     device = model_device(model)
-    sizes = _Sizes.of(model)
+    sizes = sizes_of(model)
     chosen = list(range(len(model.blocks)) if layers is None else layers)
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     with as_found(model), torch.enable_grad():
@@ -254,14 +254,15 @@ class _Sizes:
     n_heads: int
     d_model: int
 
-    @classmethod
-    def of(cls, model: Any) -> "_Sizes":
-        return cls(int(model.unembed.W_U.shape[-1]), int(model.cfg.n_heads), int(model.cfg.d_model))
-
     def bytes_of(self, length: int) -> int:
         # Logits twice (their float32 copy), scores and pattern, and some forty vectors of the stream.
         per_token = 2 * self.n_vocab + 3 * self.n_heads * length + 40 * self.d_model
         return 4 * length * per_token
+
+
+def sizes_of(model: Any) -> _Sizes:
+    """Sizes that say how much memory a batch takes."""
+    return _Sizes(int(model.unembed.W_U.shape[-1]), int(model.cfg.n_heads), int(model.cfg.d_model))
 
 
 @dataclass

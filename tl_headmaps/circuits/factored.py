@@ -259,7 +259,7 @@ class LayerMaps:
         """The same maps with some of the rows."""
         return replace(self, left=self.left[:, rows], offset=self.offset[:, rows])
 
-    def with_rows(self, rows: Int[Tensor, "head chosen"]) -> "LayerMaps":
+    def with_own_rows(self, rows: Int[Tensor, "head chosen"]) -> "LayerMaps":
         """The same maps with each head's own choice of rows."""
         heads = range(len(self.heads))
         return replace(
@@ -268,3 +268,11 @@ class LayerMaps:
             group=tuple(heads),
             offset=self.offset.gather(1, rows),
         )
+
+    def with_rows_of(self, other: "LayerMaps") -> "LayerMaps":
+        """These maps with the rows of others of the same heads and columns below: one scan then serves both."""
+        if other.heads != self.heads or other.columns.count != self.columns.count:
+            raise AssertionError(f"rows of {other.heads} cannot be put below rows of {self.heads}")
+        heads = range(len(self.heads))
+        left = torch.stack([torch.cat([self.left_of(head), other.left_of(head)]) for head in heads])
+        return replace(self, left=left, group=tuple(heads), offset=torch.cat([self.offset, other.offset], dim=1))

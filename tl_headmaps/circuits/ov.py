@@ -43,13 +43,36 @@ def ov_maps(
         vectors = layer.ln1.scaled(vectors)
     groups = sorted({weights.group_of(head) for head in heads})
     left = torch.stack([vectors @ layer.W_V[group] for group in groups])
-    middle = written(weights, layer, heads, preset)
     group = tuple(groups.index(weights.group_of(head)) for head in heads)
+    return written_maps(weights, layer, left, group, heads, preset)
+
+
+def written_maps(
+    weights: HeadWeights,
+    layer: LayerWeights,
+    left: Float[Tensor, "group row d_head"],
+    group: tuple[int, ...],
+    heads: Sequence[int],
+    preset: Preset,
+) -> LayerMaps:
+    """What heads write for given vectors in their own d_head dimensions, read out over the vocabulary.
+
+    The vectors may be projected token vectors (the OV map), or values and outputs ``z`` of a running model.
+
+    Args:
+        weights: The model.
+        layer: The layer's weights.
+        left: Vectors that W_O multiplies, shared by the heads of a group.
+        group: Which of them each head writes.
+        heads: Head numbers within the layer.
+        preset: ``"folded"`` or ``"maps"``.
+    """
+    middle = written(weights, layer, heads, preset)
     if preset == "folded":
         mean = weights.mean_unembedding
         offset = torch.stack([left[g] @ (middle[h] @ mean) for h, g in enumerate(group)])
     else:
-        offset = vectors.new_zeros(len(heads), vectors.shape[0])
+        offset = left.new_zeros(len(heads), left.shape[1])
     return LayerMaps(
         heads=tuple(HeadIndex(layer.layer, head) for head in heads),
         left=left,
@@ -57,6 +80,14 @@ def ov_maps(
         columns=ProductColumns(weights.W_U, middle, weights.unembedding_order, weights.ordered_unembedding),
         offset=offset,
     )
+
+
+def constant_values(weights: HeadWeights, layer: LayerWeights) -> Float[Tensor, "kv_head d_head"]:
+    """The part of a value vector that is there whatever is read: b_V, and ln1's bias through W_V."""
+    constant = layer.W_V.new_zeros(weights.n_kv_heads, weights.d_head)
+    if layer.ln1 is not None:
+        constant = constant + torch.einsum("d,gdh->gh", layer.ln1.bias, layer.W_V)
+    return constant if layer.b_V is None else constant + layer.b_V
 
 
 def written(

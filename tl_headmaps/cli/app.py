@@ -11,6 +11,7 @@ import typer
 
 from ..errors import HeadMapsError, UsageError
 from ..relations import MultiToken
+from .checks import ablate, reproduce, validate
 from .demo import demo
 from .options import CircuitOption, DeviceOption, ModelOption, OutOption, PresetOption
 from .output import check_outputs, parse_heads, show_and_save
@@ -158,3 +159,5 @@ def model_(model: ModelOption = None, device: DeviceOption = None, out: OutOptio
 app.command()(salient)
 app.command("name-heads")(name_heads)
 app.command()(demo)
+for command in (validate, ablate, reproduce):
+    app.command()(command)

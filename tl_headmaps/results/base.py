@@ -6,7 +6,9 @@ import io
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..drawing import FIGURE_SUFFIXES, Picture, drawing_of
@@ -142,6 +144,8 @@ class Result(ABC):
         except ValueError as error:
             raise OutputError(f"{path} is not a saved result: {error}.") from error
         kind = str(values.get("kind")) if isinstance(values, dict) else type(values).__name__
+        if kind not in _KINDS:
+            _learn_kinds()
         found = _KINDS.get(kind)
         if found is None or not issubclass(found, cls):
             raise OutputError(
@@ -154,6 +158,13 @@ class Result(ABC):
                 f"{path} is damaged: it says it holds {kind!r}, but {type(error).__name__} {error} came up while "
                 "reading it. Save the result again."
             ) from error
+
+
+def _learn_kinds() -> None:
+    """Import every module of results: a class is known by name only once it is there."""
+    package = import_module(__package__ or "")
+    for module in iter_modules(package.__path__):
+        import_module(f"{package.__name__}.{module.name}")
 
 
 def _is_tensor(value: object) -> bool:

@@ -1,0 +1,71 @@
+"""Tables for papers: the same cells as text, Markdown, LaTeX and CSV."""
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .text import table_text, visible
+
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    "&": r"\&",
+    "%": r"\%",
+    "$": r"\$",
+    "#": r"\#",
+    "_": r"\_",
+    "{": r"\{",
+    "}": r"\}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+}
+_MARKDOWN = {character: f"\\{character}" for character in "\\|`*_<>[]"}
+
+
+@dataclass(frozen=True)
+class Table:
+    """Cells as they are printed; columns are (title, "left" or "right"), ``note`` stands below."""
+
+    columns: Sequence[tuple[str, str]]
+    rows: Sequence[Sequence[Any]]
+    note: str = ""
+
+    def text(self) -> str:
+        """Aligned text for a terminal."""
+        return table_text(self.columns, self.rows) + (f"\n\n{self.note}" if self.note else "")
+
+    def csv(self) -> str:
+        """CSV with a header (RFC 4180)."""
+        stream = io.StringIO()
+        writer = csv.writer(stream, lineterminator="\r\n")
+        writer.writerow([title for title, _ in self.columns])
+        writer.writerows(self.rows)
+        return stream.getvalue()
+
+    def markdown(self) -> str:
+        """A Markdown table; every character of a cell is shown as it is."""
+        lines = [[_escaped(title, _MARKDOWN) for title, _ in self.columns]]
+        lines.append(["---:" if side == "right" else "---" for _, side in self.columns])
+        lines += [[_escaped(cell, _MARKDOWN) for cell in row] for row in self.rows]
+        table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        return f"{table}\n" + (f"\n{_escaped(self.note, _MARKDOWN)}\n" if self.note else "")
+
+    def latex(self) -> str:
+        r"""A ``tabular`` with booktabs rules, for ``\input``."""
+        sides = "".join("r" if side == "right" else "l" for _, side in self.columns)
+        lines = [r"\begin{tabular}{" + sides + "}", r"\toprule"]
+        lines.append(" & ".join(_escaped(title, _LATEX) for title, _ in self.columns) + r" \\")
+        lines.append(r"\midrule")
+        lines += [" & ".join(_escaped(cell, _LATEX) for cell in row) + r" \\" for row in self.rows]
+        lines += [r"\bottomrule", r"\end{tabular}"]
+        if self.note:
+            lines.append("% " + visible(self.note))
+        return "\n".join(lines) + "\n"
+
+
+def _escaped(cell: Any, table: dict[str, str]) -> str:
+    return "".join(table.get(character, character) for character in visible(str(cell)))

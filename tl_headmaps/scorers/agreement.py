@@ -1,0 +1,109 @@
+"""How well two sets of head scores agree: Pearson and Spearman over heads and templates, with an interval.
+
+The heads of a model are all there is, they are no sample; the pairs of a relation are. So the interval resamples
+pairs: each resample takes all templates and heads of a pair together, scores both sides anew and correlates again. The
+spread of the resamples (on Fisher's scale, 1.96 standard deviations to either side) says how far the agreement would
+move with other pairs of the same kind and number. It does not say what more pairs would give: scores from few pairs are
+noisy, and noise lowers a correlation, so compare figures of similar numbers of pairs.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool
+from numpy.typing import NDArray
+from torch import Tensor
+
+N_RESAMPLES = 1000
+_NEARLY_ONE = 1 - 1e-12
+_AT_A_TIME = 1 << 24
+"""Scores held at a time while resampling (float64: 128 MiB)."""
+
+
+@dataclass(frozen=True)
+class Correlation:
+    """A correlation with its 95% interval; NaN where a side does not vary."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Pearson and Spearman correlation of static with dynamic scores over templates x heads."""
+
+    pearson: Correlation
+    spearman: Correlation
+
+
+def agreement(
+    static: Bool[Tensor, "static_pair cell"],
+    dynamic: Bool[Tensor, "template pair cell"],
+    *,
+    same_pairs: bool = True,
+    n_resamples: int = N_RESAMPLES,
+    seed: int = 0,
+) -> Agreement:
+    """Agreement of the scores (shares of true entries over pairs) of two sets of hits.
+
+    Args:
+        static: Hits of each pair in each head (cell), from the weights.
+        dynamic: Hits of each pair in each head, by template.
+        same_pairs: Whether both have the same pairs, which are then resampled together.
+        n_resamples: Number of resamples of the interval.
+        seed: Of the resamples.
+    """
+    left, right = (hits.cpu().double().numpy() for hits in (static, dynamic))
+    n_templates, n_right, n_cells = right.shape
+    right = right.transpose(1, 0, 2).reshape(n_right, -1)
+    # Counts instead of shares: correlations do not see the difference, and equal counts are exactly equal.
+    at = _correlations(left.sum(0)[None], right.sum(0)[None], n_templates)
+    generator = np.random.default_rng(seed)
+    found: list[NDArray[np.float64]] = []
+    step = max(1, _AT_A_TIME // (n_templates * n_cells))
+    for start in range(0, n_resamples, step):
+        size = min(step, n_resamples - start)
+        weights = [_resample(generator, len(part), size) for part in ((right,) if same_pairs else (left, right))]
+        found.append(_correlations(weights[0] @ left, weights[-1] @ right, n_templates))
+    resampled = np.concatenate(found)
+    return Agreement(*(_with_interval(float(at[0, number]), resampled[:, number]) for number in range(2)))
+
+
+def _with_interval(value: float, resampled: NDArray[np.float64]) -> Correlation:
+    """A correlation with 1.96 standard deviations of its resamples to either side, on Fisher's scale."""
+    known = resampled[~np.isnan(resampled)]
+    if np.isnan(value) or not len(known):
+        return Correlation(value, np.nan, np.nan)
+    half = 1.96 * _fisher(known).std()
+    low, high = np.tanh([_fisher(value) - half, _fisher(value) + half])
+    return Correlation(value, float(min(low, value)), float(max(high, value)))
+
+
+def _fisher(correlation: Any) -> Any:
+    """The scale on which the spread of a correlation does not depend on its size; finite at 1."""
+    return np.arctanh(np.clip(correlation, -_NEARLY_ONE, _NEARLY_ONE))
+
+
+def _resample(generator: np.random.Generator, n: int, size: int) -> NDArray[np.float64]:
+    """How often each pair is drawn [resample, pair] when n pairs are drawn with replacement."""
+    return generator.multinomial(n, np.full(n, 1 / n), size=size).astype(np.float64)
+
+
+def _correlations(static: NDArray[np.float64], dynamic: NDArray[np.float64], n_templates: int) -> NDArray[np.float64]:
+    """Pearson and Spearman [resample, 2] of counts [resample, cell] and [resample, template x cell]."""
+    from scipy.stats import rankdata
+
+    repeated = np.tile(static, (1, n_templates))
+    # Ranks of a repeated sample are an increasing linear function of the ranks of the sample: no need to sort it all.
+    ranked = np.tile(rankdata(static, axis=1), (1, n_templates))
+    return np.stack([_pearson(repeated, dynamic), _pearson(ranked, rankdata(dynamic, axis=1))], axis=1)
+
+
+def _pearson(x: NDArray[np.float64], y: NDArray[np.float64]) -> NDArray[np.float64]:
+    x, y = (values - values.mean(1, keepdims=True) for values in (x, y))
+    lengths = np.sqrt((x * x).sum(1) * (y * y).sum(1))
+    varies = lengths > 1e-12 * x.shape[1]
+    products = (x * y).sum(1)
+    return np.where(varies, products / np.where(varies, lengths, 1.0), np.nan)
