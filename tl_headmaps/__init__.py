@@ -7,6 +7,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .analyses.attention_groups import attention_groups as attention_groups
+    from .analyses.attention_groups import attention_groups_from_pattern as attention_groups_from_pattern
     from .analyses.describe_model import describe_model as describe_model
     from .analyses.relation_scores import relation_scores as relation_scores
     from .analyses.token_grid import token_grid as token_grid
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from .errors import HeadMapsError as HeadMapsError
     from .relations import Relation as Relation
     from .relations import load_relations as load_relations
+    from .results.attention_groups import AttentionGroups as AttentionGroups
     from .results.base import Result as Result
     from .results.relation_scores import RelationScores as RelationScores
     from .results.token_grid import TokenGrid as TokenGrid
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "AttentionGroups": ".results.attention_groups",
     "HeadIndex": ".types",
     "HeadMapsError": ".errors",
     "HeadWeights": ".capture.weights",
@@ -31,6 +35,8 @@ _HOMES = {
     "RelationScores": ".results.relation_scores",
     "Result": ".results.base",
     "TokenGrid": ".results.token_grid",
+    "attention_groups": ".analyses.attention_groups",
+    "attention_groups_from_pattern": ".analyses.attention_groups",
     "describe_model": ".analyses.describe_model",
     "load_default_model": ".capture.bundled",
     "load_relations": ".relations",

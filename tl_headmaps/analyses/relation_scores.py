@@ -15,7 +15,7 @@ from ..relations import Encoded, MultiToken, Relation, RelationLike, encode, res
 from ..results.relation_scores import RelationScores
 from ..scorers.relation import Direction, Pairs, score_layer
 from ..scorers.statistics import q_values, wilson_interval
-from ..types import Circuit, HeadIndex, HeadLike, Preset, check_choice
+from ..types import Circuit, HeadLike, Preset, check_choice, head_list, head_names
 
 
 def relation_scores(
@@ -74,7 +74,7 @@ def relation_scores(
     )
     for layer, numbers in bar:
         tables.put(layer, numbers, score_layer(circuits.layer(layer, numbers), pairs, exact_ranks=ranks))
-    options = {"preset": preset, "k": k, "multi_token": multi_token, "heads": _named(heads)}
+    options = {"preset": preset, "k": k, "multi_token": multi_token, "heads": head_names(heads)}
     return tables.result(
         encoded,
         pairs,
@@ -96,23 +96,11 @@ def _heads_by_layer(weights: HeadWeights, heads: HeadLike | Iterable[HeadLike] |
     if heads is None:
         return [list(range(weights.n_heads)) for _ in range(weights.n_layers)]
     chosen: list[list[int]] = [[] for _ in range(weights.n_layers)]
-    for index in sorted({weights.head(head) for head in _head_list(heads)}):
+    for index in sorted({weights.head(head) for head in head_list(heads)}):
         chosen[index.layer].append(index.head)
     if not any(chosen):
         raise UsageError("heads= is empty. Name at least one head, or leave it out for all.")
     return chosen
-
-
-def _head_list(heads: Any) -> list[HeadLike]:
-    """One head or several: a name, a HeadIndex, a (layer, head) pair, or a list of these."""
-    if isinstance(heads, str | HeadIndex):
-        return [heads]
-    listed = list(heads)
-    return [(listed[0], listed[1])] if len(listed) == 2 and all(type(part) is int for part in listed) else listed
-
-
-def _named(heads: Any) -> list[str] | None:
-    return None if heads is None else sorted(str(HeadIndex.of(head)) for head in _head_list(heads))
 
 
 def _checked_k(entry: Encoded, k: int | None, n_targets: int) -> int:
