@@ -5,7 +5,6 @@ combination, then for each head's own groups. No more than a few token x token m
 what the model itself makes.
 """
 
-import hashlib
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
@@ -35,6 +34,7 @@ from ..scorers.grouping import (
 from ..scorers.partitions import members, similar_partitions
 from ..scorers.trees import tree_parents
 from ..types import HeadIndex, HeadLike, check_choice, head_list, head_names
+from .arrays import digest_of, dtype_name, given_tensor
 from .prompts import Prompt, chosen_heads
 
 THRESHOLD = 0.1
@@ -135,8 +135,7 @@ def attention_groups_from_pattern(
 
     heads = [HeadIndex(0, head) for head in range(len(given))]
     found = _Grouping(visit, heads, names, method, drop_sink, threshold, n_groups, null_draws)
-    dtype = str(given.dtype).removeprefix("torch.")
-    return found.result(lambda more: Provenance.of_arrays(_digest(given), dtype, options=more, seed=0))
+    return found.result(lambda more: Provenance.of_arrays(digest_of(given), dtype_name(given), options=more, seed=0))
 
 
 class _Grouping:
@@ -263,7 +262,7 @@ def _check_options(method: str, threshold: float, n_groups: int | None, null_dra
     check_choice(method, GroupMethod, "method")
     if n_groups is not None and (n_groups < 1 or method == "components"):
         raise UsageError(
-            f"n_groups={n_groups} with method={method!r} is impossible: give 1 or more, and method 'auto' or 'spectral'."
+            f"n_groups={n_groups} with method={method!r} is impossible: give 1 or more, and method 'spectral'."
         )
     if not 0 < threshold <= 1:
         raise UsageError(f"threshold={threshold} is impossible: it is a share, above 0 and at most 1.")
@@ -273,10 +272,7 @@ def _check_options(method: str, threshold: float, n_groups: int | None, null_dra
 
 def _as_patterns(pattern: Any) -> Tensor:
     """A head x query x key tensor, checked as far as its shape goes; values are checked head by head."""
-    try:
-        given = torch.as_tensor(pattern)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise UsageError(f"The pattern is not an array of numbers: {error}. Give head x query x key.") from error
+    given = given_tensor(pattern, "The pattern", "head x query x key, or one square matrix")
     if given.ndim == 2:
         given = given[None]
     if given.ndim != 3 or given.shape[1] != given.shape[2]:
@@ -286,14 +282,4 @@ def _as_patterns(pattern: Any) -> Tensor:
         )
     if not given.shape[0] or given.shape[1] < 2:
         raise UsageError(f"The pattern has shape {tuple(given.shape)}; it needs a head and at least two tokens.")
-    if given.is_complex():
-        raise UsageError("The pattern holds complex numbers; attention must be real numbers.")
-    return given.detach() if given.is_floating_point() else given.float()
-
-
-def _digest(array: Tensor) -> str:
-    digest = hashlib.sha256(str(tuple(array.shape)).encode())
-    for matrix in array:
-        for rows in matrix.split(256):
-            digest.update(rows.to("cpu", torch.float64).numpy().tobytes())
-    return digest.hexdigest()
+    return given

@@ -7,6 +7,7 @@ from .text import table_text, visible
 
 if TYPE_CHECKING:
     from ..results.attention_groups import AttentionGroups, Groups
+    from ..results.grouping_profile import GroupingProfile
 
 _MOST_TOKENS = 40
 _MOST_HEADS = 12
@@ -44,8 +45,8 @@ def attention_groups_text(result: "AttentionGroups") -> str:
 _COLUMNS = ("within_share", "modularity", "null_modularity", "z_score", "p_value", "sink_share", "self_share")
 _NOTE = (
     "serves: group whose share of the head's attention exceeds even attention most; within: share of the attention\n"
-    "between different tokens that stays in the head's own groups; null, z, p: the same for shuffled graphs of equal degrees;\n"
-    "sink, self: share of attention on the first token and on the token itself"
+    "between different tokens that stays in the head's own groups; null, z, p: the same for shuffled graphs of equal\n"
+    "degrees; sink, self: share of attention on the first token and on the token itself"
 )
 
 
@@ -98,3 +99,33 @@ def _tree(result: "AttentionGroups") -> str:
 
 def _number(value: float) -> str:
     return "-" if math.isnan(value) else f"{value:.2f}"
+
+
+def grouping_profile_text(profile: "GroupingProfile", top: int = 3) -> str:
+    """The best heads of each score, even attention beside them."""
+    rows = []
+    for number, score in enumerate(profile.scores):
+        for place, (head, value) in enumerate(profile.top(score, top)):
+            at = (number, head.layer, head.head)
+            low, high = float(profile.interval_low[at]), float(profile.interval_high[at])
+            rows.append(
+                [
+                    score if place == 0 else "",
+                    str(head),
+                    f"{value:.2f}",
+                    "-" if math.isnan(low) else f"{low:.2f}-{high:.2f}",
+                    f"{profile.even[number]:.2f}" if place == 0 else "",
+                    _number(float(profile.where_possible[at])),
+                    f"{profile.possible[number]:.2f}" if place == 0 else "",
+                ]
+            )
+    titles = ["score", "head", "share", "95%", "even", "where possible", "queries"]
+    columns = [(title, "left" if title in ("score", "head") else "right") for title in titles]
+    left_out = f", {profile.n_cut} cut" if profile.n_cut else ""
+    left_out += f", {profile.n_skipped} too short" if profile.n_skipped else ""
+    title = f"Grouping profile over {profile.n_texts:,} texts, {profile.n_tokens:,} tokens{left_out}"
+    note = (
+        "share: mean share of the head's attention on such pairs; even: the same for even attention;\n"
+        "where possible: mean attention on such pairs from the queries that have one; queries: share of those queries"
+    )
+    return f"{title}\n\n{table_text(columns, rows)}\n\n{note}"

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..provenance import Provenance
 from ..types import HeadIndex, HeadLike
+from .arrays import nested, tensor_of
 from .base import Result
 
 if TYPE_CHECKING:
@@ -132,7 +133,7 @@ class AttentionGroups(Result):
             "order": list(self.order),
             "weights": self.weights.tolist(),
             "even_weights": self.even_weights.tolist(),
-            **{name: [_finite(value) for value in getattr(self, name).tolist()] for name in _PER_HEAD},
+            **{name: nested(getattr(self, name)) for name in _PER_HEAD},
             "combination": {name: _finite(value) for name, value in self.combination.items()},
             "combined": None if self.combined is None else self.combined.tolist(),
             "provenance": self.provenance.to_dict(),
@@ -161,7 +162,7 @@ class AttentionGroups(Result):
             combined=None if combined is None else torch.tensor(combined, dtype=torch.float32),
             parents=None if parents is None else tuple(parents),
             provenance=Provenance.from_dict(values["provenance"]),
-            **{name: torch.tensor([_number(value) for value in values[name]]) for name in _PER_HEAD},
+            **{name: tensor_of(values[name]) for name in _PER_HEAD},
         )
 
     def to_rows(self) -> Iterable[dict[str, Any]]:
