@@ -59,7 +59,7 @@ def association_heads(
             maps["attention"][seen.layer, head] = row[k]
 
     run(model, [prompt.ids], read=("pattern", "v"), reduce=reduce)
-    options = {"text": prompt.tokens, "query": q, "key": k, "measure": measure, "prepend_bos": prepend_bos}
+    options = {"query": q, "key": k, "measure": measure, "prepend_bos": prepend_bos}
     return AssociationHeads(
         tokens=prompt.tokens,
         query=q,

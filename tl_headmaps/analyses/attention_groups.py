@@ -21,7 +21,6 @@ from ..provenance import Provenance
 from ..results.attention_groups import AttentionGroups, Groups
 from ..scorers.clustering import GroupMethod, chosen_method, cluster
 from ..scorers.grouping import (
-    Sharpness,
     affinity,
     is_causal,
     is_sink,
@@ -92,7 +91,6 @@ def attention_groups(
         run(model, [prompt.ids], read=("pattern",), reduce=reduce, layers=sorted({head.layer for head in chosen}))
 
     options = {
-        "text": prompt.tokens,
         "layers": None if layers is None else sorted({head.layer for head in chosen}),
         "heads": head_names(named),
         "prepend_bos": prepend_bos,
@@ -209,9 +207,7 @@ class _Grouping:
         return cluster(edges, self.method, self.threshold, self.n_groups), edges
 
     def _measured(self, pattern: Tensor, labels: Tensor, edges: Tensor) -> dict[str, float]:
-        sharp: Sharpness = sharpness(
-            edges, labels, method=self.method, threshold=self.threshold, draws=self.draws, k=self.n_groups
-        )
+        sharp = sharpness(edges, labels, self.draws)
         return {
             "within_share": float(served(self._among_kept(pattern), labels).sum()),
             **asdict(sharp),

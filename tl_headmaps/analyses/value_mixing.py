@@ -73,7 +73,7 @@ def value_mixing(
             f"In {weights.model_name!r} the output of {index} is not its pattern times its values (they differ by "
             f"{error:.2g}), so its mixing cannot be explained this way. Choose a model with plain attention."
         )
-    options = {"text": prompt.tokens, "query": None if query is None else rows[0], "prepend_bos": prepend_bos}
+    options = {"query": None if query is None else rows[0], "prepend_bos": prepend_bos}
     return ValueMixing(
         tokens=prompt.tokens,
         queries=tuple(rows),

@@ -83,7 +83,7 @@ def mixing(
     device: DeviceOption = None,
     out: OutOption = None,
 ) -> None:
-    """Show what a head's attention does to the values of a text; without --head, which heads bring two tokens closer."""
+    """Show what a head's attention does to a text's values; without --head, which heads bring two tokens closer."""
     from .. import HeadIndex, association_heads, load_model, value_mixing
     from .app import check_outputs, show_and_save
 

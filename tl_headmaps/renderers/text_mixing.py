@@ -315,6 +315,9 @@ _LATEX_SPECIAL = {
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
+    # Markdown would take these for tags, also between dollar signs.
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
     **{character: f"\\{character}" for character in "&%$#_{}"},
 }
 

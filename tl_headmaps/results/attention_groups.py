@@ -44,8 +44,8 @@ class AttentionGroups(Result):
         even_weights: The same for even attention.
         within_share: Share of that attention that stays inside the head's own groups.
         modularity: Modularity of the head's own groups (affinities, degree-product null).
-        null_modularity, z_score, p_value: Groups found in shuffled graphs with the same degrees, and how far the
-            head is above them; NaN where none were drawn (or, for ``z_score``, all are alike).
+        null_modularity, z_score, p_value: The same for as many groups found in shuffled graphs of the same degrees, and
+            how far the head is above them; NaN where none were drawn (or, for ``z_score``, all are alike).
         sink_share: Share of attention that later tokens give to the first token.
         self_share: Share of attention that tokens give to themselves.
         combination: The same values for the combination.

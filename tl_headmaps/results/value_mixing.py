@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from typing import Self
 
 ROW_SUM_TOLERANCE = 1e-3
-"""Rows of a pattern are softmax outputs; bfloat16 models round them to about this."""
+_ROUNDED_TOLERANCE = 1e-2
+"""How far from 1 the sum of a row may be; a bfloat16 model rounds its softmax to the latter."""
 
 _MOST_SPLITS = 1_000_000
 """Numbers of query x key x source up to which JSON lists every split."""
@@ -152,10 +153,10 @@ class ValueMixing(Result):
         return self.queries.index(place)
 
     def _notes(self, row: int) -> tuple[str, ...]:
-        name = f"row {self.queries[row] + 1} of A ({self.tokens[self.queries[row]].strip()})"
+        name = f"row {self.queries[row] + 1} of A ({self.tokens[self.queries[row]].strip()!r})"
         total = float(self.row_sums[row])
         found = []
-        if abs(total - 1) > ROW_SUM_TOLERANCE:
+        if abs(total - 1) > (ROW_SUM_TOLERANCE if self.head is None else _ROUNDED_TOLERANCE):
             fate = "and was divided by its sum" if self.normalised else "not to 1, and is used as it is"
             found.append(f"{name} sums to {total:.6g}, {fate}")
         if bool((self.pattern[row] < 0).any()):

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from .clustering import GroupMethod, cluster
+from .clustering import cluster
 from .partitions import modularity, shuffled, within
 
 SINK_EXCESS = 0.3
@@ -31,7 +31,8 @@ class Sharpness:
 
     Attributes:
         modularity: Newman's modularity of the groups.
-        null_modularity: Mean modularity of the groups found in shuffled graphs of the same degrees; NaN if not drawn.
+        null_modularity: Mean modularity of as many groups found in shuffled graphs of the same degrees; NaN if not
+            drawn.
         z_score: Standard deviations above that mean; NaN where all shuffled graphs are alike.
         p_value: Share of shuffled graphs at least as modular (the graph itself counted); NaN if not drawn.
     """
@@ -114,26 +115,15 @@ def served_evenly(
     return ((even * alike)[:, None] * sizes).sum(0).div(total).to(torch.float32)
 
 
-def sharpness(
-    weights: Float[Tensor, "token token"],
-    labels: Int[Tensor, " token"],
-    *,
-    method: GroupMethod,
-    threshold: float,
-    draws: int,
-    k: int | None = None,
-) -> Sharpness:
-    """Modularity of groups beside that of the groups found, in the same way, in shuffled graphs."""
+def sharpness(weights: Float[Tensor, "token token"], labels: Int[Tensor, " token"], draws: int) -> Sharpness:
+    """Modularity of groups beside that of as many groups found in shuffled graphs (spectral)."""
     found = modularity(weights, labels)
     bound = weights.sum(1) > 0
     if draws < 1 or int(bound.sum()) < 2:
         return Sharpness(found, float("nan"), float("nan"), float("nan"))
-    inner = weights[bound][:, bound]
+    inner, k = weights[bound][:, bound], len(labels[bound].unique())
     drawn = torch.tensor(
-        [
-            modularity(graph, cluster(graph, method, threshold, k))
-            for graph in shuffled(inner, draws=draws, seed=_NULL_SEED)
-        ],
+        [modularity(graph, cluster(graph, k=k)) for graph in shuffled(inner, draws=draws, seed=_NULL_SEED)],
         dtype=torch.float64,
     )
     spread = float(drawn.std(correction=0))

@@ -5,7 +5,7 @@ equal partitions have equal labels.
 
 *Modularity* of a partition is the share of a graph's weight inside groups, less the share expected from the
 product of degrees alone: ``Q = sum_c (w_cc / 2m - (d_c / 2m)^2)``. The best partition of pure noise has a
-positive Q too, so :func:`shuffled` makes graphs with the same weights and the same degrees to compare with.
+positive Q too, so :func:`shuffled` makes graphs of the same degrees to compare with.
 
 *Adjusted Rand index*: 1 for equal partitions, 0 on average for unrelated ones.
 """
@@ -62,25 +62,25 @@ def modularity(weights: Float[Tensor, "token token"], labels: Int[Tensor, " toke
 
 
 def shuffled(weights: Float[Tensor, "token token"], draws: int, seed: int) -> Iterator[Float[Tensor, "token token"]]:
-    """Graphs with these weights dealt to random pairs, scaled until every token has its degree again.
+    """Graphs in which each token deals its weights to earlier tokens at random, brought back to the same degrees.
 
-    Scaling is symmetric and stops after fifty rounds, so degrees of very sparse graphs are met only roughly.
+    A query keeps how sharply it attends and a token keeps how much it is attended to; who attends to whom is chance.
+    Scaling back to the degrees is symmetric and stops after fifty rounds, so very sparse graphs meet them only roughly.
     """
     n = len(weights)
-    rows, columns = torch.tril_indices(n, n, -1).unbind()
-    edges = weights[rows, columns]
-    wanted = weights.sum(1)
+    earlier, wanted = weights.tril(-1), weights.sum(1)[:, None]
+    unseen = torch.ones(n, n, dtype=torch.bool).triu()
     generator = torch.Generator().manual_seed(seed)
     # As many graphs at once as fit: for the few tokens of a sentence, one by one would cost mostly overhead.
     for count in [len(some) for some in torch.arange(draws).split(max(1, _BLOCK // (n * n)))]:
-        dealt = torch.stack([edges[torch.randperm(len(edges), generator=generator)] for _ in range(count)])
-        graphs = weights.new_zeros(count, n, n)
-        graphs[:, rows, columns] = dealt
-        graphs[:, columns, rows] = dealt
+        # Row i of the sorted order begins with a permutation of 0 .. i - 1.
+        order = torch.rand(count, n, n, generator=generator).masked_fill_(unseen, 2.0).argsort(dim=2, stable=True)
+        graphs = torch.zeros_like(earlier).repeat(count, 1, 1).scatter_(2, order, earlier.expand(count, n, n))
+        graphs = graphs + graphs.mT
         scale = weights.new_ones(count, n, 1)
         for _ in range(_SCALINGS):
             reached = scale * (graphs @ scale)
-            scale = scale * torch.where(reached > 0, wanted[:, None] / reached.clamp_min(1e-30), 0.0).sqrt()
+            scale = scale * torch.where(reached > 0, wanted / reached.clamp_min(1e-30), 0.0).sqrt()
         yield from graphs.mul_(scale).mul_(scale.mT)
 
 
