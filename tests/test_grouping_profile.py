@@ -189,13 +189,14 @@ class TestModels:
             found.head_map("magic")
 
 
+@pytest.fixture(scope="module")
+def profile(default_model: Any) -> GroupingProfile:
+    # The head detector puts BOS in front.
+    return grouping_profile(default_model, TEXTS, prepend_bos=True)
+
+
 @pytest.mark.model
 class TestAgreement:
-    @pytest.fixture(scope="class")
-    def profile(self, default_model: Any) -> GroupingProfile:
-        # The head detector puts BOS in front.
-        return grouping_profile(default_model, TEXTS, prepend_bos=True)
-
     @pytest.mark.parametrize("score", DETECTED)
     def test_scores_are_the_head_detectors(self, default_model: Any, profile: GroupingProfile, score: str) -> None:
         from transformer_lens.head_detector import detect_head
