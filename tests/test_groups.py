@@ -192,6 +192,18 @@ class TestClustering:
         assert found.groups == tuple(tuple(i for i in range(16) if labels[i] == g) for g in range(3))
         assert float(found.p_value[0]) == pytest.approx(1 / 21) and float(found.z_score[0]) > 3
 
+    @pytest.mark.parametrize(("kept", "n_groups"), [(0.74, 1), (0.76, 2)])
+    def test_two_equal_groups_need_three_quarters_of_their_weight(self, kept: float, n_groups: int) -> None:
+        same = torch.arange(40)[:, None] // 20 == torch.arange(40)[None, :] // 20
+        weights = torch.where(same, kept / 19, (1 - kept) / 20).fill_diagonal_(0)
+        assert int(cluster(weights, "spectral").max()) + 1 == n_groups
+
+    def test_many_groups_of_unequal_strength_are_found(self) -> None:
+        found = attention_groups_from_pattern(blocks([token // 50 for token in range(400)], 20.0, 1.0))
+        # The triangle leaves the first block nothing but even attention, so it joins another; no block is torn.
+        assert len(found.groups) == 7 and found.labels[0] == found.labels[49]
+        assert all(len({found.labels[token] for token in range(s, s + 50)}) == 1 for s in range(0, 400, 50))
+
     def test_p_values_of_noise_are_honest(self) -> None:
         found = attention_groups_from_pattern(random_pattern(5, 12, heads=60, causal=True), n_groups=3, drop_sink=False)
         # Of 60 heads without groups 3 are expected at the smallest possible p-value, 1/21, and 12 below 0.2.
@@ -204,7 +216,7 @@ class TestClustering:
             assert len(attention_groups_from_pattern(pattern, n_groups=n, drop_sink=False).groups) == n
 
     def test_signs_and_rotations_of_eigenvectors_do_not_matter(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        weights = affinity(blocks([0, 0, 0, 0, 1, 1, 1, 1], 1.0, 0.2), True)
+        weights = affinity(blocks([0, 0, 0, 0, 1, 1, 1, 1], 1.0, 0.05), True)
         plain, leading = cluster(weights, "spectral"), clustering._leading
         assert int(plain.max()) == 1
 

@@ -36,11 +36,11 @@ def association_heads(
         prepend_bos: Put BOS in front of the text.
     """
     check_choice(measure, Measure, "measure")
-    weights = HeadWeights.of(model)
     prompt = Prompt.of(model, text, prepend_bos=prepend_bos, least=2, what="an association needs two")
     q, k = token_position(prompt.tokens, query), token_position(prompt.tokens, key)
     if q == k:
         raise UsageError(f"Query and key are the same token, {q} {prompt.tokens[q]!r}; choose two.")
+    weights = HeadWeights.of(model)
     names = ("before_dot", "after_dot", "others_dot", "before_cosine", "after_cosine", "others_cosine", "attention")
     maps = {name: torch.full((weights.n_layers, weights.n_heads), float("nan")) for name in names}
     others = [token for token in range(q) if token != k]

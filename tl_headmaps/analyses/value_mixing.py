@@ -48,11 +48,11 @@ def value_mixing(
     """
     if key is not None and query is None:
         raise UsageError(f"The key {key!r} was given without a query; give the token that is compared with it, too.")
-    weights = HeadWeights.of(model)
-    index = weights.head(head)
     prompt = Prompt.of(model, text, prepend_bos=prepend_bos, least=1, what="at least one is needed")
     rows = list(range(len(prompt.ids))) if query is None else [token_position(prompt.tokens, query)]
     place = None if key is None else token_position(prompt.tokens, key)
+    weights = HeadWeights.of(model)
+    index = weights.head(head)
     found: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def keep(seen: Seen) -> None:

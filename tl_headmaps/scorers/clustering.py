@@ -2,10 +2,12 @@
 
 * **components**: an edge counts when it is at least ``threshold`` times the strongest edge of one of its ends;
   groups are what such edges connect.
-* **spectral**: the connected parts of the graph are clustered one by one. With eigenvalues 1 = l_1 > l_2 >= ... of
-  the normalised matrix D^-1/2 W D^-1/2, the number of groups is the k with the largest eigengap l_k - l_(k+1)
-  (k = 1: the part is one group); rows of the first k eigenvectors, scaled to length one, are clustered by
-  k-means (Ng, Jordan and Weiss 2001).
+* **spectral**: the connected parts of the graph are clustered one by one. Let 1 = l_1 > l_2 >= ... be the eigenvalues
+  of the normalised matrix D^-1/2 W D^-1/2. A part with l_2 < 1/2 is one group (two equal groups have l_2 = 1/2 when
+  they keep three quarters of their weight to themselves); otherwise the number of groups is the k >= 2 with the
+  largest eigengap l_k - l_(k+1). Rows of the first k eigenvectors, scaled to length one, are clustered by k-means
+  (Ng, Jordan and Weiss 2001). The gap after l_1 is not compared: l_1 is 1 whatever the graph, so many groups of
+  unequal strength would never beat it.
 * **auto**: components when the matrix is sharp (at most half of all pairs count, and the edges that do not count
   hold at most 5% of the weight), spectral otherwise.
 
@@ -35,6 +37,9 @@ _DENSE = 512
 
 _ROWS = 256
 """Rows looked at in one go."""
+
+_SEPARATE = 0.5
+"""Second eigenvalue from which on a connected graph is more than one group."""
 
 _MOST_GROUPS = 32
 _DECIMALS = 9
@@ -121,14 +126,13 @@ def _spectral(weights: Float[Tensor, "token token"], k: int | None) -> Int[Tenso
     degrees = weights.sum(1).double()
     values, vectors = _leading(weights, degrees.rsqrt(), most + 1)
     if k is None:
-        most = int(np.round(values[:-1] - values[1:], _DECIMALS).argmax()) + 1
-    k = most
-    if k == 1:
-        return torch.zeros(n, dtype=torch.long)
-    rows = vectors[:, :k]
+        if values[1] < _SEPARATE:
+            return torch.zeros(n, dtype=torch.long)
+        most = int(np.round(values[1:-1] - values[2:], _DECIMALS).argmax()) + 2
+    rows = vectors[:, :most]
     rows = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-30)
     first = int((degrees / degrees.max()).numpy().round(_DECIMALS).argmax())
-    return _k_means(rows, k, first)
+    return _k_means(rows, most, first)
 
 
 def _leading(weights: Tensor, scale: Tensor, k: int) -> tuple[np.ndarray, np.ndarray]:
