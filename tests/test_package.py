@@ -22,7 +22,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 ORDER = (
     {"errors", "types", "files", "vocabulary", "provenance", "drawing"},
-    {"relations"},
+    {"relations", "texts"},
     {"capture"},
     {"circuits"},
     {"scorers"},
@@ -37,6 +37,9 @@ ORDER = (
 LEVEL = {part: level for level, parts in enumerate(ORDER) for part in parts}
 LEVEL |= {"__init__": len(ORDER) - 1, "__main__": len(ORDER) - 1}
 """The public names stand on top: only the command line may import them."""
+
+TEXT_FORMS = (("__str__",), ("markdown",), ("latex",))
+"""Methods of results that may import their text renderer."""
 
 MACHINE_PATHS = ("/" + "work/", "/tmp/" + "v", "/" + "root/")
 """Spelled in two halves, so that this file does not mention them itself."""
@@ -93,8 +96,8 @@ def test_imports_point_one_way(path: Path) -> None:
     for node, name, inside in imported(path):
         if name.split(".")[0] != "tl_headmaps":
             continue
-        # A result may be printed, and only that.
-        printing = name.startswith("tl_headmaps.renderers.text") and inside == ("__str__",)
+        # A result may be written as text, and only that.
+        printing = name.startswith("tl_headmaps.renderers.text") and inside in TEXT_FORMS
         if LEVEL[target_part(name)] > LEVEL[own] and not (own == "results" and printing):
             offending.append(f"{path.relative_to(ROOT)}:{node.lineno}: {lines[node.lineno - 1].strip()}")
     assert not offending, "imports from a row below:\n" + "\n".join(offending)

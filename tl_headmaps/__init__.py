@@ -10,13 +10,19 @@ from . import drawing as _drawing
 
 if TYPE_CHECKING:
     from .analyses.ablate import ablate as ablate
+    from .analyses.association_heads import association_heads as association_heads
+    from .analyses.attention_groups import attention_groups as attention_groups
+    from .analyses.attention_groups import attention_groups_from_pattern as attention_groups_from_pattern
     from .analyses.describe_model import describe_model as describe_model
+    from .analyses.grouping_profile import grouping_profile as grouping_profile
     from .analyses.name_heads import name_heads as name_heads
     from .analyses.relation_scores import relation_scores as relation_scores
     from .analyses.reproduce import reproduce as reproduce
     from .analyses.salient_operations import salient_operations as salient_operations
     from .analyses.token_grid import token_grid as token_grid
     from .analyses.validate import validate as validate
+    from .analyses.value_mixing import value_mixing as value_mixing
+    from .analyses.value_mixing import value_mixing_from as value_mixing_from
     from .capture.bundled import load_default_model as load_default_model
     from .capture.loading import load_model as load_model
     from .capture.weights import HeadWeights as HeadWeights
@@ -26,13 +32,18 @@ if TYPE_CHECKING:
     from .relations import load_relations as load_relations
     from .renderers.figure import Figure as Figure
     from .results.ablation_curves import AblationCurves as AblationCurves
+    from .results.association_heads import AssociationHeads as AssociationHeads
+    from .results.attention_groups import AttentionGroups as AttentionGroups
     from .results.base import Result as Result
+    from .results.grouping_profile import GroupingProfile as GroupingProfile
     from .results.head_names import HeadNames as HeadNames
     from .results.relation_scores import RelationScores as RelationScores
     from .results.reproduction import Reproduction as Reproduction
     from .results.salient_operations import SalientOperations as SalientOperations
     from .results.token_grid import TokenGrid as TokenGrid
     from .results.validation import Validation as Validation
+    from .results.value_mixing import ValueMixing as ValueMixing
+    from .results.worked_example import WorkedExample as WorkedExample
     from .types import HeadIndex as HeadIndex
 
 __version__ = "0.1.0"
@@ -40,6 +51,9 @@ __version__ = "0.1.0"
 _HOMES = {
     "Figure": ".renderers.figure",
     "AblationCurves": ".results.ablation_curves",
+    "AssociationHeads": ".results.association_heads",
+    "AttentionGroups": ".results.attention_groups",
+    "GroupingProfile": ".results.grouping_profile",
     "HeadIndex": ".types",
     "HeadMapsError": ".errors",
     "HeadNames": ".results.head_names",
@@ -52,7 +66,13 @@ _HOMES = {
     "TokenGrid": ".results.token_grid",
     "Validation": ".results.validation",
     "ablate": ".analyses.ablate",
+    "ValueMixing": ".results.value_mixing",
+    "WorkedExample": ".results.worked_example",
+    "association_heads": ".analyses.association_heads",
+    "attention_groups": ".analyses.attention_groups",
+    "attention_groups_from_pattern": ".analyses.attention_groups",
     "describe_model": ".analyses.describe_model",
+    "grouping_profile": ".analyses.grouping_profile",
     "load_default_model": ".capture.bundled",
     "load_relations": ".relations",
     "load_model": ".capture.loading",
@@ -63,6 +83,8 @@ _HOMES = {
     "reproduce": ".analyses.reproduce",
     "token_grid": ".analyses.token_grid",
     "validate": ".analyses.validate",
+    "value_mixing": ".analyses.value_mixing",
+    "value_mixing_from": ".analyses.value_mixing",
 }
 
 __all__ = [*sorted(_HOMES), "__version__"]

@@ -54,6 +54,11 @@ class Provenance:
     versions: dict[str, str] = field(default_factory=package_versions)
     created: str = field(default_factory=_now)
 
+    @classmethod
+    def of_arrays(cls, digest: str, dtype: str, **details: Any) -> "Provenance":
+        """Provenance of a result computed from arrays of the caller, without a model."""
+        return cls("given arrays", digest, "none", "none", dtype, "cpu", **details)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain dictionary for JSON."""
         return asdict(self)

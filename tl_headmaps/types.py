@@ -6,7 +6,7 @@ A head is written ``L23H4`` everywhere: in results, JSON, tables, figures and on
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 from .errors import UsageError
 
@@ -83,6 +83,19 @@ class HeadIndex:
 
 
 HeadLike: TypeAlias = HeadIndex | str | Iterable[int]
+
+
+def head_list(heads: Any) -> list[HeadLike]:
+    """One head or several: a name, a HeadIndex, a (layer, head) pair, or a list of these."""
+    if isinstance(heads, str | HeadIndex):
+        return [heads]
+    listed = list(heads)
+    return [(listed[0], listed[1])] if len(listed) == 2 and all(type(part) is int for part in listed) else listed
+
+
+def head_names(heads: Any) -> list[str] | None:
+    """Sorted names for provenance; None for all heads."""
+    return None if heads is None else sorted(str(HeadIndex.of(head)) for head in head_list(heads))
 
 
 def check_choice(value: str, choices: object, name: str) -> None:

@@ -1,4 +1,4 @@
-"""Words and token ids: the one place that decides which token a word means.
+"""Words and token ids: the one place that decides which token, or which place in a text, a word means.
 
 Relations are about words inside running text, and every common tokenizer writes a word inside text with
 its leading space in the token (``' France'``; SentencePiece: ``'▁France'``). So a plain word means its
@@ -6,6 +6,8 @@ word-initial token. ``' France'`` with the space written out is the same token; 
 give its integer id.
 """
 
+import re
+from collections.abc import Sequence
 from typing import Any, SupportsInt, TypeAlias
 
 from .errors import TokenError, UsageError
@@ -88,3 +90,57 @@ def token_strings(tokenizer: Any, n_vocab: int) -> list[str]:
     texts = tokenizer.batch_decode([[token_id] for token_id in ids], clean_up_tokenization_spaces=False)
     pieces = tokenizer.convert_ids_to_tokens(ids)
     return [_with_space(text, piece) for text, piece in zip(texts, pieces, strict=True)]
+
+
+def token_position(tokens: Sequence[str], token: TokenLike) -> int:
+    """Where a token stands in a text: by its text (spaces around it do not matter), ``walk#2``, or an index.
+
+    ``walk#2`` is the second ``walk``. Digits that are no token of the text are an index, counted from 0.
+
+    Example:
+        >>> token_position(["Birds", " walk", " and", " walk"], "walk#2")
+        3
+    """
+    if not isinstance(token, str):
+        if not 0 <= token < len(tokens):
+            raise TokenError(f"There is no token {token}: the text has tokens 0 to {len(tokens) - 1}.")
+        return token
+    places = _places(tokens, token)
+    numbered = re.fullmatch(r"(.+)#([0-9]+)", token.strip())
+    if not places and numbered is not None:
+        places, number = _places(tokens, numbered[1]), int(numbered[2])
+        if 1 <= number <= len(places):
+            return places[number - 1]
+        if places:
+            raise TokenError(
+                f"{token!r}: the text has {numbered[1]!r} {len(places)} time{'s' if len(places) > 1 else ''} "
+                f"({_listed(places)}), counted from #1."
+            )
+    if not places and re.fullmatch("[0-9]{1,9}", token.strip()):
+        return token_position(tokens, int(token))
+    if not places:
+        raise TokenError(
+            f"{token!r} is not a token of the text. Its tokens are {_shown(tokens)}. Choose one of them, or give the "
+            "index of a token."
+        )
+    if len(places) > 1:
+        raise TokenError(
+            f"{token!r} stands in the text {len(places)} times ({_listed(places)}). "
+            f"Write '{token.strip()}#2' for the second, or give the index of a token."
+        )
+    return places[0]
+
+
+def _places(tokens: Sequence[str], word: str) -> list[int]:
+    # With its spaces written out a word means that very token; a bare word means all its forms.
+    exact = [place for place, text in enumerate(tokens) if text == word] if word != word.strip() else []
+    return exact or [place for place, text in enumerate(tokens) if word.strip() and text.strip() == word.strip()]
+
+
+def _listed(places: list[int]) -> str:
+    return f"position{'s' if len(places) > 1 else ''} " + ", ".join(map(str, places))
+
+
+def _shown(tokens: Sequence[str], most: int = 24) -> str:
+    shown = ", ".join(f"{place} {text!r}" for place, text in enumerate(tokens[:most]))
+    return shown if len(tokens) <= most else f"{shown}, and {len(tokens) - most} more"

@@ -18,8 +18,7 @@ from ..errors import UsageError
 from ..relations import MultiToken, Relation, RelationLike, encode, load_relations, resolve
 from ..results.ablation_curves import AblationCurves, Control, Curve
 from ..scorers.ablation import accuracy, default_m, heads_by_layer, overlap, random_heads, switched_off, top_heads
-from ..types import AblationMethod, HeadIndex, HeadLike, Preset, check_choice
-from .heads import head_list
+from ..types import AblationMethod, HeadIndex, HeadLike, Preset, check_choice, head_list
 from .relation_scores import checked_k, relation_scores
 from .validate import weights_of
 

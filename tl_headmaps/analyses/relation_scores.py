@@ -15,8 +15,8 @@ from ..relations import Encoded, MultiToken, Relation, RelationLike, encode, res
 from ..results.relation_scores import RelationScores
 from ..scorers.relation import Direction, Pairs, score_layer
 from ..scorers.statistics import q_values, wilson_interval
-from ..types import Circuit, HeadLike, Preset, check_choice
-from .heads import head_names, heads_by_layer
+from ..types import Circuit, HeadLike, Preset, check_choice, head_names
+from .heads import heads_by_layer
 
 
 def relation_scores(

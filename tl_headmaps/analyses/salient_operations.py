@@ -15,9 +15,9 @@ from ..errors import UsageError
 from ..results.salient_operations import SalientOperations
 from ..scorers.salience import most_salient, salience
 from ..scorers.usable import UsableTokens, usable_tokens
-from ..types import Circuit, HeadIndex, HeadLike, Preset, check_choice
+from ..types import Circuit, HeadIndex, HeadLike, Preset, check_choice, head_list, head_names
 from ..vocabulary import token_strings
-from .heads import head_list, head_names, heads_by_layer
+from .heads import heads_by_layer
 from .namer import NAMING_TARGETS, NAMING_TOKENS, Describe, Namer
 
 VocabularyFilter: TypeAlias = Literal["all", "words"]

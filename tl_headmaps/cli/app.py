@@ -11,6 +11,7 @@ import typer
 
 from ..errors import HeadMapsError, UsageError
 from ..relations import MultiToken
+from .attention import groups, mixing
 from .checks import ablate, reproduce, validate
 from .demo import demo
 from .options import CircuitOption, DeviceOption, ModelOption, OutOption, PresetOption
@@ -158,6 +159,8 @@ def model_(model: ModelOption = None, device: DeviceOption = None, out: OutOptio
 
 app.command()(salient)
 app.command("name-heads")(name_heads)
+app.command()(groups)
+app.command()(mixing)
 app.command()(demo)
 for command in (validate, ablate, reproduce):
     app.command()(command)

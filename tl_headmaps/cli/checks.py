@@ -8,6 +8,7 @@ import typer
 from ..relations import MultiToken
 from ..types import AblationMethod, Experiment, PromptSources
 from .options import DeviceOption, ModelOption, OutOption, PresetOption
+from .output import check_outputs, show_and_save
 
 BosOption = Annotated[bool, typer.Option("--prepend-bos", help="Put the BOS token in front of each prompt.")]
 TopKOption = Annotated[int | None, typer.Option("--k", help="Top-k; default: each relation's own.")]
@@ -36,7 +37,6 @@ def validate(
     from .. import validate as validate_
     from ..capture.prompts import read_templates
     from ..relations import resolve
-    from .output import check_outputs, show_and_save
 
     paths = check_outputs(out)
     relations = [resolve(name) for name in names]
@@ -78,7 +78,6 @@ def ablate(
     from .. import ablate as ablate_
     from ..analyses.ablate import eliciting_templates
     from ..relations import resolve
-    from .output import check_outputs, show_and_save
 
     paths = check_outputs(out)
     relation = resolve(name)

@@ -1,0 +1,96 @@
+"""The commands groups and mixing: what they print, write and refuse."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_cli import CREATED, never_loaded, run  # noqa: F401
+
+import tl_headmaps
+from tl_headmaps import Result
+
+pytestmark = pytest.mark.model
+
+TEXT = "Birds sometimes walk in the old garden"
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch, default_model: Any) -> None:
+    monkeypatch.setattr(tl_headmaps, "load_model", lambda *_: default_model)
+
+
+def test_groups_prints_and_writes(run: Any, opened: None, tmp_path: Path) -> None:  # noqa: F811
+    files = [tmp_path / "g.json", tmp_path / "again.json"]
+    for file in files:
+        done = run("groups", "--text", TEXT, "--heads", "L5H3,L25H8", "--n-groups", "2", "--out", str(file))
+        assert done.code == 0 and "attention sink 'Birds'" in done.out, done
+    values = json.loads(files[0].read_text("utf-8"))
+    assert values["kind"] == "attention_groups" and values["head_to_group"].keys() == {"L5H3", "L25H8"}
+    assert sorted(token for group in values["groups"] for token in group) == [1, 2, 3, 4, 5, 6]
+    assert len(values["groups"]) == 2
+    bare = [CREATED.sub(b"", file.read_bytes()) for file in files]
+    assert bare[0] == bare[1]
+    assert str(Result.load(files[0])) in done.out
+
+
+def test_groups_of_layers_and_profiles_of_files(run: Any, opened: None, tmp_path: Path) -> None:  # noqa: F811
+    done = run("groups", "--text", TEXT, "--layers", "3", "--keep-sink", "--null-draws", "0")
+    assert done.code == 0 and "9 heads" in done.out and "and is kept" in done.out
+    texts = tmp_path / "texts.txt"
+    texts.write_text(f"{TEXT}\n\nThe dog barked. The dog slept.", encoding="utf-8")
+    done = run("groups", "--texts", str(texts))
+    assert done.code == 0 and "over 2 texts" in done.out and "induction" in done.out
+
+
+def test_mixing_prints_the_worked_example(run: Any, opened: None, tmp_path: Path) -> None:  # noqa: F811
+    file = tmp_path / "m.json"
+    arguments = ("--text", "Birds sometimes walk", "--query", "walk", "--key", "Birds")
+    done = run("mixing", *arguments, "--head", "L5H3", "--out", str(file))
+    assert done.code == 0 and "What attention does to 'walk', seen from 'Birds'" in done.out
+    values = json.loads(file.read_text("utf-8"))
+    assert (values["kind"], values["head"], values["axes"]["query"], values["key"]) == ("value_mixing", "L5H3", [2], 0)
+    assert values["reconstruction_error"] < 1e-5
+    done = run("mixing", *arguments, "--measure", "dot")
+    assert done.code == 0 and "bring 'walk' closer to 'Birds' (dot" in done.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["groups"], ["Give either --text"]),
+        (["groups", "--text", "a", "--texts", "b"], ["Give either --text"]),
+        (["groups", "--texts", "missing.txt"], ["There is no file missing.txt"]),
+        (["groups", "--text", TEXT, "--heads", "5.3"], ["'5.3' is not the name of a head"]),
+        (["groups", "--text", TEXT, "--layers", "x"], ["'x' is not the number of a layer"]),
+        (["groups", "--text", TEXT, "--out", "g.xyz"], ["the suffix chooses"]),
+        (["mixing", "--text", TEXT], ["give --query and --key, or a --head"]),
+        (["mixing", "--text", TEXT, "--head", "5.3"], ["'5.3' is not the name of a head"]),
+    ],
+)
+def test_wrong_usage_is_seen_before_the_model_is_loaded(
+    run: Any,  # noqa: F811
+    never_loaded: None,  # noqa: F811
+    arguments: list[str],
+    parts: list[str],
+) -> None:
+    run(*arguments).assert_refused(2, *parts)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["groups", "--text", ""], ["is empty"]),
+        (["groups", "--text", "Birds"], ["has 1 token"]),
+        (["groups", "--text", TEXT, "--heads", "L99H0"], ["There is no head L99H0"]),
+        (["mixing", "--text", TEXT, "--head", "L5H3", "--query", "fly"], ["'fly' is not a token of the text"]),
+        (["mixing", "--text", "walk or walk", "--query", "walk", "--key", "or"], ["positions 0, 2", "walk#2"]),
+    ],
+)
+def test_what_cannot_be_done_is_a_sentence(
+    run: Any,  # noqa: F811
+    opened: None,
+    arguments: list[str],
+    parts: list[str],
+) -> None:
+    run(*arguments).assert_refused(2, *parts)

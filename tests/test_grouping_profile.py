@@ -1,0 +1,212 @@
+"""Grouping profiles: pairs worked out by hand, agreement with TransformerLens' own head detector, streaming."""
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from planted import shared_model, word
+
+from tl_headmaps import GroupingProfile, Result, grouping_profile
+from tl_headmaps.errors import UsageError
+from tl_headmaps.scorers.profile import (
+    PROFILE_SCORES,
+    RunningRatio,
+    even_pair_shares,
+    profile_pairs,
+    queries_with_pairs,
+    text_shares,
+)
+from tl_headmaps.scorers.segments import Segments
+
+TEXTS = [
+    "When Mary and John went to the store, John gave a drink to Mary. When Mary and John went home, Mary slept.",
+    "A cat on the mat slept. The dog in the house barked at the cat on the mat.",
+]
+DETECTED = {
+    "previous_token": "previous_token_head",
+    "duplicate_token": "duplicate_token_head",
+    "induction": "induction_head",
+}
+
+
+def listed(pairs: torch.Tensor, score: str) -> list[list[int]]:
+    return pairs[PROFILE_SCORES.index(score)].nonzero().tolist()
+
+
+class TestPairs:
+    def test_worked_out_by_hand(self) -> None:
+        tokens = ["A", " cat", " on", " the", " mat", ".", " A", " cat"]
+        pairs = profile_pairs([1, 2, 3, 4, 5, 6, 1, 2], tokens)
+        assert listed(pairs, "previous_token") == [[i, i - 1] for i in range(1, 8)]
+        assert listed(pairs, "duplicate_token") == [[6, 0], [7, 1]]
+        assert listed(pairs, "first_token") == [[i, 0] for i in range(1, 8)]
+        assert listed(pairs, "induction") == [[6, 1], [7, 2]]
+        assert listed(pairs, "syntactic_neighbour") == [[4, 1]], "mat to cat; the second cat has none in its clause"
+        assert listed(pairs, "sentence_block") == [], "the second sentence has only neighbours"
+
+    def test_a_sentence_block_reaches_over_its_own_sentence_only(self) -> None:
+        pairs = profile_pairs(list(range(6)), ["One", ".", " Two", " three", " four", "."])
+        assert listed(pairs, "sentence_block") == [[4, 2], [5, 2], [5, 3]]
+
+    def test_a_repeated_neighbour_counts_as_the_head_detector_counts_it(self) -> None:
+        pairs = profile_pairs([7, 7], ["a", "a"])
+        assert listed(pairs, "duplicate_token") == [[1, 0]] and listed(pairs, "induction") == [[1, 1]]
+
+    def test_words_of_several_tokens_are_one_word(self) -> None:
+        tokens = ["The", " Geor", "gian", " of", " T", "bil", "isi", ",", " in", " town"]
+        segments = Segments.of(tokens)
+        assert segments.words == (0, 1, 1, 2, 3, 3, 3, 4, 5, 6)
+        assert segments.content == (False, True, False, True, False, False, True)
+        pairs = profile_pairs(list(range(10)), tokens)
+        # Every token of Tbilisi looks at both tokens of Georgian; town's clause has no other content word.
+        assert listed(pairs, "syntactic_neighbour") == [[q, k] for q in (4, 5, 6) for k in (1, 2)]
+
+    def test_shares_against_a_loop(self) -> None:
+        generator = torch.Generator().manual_seed(0)
+        pattern = torch.rand(3, 6, 6, generator=generator).tril()
+        pattern /= pattern.sum(-1, keepdim=True)
+        pairs = profile_pairs([1, 2, 1, 2, 3, 1], ["a", " b", ".", " b", " c", " a"])
+        found = text_shares(pattern, pairs)
+        for head in range(3):
+            for score in range(6):
+                on = sum(float(pattern[head, q, k]) for q, k in pairs[score].nonzero().tolist())
+                assert float(found.on_pairs[head, score]) == pytest.approx(on, abs=1e-6)
+                assert float(found.shares[head, score]) == pytest.approx(on / 6, abs=1e-6)
+
+    def test_the_null_is_the_score_of_even_attention(self) -> None:
+        pairs = profile_pairs([1, 2, 1, 2, 3], ["a", " b", ".", " b", " c"])
+        even = torch.ones(1, 5, 5).tril() / torch.arange(1.0, 6)[:, None]
+        torch.testing.assert_close(even_pair_shares(pairs), text_shares(even, pairs).shares[0], atol=1e-7, rtol=1e-6)
+        assert queries_with_pairs(pairs).tolist()[:4] == [4, 2, 4, 2]
+
+
+class TestRunningRatio:
+    def test_mean_and_ratio_with_their_intervals(self) -> None:
+        from scipy import stats
+
+        rng = np.random.default_rng(0)
+        x, y = rng.random((9, 2)), rng.random((9, 2)) + 1
+        mean, ratio = RunningRatio(1, 2), RunningRatio(1, 2)
+        for row in range(9):
+            mean.add(0, torch.from_numpy(x[row]), 1.0)
+            ratio.add(0, torch.from_numpy(x[row]), torch.from_numpy(y[row]))
+            mean.next_text()
+            ratio.next_text()
+        low, high = stats.t.interval(0.95, 8, loc=x.mean(0), scale=stats.sem(x))
+        np.testing.assert_allclose(mean.ratio()[0], x.mean(0))
+        np.testing.assert_allclose(mean.half_width()[0], (high - low) / 2)
+        np.testing.assert_allclose(ratio.ratio()[0], x.sum(0) / y.sum(0))
+        spread = (x - x.sum(0) / y.sum(0) * y).std(0, ddof=1) / math.sqrt(9) / y.mean(0)
+        np.testing.assert_allclose(ratio.half_width()[0], stats.t.ppf(0.975, 8) * spread)
+
+    def test_one_text_has_no_interval(self) -> None:
+        one = RunningRatio(1, 1)
+        one.add(0, torch.tensor([0.5]), 1.0)
+        one.next_text()
+        assert float(one.ratio()) == 0.5 and bool(one.half_width().isnan().all())
+
+
+def sentence(*ids: int) -> str:
+    return "".join(f" {word(token)}" for token in ids)
+
+
+class TestModels:
+    def test_is_the_mean_of_the_single_texts(self) -> None:
+        model = shared_model("llama")
+        texts = [sentence(3, 9, 4, 9, 5), sentence(7, 7, 8), sentence(3, 4, 5, 6, 3)]
+        single = [grouping_profile(model, [text]) for text in texts]
+        whole = grouping_profile(model, iter(texts))
+        torch.testing.assert_close(whole.values, torch.stack([one.values for one in single]).mean(0))
+        assert whole.n_texts == 3 and whole.n_tokens == 13
+        assert bool(((whole.interval_low <= whole.values) & (whole.values <= whole.interval_high)).all())
+        assert bool(single[0].interval_low.isnan().all()), "one text has no interval"
+        number = PROFILE_SCORES.index("induction")
+        assert bool(single[0].where_possible[number].isfinite().all()), "word9 repeats"
+
+    def test_texts_from_a_list_a_file_and_a_dataset_are_the_same(self, tmp_path: Path) -> None:
+        from datasets import Dataset
+
+        model, texts = shared_model("llama"), [sentence(3, 9, 4)[1:], sentence(7, 8)[1:]]
+        file = tmp_path / "texts.txt"
+        file.write_text("\n\n".join(texts), encoding="utf-8")
+        dataset = Dataset.from_dict({"body": texts})
+        results = [
+            grouping_profile(model, texts),
+            grouping_profile(model, file),
+            grouping_profile(model, str(file)),
+            grouping_profile(model, dataset, column="body"),
+            grouping_profile(model, dataset.to_iterable_dataset(), column="body"),
+        ]
+        for other in results[1:]:
+            assert torch.equal(other.values, results[0].values)
+            assert other.provenance.data == results[0].provenance.data
+
+    def test_an_endless_stream_is_read_no_further_than_asked(self) -> None:
+        read = 0
+
+        def endless() -> Iterator[str]:
+            nonlocal read
+            while True:
+                read += 1
+                yield sentence(3, 9, 4, 3 + read % 50)
+
+        found = grouping_profile(shared_model("llama"), endless(), max_texts=70)
+        assert found.n_texts == 70 and read == 70
+
+    def test_long_texts_are_cut_and_short_ones_skipped(self) -> None:
+        found = grouping_profile(shared_model("llama"), [sentence(3, 9, 4, 5), sentence(3), sentence(*range(3, 53))])
+        assert (found.n_texts, found.n_skipped, found.n_cut, found.n_tokens) == (2, 1, 1, 4 + 32)
+        assert "1 cut, 1 too short" in str(found)
+        short = grouping_profile(shared_model("llama"), [sentence(3, 9, 4, 5)], max_tokens=2)
+        assert short.n_tokens == 2 and short.n_cut == 1
+
+    @pytest.mark.parametrize("suffix", [".json", ".safetensors"])
+    def test_comes_back_from_its_file(self, suffix: str, tmp_path: Path) -> None:
+        found = grouping_profile(shared_model("llama"), [sentence(3, 9, 4), sentence(5, 6)])
+        loaded = Result.load(found.save(tmp_path / f"profile{suffix}"))
+        assert isinstance(loaded, GroupingProfile) and loaded == found and str(loaded) == str(found)
+        assert json.loads(found.to_json())["kind"] == "grouping_profile"
+        assert len(list(found.to_rows())) == 6 * 3 * 4
+
+    def test_bad_input(self) -> None:
+        model = shared_model("llama")
+        for options, sentence_ in (
+            ({"texts": []}, "no text of at least two tokens"),
+            ({"texts": [sentence(3)]}, "no text of at least two tokens"),
+            ({"texts": [sentence(3, 4)], "max_tokens": 1}, "max_tokens=1 is too short"),
+            ({"texts": [sentence(3, 4)], "max_texts": 0}, "max_texts=0 leaves no text"),
+            ({"texts": [sentence(3, 4), 5]}, "must be a string"),
+        ):
+            with pytest.raises(UsageError, match=sentence_):
+                grouping_profile(model, **options)
+        found = grouping_profile(model, [sentence(3, 4)])
+        with pytest.raises(UsageError, match="no score 'magic'"):
+            found.head_map("magic")
+
+
+@pytest.fixture(scope="module")
+def profile(default_model: Any) -> GroupingProfile:
+    # The head detector puts BOS in front.
+    return grouping_profile(default_model, TEXTS, prepend_bos=True)
+
+
+@pytest.mark.model
+class TestAgreement:
+    @pytest.mark.parametrize("score", DETECTED)
+    def test_scores_are_the_head_detectors(self, default_model: Any, profile: GroupingProfile, score: str) -> None:
+        from transformer_lens.head_detector import detect_head
+
+        theirs = torch.stack([detect_head(default_model, text, DETECTED[score]) for text in TEXTS]).mean(0)
+        torch.testing.assert_close(profile.head_map(score), theirs.float(), atol=1e-5, rtol=1e-4)
+        best = theirs.flatten().argsort(descending=True)[:5].tolist()
+        assert [head.layer * 9 + head.head for head, _ in profile.top(score)] == best
+
+    def test_known_heads_stand_out(self, profile: GroupingProfile) -> None:
+        for score in ("previous_token", "duplicate_token", "first_token", "induction"):
+            number = PROFILE_SCORES.index(score)
+            assert profile.top(score, 1)[0][1] > 3 * float(profile.even[number])

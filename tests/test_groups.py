@@ -1,0 +1,493 @@
+"""Attention groups: the fixtures exactly, every number against a slow reference, the invariants by hypothesis."""
+
+import inspect
+import itertools
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import networkx
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from planted import DECODERS, random_model, shared_model
+
+from tl_headmaps import AttentionGroups, HeadIndex, Result, attention_groups, attention_groups_from_pattern
+from tl_headmaps.errors import UsageError
+from tl_headmaps.scorers import clustering
+from tl_headmaps.scorers.clustering import cluster
+from tl_headmaps.scorers.grouping import affinity, is_sink, served, served_evenly, sink_share
+from tl_headmaps.scorers.partitions import members, modularity, numbered, rand_indices, shuffled, similar_partitions
+from tl_headmaps.scorers.trees import tree_parents
+
+ROOT = Path(__file__).parents[1]
+WORDS = ["It", "I", "is", "am", "the"]
+TREE_WORDS = ["It", "I", "is", "am", "the", "is", "am", "the"]
+TREE_PARENTS = [None, None, 0, 0, 0, 1, 1, 1]
+TEXT = "The old man walked. The birds sang in the garden."
+
+
+def seed_pattern() -> torch.Tensor:
+    """Seed 001: Head 0 sees {It, I}, Heads 1 and 2 see {is, am, the}; ones inside, zeros across."""
+    pattern = torch.zeros(3, 5, 5)
+    pattern[0, :2, :2] = 1
+    pattern[1:, 2:, 2:] = 1
+    return pattern
+
+
+def tree_mask(parents: list[int | None]) -> torch.Tensor:
+    mask = torch.eye(len(parents), dtype=torch.bool)
+    for token, parent in enumerate(parents):
+        if parent is not None:
+            mask[token] |= mask[parent]
+    return mask
+
+
+def random_pattern(seed: int, n: int, heads: int = 1, *, causal: bool, sharp: float = 2.0) -> torch.Tensor:
+    scores = sharp * torch.randn(heads, n, n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    if causal:
+        scores.masked_fill_(torch.ones(n, n).triu(1).bool(), -math.inf)
+    return scores.softmax(-1)
+
+
+def blocks(labels: list[int], inside: float, across: float, *, sink: float = 0.0) -> torch.Tensor:
+    """A causal pattern whose attention prefers the query's own block; ``sink`` goes to the first token."""
+    same = torch.tensor(labels)[:, None] == torch.tensor(labels)[None, :]
+    weights = torch.where(same, inside, across).double().tril()
+    weights = weights / weights.sum(1, keepdim=True) * (1 - sink)
+    weights[:, 0] += sink
+    return weights / weights.sum(1, keepdim=True)
+
+
+class TestFixtures:
+    def test_the_drawing_of_seed_001_comes_out_exactly(self) -> None:
+        found = attention_groups_from_pattern(seed_pattern(), WORDS)
+        assert found.groups == ((0, 1), (2, 3, 4))
+        assert found.words() == (("It", "I"), ("is", "am", "the"))
+        assert found.head_to_group == (0, 1, 1)
+        assert found.weights.tolist() == [[1, 0], [0, 1], [0, 1]], "zero attention across"
+        assert found.sink is None and found.found_sink is None and not found.causal
+        assert found.head_groups == (((0, 1), (2,), (3,), (4,)), ((0,), (1,), (2, 3, 4)), ((0,), (1,), (2, 3, 4)))
+        assert found.head_clusters == ((HeadIndex(0, 0),), (HeadIndex(0, 1), HeadIndex(0, 2)))
+        assert found.within_share.tolist() == [1, 1, 1]
+        # Weight 1 on the pair, 2 (two heads) on each of three pairs: 2m = 14, of which 2 and 12 are inside.
+        assert found.combination["modularity"] == pytest.approx(2 / 14 + 12 / 14 - (2 / 14) ** 2 - (12 / 14) ** 2)
+        assert found.order == (0, 1, 2, 3, 4) and found.labels == (0, 0, 1, 1, 1)
+
+    @pytest.mark.parametrize("method", ["auto", "spectral", "components"])
+    def test_every_method_finds_them(self, method: Any) -> None:
+        assert attention_groups_from_pattern(seed_pattern(), WORDS, method=method).groups == ((0, 1), (2, 3, 4))
+
+    def test_an_array_may_be_read_only(self) -> None:
+        array = seed_pattern().numpy().copy()
+        array.flags.writeable = False
+        assert attention_groups_from_pattern(array, WORDS).groups == ((0, 1), (2, 3, 4))
+
+    def test_one_matrix_of_all_blocks_is_one_head(self) -> None:
+        found = attention_groups_from_pattern(seed_pattern().amax(0).tolist(), WORDS)
+        assert found.groups == ((0, 1), (2, 3, 4)) and found.heads == (HeadIndex(0, 0),)
+
+    def test_interleaved_blocks_are_put_side_by_side(self) -> None:
+        pattern = torch.zeros(4, 4)
+        pattern[::2, ::2] = 1
+        pattern[1::2, 1::2] = 1
+        found = attention_groups_from_pattern(pattern)
+        assert found.groups == ((0, 2), (1, 3)) and found.order == (0, 2, 1, 3)
+
+    def test_the_tree_of_eight_tokens_is_recognised_with_every_parent(self) -> None:
+        mask = tree_mask(TREE_PARENTS)
+        found = attention_groups_from_pattern(mask, TREE_WORDS)
+        assert found.parents == tuple(TREE_PARENTS)
+        assert found.groups == ((0, 2, 3, 4), (1, 5, 6, 7))
+        assert found.sink is None, "a root is no sink"
+        # With probabilities in place of ones it is the same tree.
+        evenly = mask.float() / mask.sum(1, keepdim=True)
+        assert attention_groups_from_pattern(evenly, TREE_WORDS).parents == tuple(TREE_PARENTS)
+        assert "0 It" in str(found) and "tree" in str(found)
+
+
+class TestTrees:
+    @given(st.lists(st.integers(-1, 10), min_size=1, max_size=12))
+    def test_any_tree_is_found_again(self, choices: list[int]) -> None:
+        parents = [None if choice < 0 or not token else choice % token for token, choice in enumerate(choices)]
+        mask = tree_mask(parents)
+        if bool((mask == torch.ones_like(mask).tril()).all()):
+            assert tree_parents(mask) is None, "the causal triangle is every decoder's mask"
+        else:
+            assert tree_parents(mask) == parents
+
+    def test_what_is_no_tree(self) -> None:
+        # Token 3 sees 2 but not its parent 0, token 3 sees two branches, a token sees a later one, or not itself.
+        broken = tree_mask([None, 0, 0, 2])
+        broken[3, 0] = False
+        forked = tree_mask([None, 0, 0, 2])
+        forked[3, 1] = True
+        ahead = tree_mask([None, 0, 0])
+        ahead[0, 2] = True
+        blind = tree_mask([None, 0, 0])
+        blind[1, 1] = False
+        for mask in (broken, forked, ahead, blind):
+            assert tree_parents(mask) is None
+
+
+class TestAffinity:
+    @pytest.mark.parametrize("n", [2, 5, 9])
+    def test_even_causal_attention_has_affinity_one_everywhere(self, n: int) -> None:
+        even = torch.ones(n, n).tril() / torch.arange(1.0, n + 1)[:, None]
+        torch.testing.assert_close(affinity(even, True), 1 - torch.eye(n))
+        found = attention_groups_from_pattern(even)
+        assert found.groups == (tuple(range(n)),) and found.found_sink is None
+        assert found.head_to_group == (None,), "no more inside than even attention has"
+
+    def test_against_a_loop(self) -> None:
+        causal, both = random_pattern(1, 6, causal=True)[0], random_pattern(1, 6, causal=False)[0]
+        for i, j in itertools.permutations(range(6), 2):
+            late, early = max(i, j), min(i, j)
+            assert float(affinity(causal, True)[i, j]) == pytest.approx(float(causal[late, early]) * (late + 1))
+            assert float(affinity(both, False)[i, j]) == pytest.approx(6 * float(both[i, j] + both[j, i]) / 2)
+
+    def test_a_sink_is_found_reported_and_left_out(self) -> None:
+        pattern = blocks([0, 0, 0, 0, 1, 1, 1], inside=1.0, across=0.01, sink=0.6)
+        found = attention_groups_from_pattern(pattern, drop_sink=True)
+        assert found.sink == found.found_sink == 0 and found.kept == (1, 2, 3, 4, 5, 6)
+        assert found.groups == ((1, 2, 3), (4, 5, 6)) and found.order[0] == 0 and found.labels[0] is None
+        assert found.combination["sink_share"] == pytest.approx(float(pattern[1:, 0].mean()))
+        assert "attention sink '0'" in str(found)
+        kept = attention_groups_from_pattern(pattern, drop_sink=False)
+        assert kept.found_sink == 0 and kept.sink is None and kept.kept == tuple(range(7))
+
+    def test_what_counts_as_a_sink(self) -> None:
+        # Even attention of two later queries gives the first token (1/2 + 1/3) / 2; 0.3 of the way to 1 is the line.
+        line = 5 / 12 + 0.3 * 7 / 12
+        assert is_sink(line + 1e-6, 3, True) and not is_sink(line - 1e-6, 3, True)
+        assert sink_share(torch.tensor([[1.0, 0], [0.25, 0.75]])) == pytest.approx(0.25)
+
+    def test_shares_inside_groups_against_a_loop(self) -> None:
+        pattern, labels = random_pattern(3, 7, causal=True)[0], torch.tensor([0, 1, 0, 1, 2, 0, 1])
+        even = torch.ones(7, 7).tril() / torch.arange(1.0, 8)[:, None]
+        for matrix, ours in (
+            (pattern, served(pattern, labels)),
+            (even, served_evenly(torch.arange(7), 7, True, labels)),
+            (torch.full((7, 7), 1 / 7), served_evenly(torch.arange(7), 7, False, labels)),
+        ):
+            total = sum(float(matrix[i, j]) for i, j in itertools.permutations(range(7), 2))
+            for group in range(3):
+                inside = [i for i in range(7) if labels[i] == group]
+                expected = sum(float(matrix[i, j]) for i, j in itertools.permutations(inside, 2)) / total
+                assert float(ours[group]) == pytest.approx(expected, abs=1e-6)
+
+
+class TestClustering:
+    @pytest.mark.parametrize("causal", [True, False])
+    def test_planted_blocks_are_found_in_noise(self, causal: bool) -> None:
+        labels = [0] * 5 + [1] * 6 + [2] * 5
+        found = attention_groups_from_pattern(
+            blocks(labels, 1.0, 0.05) if causal else _both_ways(labels), method="spectral"
+        )
+        assert found.groups == tuple(tuple(i for i in range(16) if labels[i] == g) for g in range(3))
+        assert float(found.p_value[0]) == pytest.approx(1 / 21) and float(found.z_score[0]) > 3
+
+    @pytest.mark.parametrize(("kept", "n_groups"), [(0.74, 1), (0.76, 2)])
+    def test_two_equal_groups_need_three_quarters_of_their_weight(self, kept: float, n_groups: int) -> None:
+        same = torch.arange(40)[:, None] // 20 == torch.arange(40)[None, :] // 20
+        weights = torch.where(same, kept / 19, (1 - kept) / 20).fill_diagonal_(0)
+        assert int(cluster(weights, "spectral").max()) + 1 == n_groups
+
+    def test_many_groups_of_unequal_strength_are_found(self) -> None:
+        found = attention_groups_from_pattern(blocks([token // 50 for token in range(400)], 20.0, 1.0))
+        # The triangle leaves the first block nothing but even attention, so it joins another; no block is torn.
+        assert len(found.groups) == 7 and found.labels[0] == found.labels[49]
+        assert all(len({found.labels[token] for token in range(s, s + 50)}) == 1 for s in range(0, 400, 50))
+
+    def test_p_values_of_noise_are_honest(self) -> None:
+        found = attention_groups_from_pattern(random_pattern(5, 12, heads=60, causal=True), n_groups=3, drop_sink=False)
+        # Of 60 heads without groups 3 are expected at the smallest possible p-value, 1/21, and 12 below 0.2.
+        assert int((found.p_value < 0.05).sum()) <= 8 and int((found.p_value < 0.2).sum()) <= 22
+        assert float(found.p_value.median()) > 0.25 and abs(float(found.z_score.mean())) < 0.6
+
+    def test_n_groups_is_obeyed(self) -> None:
+        pattern = random_pattern(2, 12, causal=True)
+        for n in (1, 2, 4):
+            assert len(attention_groups_from_pattern(pattern, n_groups=n, drop_sink=False).groups) == n
+
+    def test_signs_and_rotations_of_eigenvectors_do_not_matter(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        weights = affinity(blocks([0, 0, 0, 0, 1, 1, 1, 1], 1.0, 0.05), True)
+        plain, leading = cluster(weights, "spectral"), clustering._leading
+        assert int(plain.max()) == 1
+
+        def turned(*arguments: Any) -> Any:
+            values, vectors = leading(*arguments)
+            return values, vectors * np.where(np.arange(vectors.shape[1]) % 2, -1.0, 1.0)
+
+        monkeypatch.setattr(clustering, "_leading", turned)
+        assert torch.equal(cluster(weights, "spectral"), plain)
+        points = np.random.default_rng(0).normal(size=(30, 3))
+        rotation, _ = np.linalg.qr(np.random.default_rng(1).normal(size=(3, 3)))
+        assert torch.equal(clustering._k_means(points, 3, 4), clustering._k_means(points @ rotation, 3, 4))
+
+    def test_the_lanczos_way_agrees_with_the_dense_one(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        weights = affinity(blocks([0] * 30 + [1] * 40 + [2] * 30, 1.0, 0.05), True).float()
+        dense = cluster(weights, "spectral")
+        assert int(dense.max()) == 2
+        monkeypatch.setattr(clustering, "_DENSE", 10)
+        assert torch.equal(cluster(weights, "spectral"), dense)
+        scale = weights.sum(1).double().rsqrt()
+        values, _ = clustering._leading(weights, scale, 5)
+        exact = np.linalg.eigvalsh((weights.double() * scale[:, None] * scale[None, :]).numpy())[::-1][:5]
+        np.testing.assert_allclose(values, exact, atol=1e-4)
+
+    def test_modularity_is_networkx_s(self) -> None:
+        weights = affinity(random_pattern(4, 9, causal=True)[0], True)
+        labels = numbered(torch.tensor([0, 0, 1, 2, 1, 0, 2, 2, 1]))
+        theirs = networkx.community.modularity(
+            networkx.from_numpy_array(weights.numpy()), [set(group) for group in members(labels)], weight="weight"
+        )
+        assert modularity(weights, labels) == pytest.approx(theirs)
+        assert modularity(torch.zeros(3, 3), torch.tensor([0, 1, 2])) == 0
+
+    def test_components_are_networkx_s(self) -> None:
+        generator = torch.Generator().manual_seed(0)
+        for _ in range(10):
+            edges = (torch.rand(12, 12, generator=generator) < 0.1).float()
+            edges = torch.maximum(edges, edges.T).fill_diagonal_(0)
+            theirs = networkx.connected_components(networkx.from_numpy_array(edges.numpy()))
+            assert members(cluster(edges, "components")) == sorted(sorted(part) for part in theirs)
+
+    def test_shuffled_graphs_keep_the_degrees(self) -> None:
+        weights = affinity(random_pattern(6, 14, causal=True)[0], True)
+        drawn = list(shuffled(weights, draws=3, seed=1))
+        for graph in drawn:
+            torch.testing.assert_close(graph.sum(1), weights.sum(1), rtol=2e-2, atol=1e-6)
+            torch.testing.assert_close(graph, graph.T)
+            assert not bool(graph.diagonal().any())
+        assert not torch.allclose(drawn[0], drawn[1])
+        assert all(torch.equal(a, b) for a, b in zip(drawn, shuffled(weights, draws=3, seed=1), strict=True))
+
+    @given(st.lists(st.lists(st.integers(0, 3), min_size=6, max_size=6), min_size=2, max_size=4))
+    def test_rand_indices_against_counted_pairs(self, rows: list[list[int]]) -> None:
+        ours = rand_indices(torch.tensor(rows))
+        pairs = list(itertools.combinations(range(6), 2))
+        for (i, a), (j, b) in itertools.product(enumerate(rows), repeat=2):
+            both = sum(a[x] == a[y] and b[x] == b[y] for x, y in pairs)
+            first, second = (sum(row[x] == row[y] for x, y in pairs) for row in (a, b))
+            expected, highest = first * second / len(pairs), (first + second) / 2
+            index = 1.0 if highest == expected else (both - expected) / (highest - expected)
+            assert float(ours[i, j]) == pytest.approx(index)
+
+    def test_heads_with_similar_groups_are_clustered(self) -> None:
+        rows = torch.tensor([[0, 0, 1, 1, 2, 2], [0, 1, 0, 1, 0, 1], [0, 0, 1, 1, 2, 2], [0, 1, 0, 1, 0, 1]])
+        assert similar_partitions(rows, 0.5) == [[0, 2], [1, 3]]
+
+
+def _both_ways(labels: list[int]) -> torch.Tensor:
+    same = torch.tensor(labels)[:, None] == torch.tensor(labels)[None, :]
+    return torch.where(same, 1.0, 0.05)
+
+
+class TestInvariants:
+    @settings(max_examples=20)
+    @given(st.integers(0, 10_000), st.integers(2, 12), st.integers(1, 3), st.booleans(), st.booleans())
+    def test_groups_partition_the_kept_tokens(self, seed: int, n: int, heads: int, causal: bool, drop: bool) -> None:
+        pattern = random_pattern(seed, n, heads, causal=causal)
+        found = attention_groups_from_pattern(pattern, drop_sink=drop, null_draws=2)
+        for groups in (found.groups, *found.head_groups):
+            assert sorted(token for group in groups for token in group) == list(found.kept)
+            assert list(groups) == sorted(groups)
+        assert sorted(found.order) == list(range(n))
+        assert bool(((found.weights >= 0) & (found.weights.sum(1, keepdim=True) <= 1 + 1e-6)).all())
+
+    @settings(max_examples=20)
+    @given(st.integers(0, 10_000), st.permutations(range(9)), st.sampled_from(["spectral", "components"]))
+    def test_permuting_tokens_permutes_groups(self, seed: int, order: list[int], method: Any) -> None:
+        pattern = random_pattern(seed, 9, 2, causal=False)
+        options: dict[str, Any] = {"drop_sink": False, "null_draws": 0, "method": method, "threshold": 0.5}
+        plain = attention_groups_from_pattern(pattern, **options)
+        moved = attention_groups_from_pattern(pattern[:, order][:, :, order], **options)
+
+        def back(groups: Any) -> list[list[int]]:
+            return sorted(sorted(order[token] for token in group) for group in groups)
+
+        assert back(moved.groups) == sorted(map(list, plain.groups))
+        for mine, theirs in zip(moved.head_groups, plain.head_groups, strict=True):
+            assert back(mine) == sorted(map(list, theirs))
+        torch.testing.assert_close(moved.modularity, plain.modularity)
+
+    @settings(max_examples=20)
+    @given(st.integers(0, 10_000), st.permutations(range(1, 8)))
+    def test_behind_a_sink_the_others_may_be_permuted(self, seed: int, order: list[int]) -> None:
+        pattern = random_pattern(seed, 8, causal=False)
+        pattern[:, :, 0] += 3
+        order = [0, *order]
+        plain = attention_groups_from_pattern(pattern, null_draws=0)
+        moved = attention_groups_from_pattern(pattern[:, order][:, :, order], null_draws=0)
+        assert plain.sink == moved.sink == 0
+        assert sorted(sorted(order[token] for token in group) for group in moved.groups) == sorted(
+            map(list, plain.groups)
+        )
+
+    @settings(max_examples=20)
+    @given(st.integers(0, 10_000), st.floats(0.01, 100))
+    def test_scale_does_not_matter(self, seed: int, factor: float) -> None:
+        pattern = random_pattern(seed, 8, causal=True)
+        plain, scaled = (attention_groups_from_pattern(p, null_draws=0) for p in (pattern, factor * pattern))
+        assert plain.groups == scaled.groups
+        torch.testing.assert_close(plain.weights, scaled.weights)
+
+    def test_the_same_twice(self) -> None:
+        pattern = random_pattern(9, 12, 3, causal=True)
+        first, second = (attention_groups_from_pattern(pattern).to_dict() for _ in range(2))
+        for values in (first, second):
+            values["provenance"].pop("created")
+        assert json.dumps(first) == json.dumps(second)
+
+
+class TestModels:
+    @pytest.mark.parametrize("name", DECODERS)
+    def test_every_architecture_gives_what_its_cached_patterns_give(self, name: str) -> None:
+        model, ids = shared_model(name), [3, 9, 4, 9, 5, 3, 7]
+        found = attention_groups(model, ids, layers=[1, 2], null_draws=0)
+        _, cache = model.run_with_cache(torch.tensor([ids]))
+        patterns = torch.cat([cache[f"blocks.{layer}.attn.hook_pattern"][0] for layer in (1, 2)])
+        bare = attention_groups_from_pattern(patterns, found.tokens, null_draws=0)
+        assert found.groups == bare.groups and found.head_groups == bare.head_groups
+        torch.testing.assert_close(found.weights, bare.weights, atol=1e-5, rtol=1e-4)
+        assert [str(head) for head in found.heads] == [f"L{layer}H{head}" for layer in (1, 2) for head in range(4)]
+
+    def test_heads_are_chosen_by_name_layer_or_both(self) -> None:
+        model, ids = shared_model("llama"), [3, 9, 4, 9]
+        for options, names in (
+            ({"heads": "L1H2"}, ["L1H2"]),
+            ({"heads": (1, 2)}, ["L1H2"]),
+            ({"heads": iter(["L2H0", "L0H1"])}, ["L0H1", "L2H0"]),
+            ({"layers": 0}, ["L0H0", "L0H1", "L0H2", "L0H3"]),
+            ({"layers": [0, 1], "heads": ["L1H3", "L2H3"]}, ["L1H3"]),
+        ):
+            found = attention_groups(model, ids, null_draws=0, **options)
+            assert [str(head) for head in found.heads] == names
+
+    @pytest.mark.model
+    def test_the_default_model_binds_the_words_of_a_sentence(self, default_model: Any) -> None:
+        found = attention_groups(default_model, TEXT, heads=["L25H8", "L13H2", "L5H3"])
+        assert found.sink == 0 and found.tokens[0] == "The" and found.causal
+        assert found.provenance.model and found.provenance.seed == 0
+        assert json.loads(found.to_json())["head_to_group"].keys() == {"L5H3", "L13H2", "L25H8"}
+        assert not any(
+            len(module._forward_hooks) for name, module in default_model.named_modules() if "hook_pattern" in name
+        )
+
+
+class TestResult:
+    @pytest.mark.parametrize("suffix", [".json", ".safetensors"])
+    def test_comes_back_from_its_file(self, suffix: str, tmp_path: Path) -> None:
+        for pattern, words in ((seed_pattern(), WORDS), (tree_mask(TREE_PARENTS), ["</script>", *TREE_WORDS[1:]])):
+            found = attention_groups_from_pattern(pattern, words)
+            loaded = Result.load(found.save(tmp_path / f"groups{suffix}"))
+            assert isinstance(loaded, AttentionGroups) and loaded == found and str(loaded) == str(found)
+
+    def test_json_is_as_promised(self) -> None:
+        values = json.loads(attention_groups_from_pattern(seed_pattern(), WORDS).to_json())
+        assert values["kind"] == "attention_groups"
+        assert values["groups"] == [[0, 1], [2, 3, 4]]
+        assert values["head_to_group"] == {"L0H0": 0, "L0H1": 1, "L0H2": 1}
+
+    def test_rows_and_heads(self) -> None:
+        found = attention_groups_from_pattern(seed_pattern(), WORDS)
+        rows = list(found.to_rows())
+        assert len(rows) == 6 and sum(row["serves"] for row in rows) == 3
+        assert found.groups_of("L0H1") == ((0,), (1,), (2, 3, 4))
+        assert [head for head, _ in found.top(2)] == [HeadIndex(0, 0), HeadIndex(0, 1)]
+        assert "is | am | the" in found.to_csv() or "2 3 4" in found.to_csv()
+
+
+class TestBadInput:
+    @pytest.mark.parametrize(
+        ("pattern", "sentence"),
+        [
+            (torch.ones(2, 3), "as many queries as keys"),
+            (torch.ones(2, 3, 4), "as many queries as keys"),
+            (torch.ones(2, 2, 3, 3), "as many queries as keys"),
+            (torch.ones(1, 1), "at least two tokens"),
+            (torch.ones(0, 3, 3), "needs a head"),
+            (torch.full((2, 2), math.nan), "head L0H0 holds NaN"),
+            (torch.full((2, 2), math.inf), "head L0H0 holds NaN or infinity"),
+            (-torch.ones(2, 2), "negative values"),
+            ("rubbish", "not an array of numbers"),
+            ([[1, 2], [3]], "not an array of numbers"),
+            (torch.ones(2, 2, dtype=torch.complex64), "complex"),
+            (np.array([["a", "b"], ["c", "d"]]), "not an array of numbers"),
+        ],
+    )
+    def test_patterns_are_refused_with_a_sentence(self, pattern: Any, sentence: str) -> None:
+        with pytest.raises(UsageError, match=sentence):
+            attention_groups_from_pattern(pattern)
+
+    def test_options_are_refused_with_a_sentence(self) -> None:
+        call = inspect.unwrap(attention_groups_from_pattern)
+        for options, sentence in (
+            ({"tokens": ["a"]}, "There are 1 tokens"),
+            ({"method": "magic"}, "method='magic' is not known"),
+            ({"threshold": 0.0}, "above 0 and at most 1"),
+            ({"n_groups": 0}, "n_groups=0"),
+            ({"n_groups": 2, "method": "components"}, "method='components' is impossible"),
+            ({"null_draws": -1}, "give 0 or more"),
+        ):
+            with pytest.raises(UsageError, match=sentence):
+                call(torch.ones(3, 3), **options)
+
+    def test_texts_are_refused_with_a_sentence(self) -> None:
+        model = shared_model("llama")
+        for text, sentence in (
+            ("", "is empty"),
+            (" \n", "is empty"),
+            (" word7", "has 1 token, but a group needs at least two"),
+            ([], "has 0 tokens"),
+            (["a", "b"], "'a' is not a token id"),
+            ([3, 100_000], "outside the vocabulary"),
+            ([3] * 33, "holds at most 32"),
+        ):
+            with pytest.raises(UsageError, match=sentence):
+                attention_groups(model, text)
+        for options, sentence in (
+            ({"layers": [7]}, "There is no layer 7"),
+            ({"heads": "L9H0"}, "no head L9H0"),
+            ({"layers": [0], "heads": "L1H0"}, "No head is left"),
+            ({"layers": []}, "No head is left"),
+        ):
+            with pytest.raises(UsageError, match=sentence):
+                attention_groups(model, [3, 4], **options)
+        with pytest.raises(UsageError, match=r"Set model\.tokenizer"):
+            attention_groups(random_model("llama", tokenizer=False), "word7 word8")
+
+    def test_two_tokens_behind_a_sink_are_one_group_of_one(self) -> None:
+        found = attention_groups_from_pattern(torch.tensor([[1.0, 0.0], [0.95, 0.05]]))
+        assert found.sink == 0 and found.groups == ((1,),) and found.head_to_group == (None,)
+
+    def test_tokens_that_attend_to_nothing_stay_alone(self) -> None:
+        found = attention_groups_from_pattern(torch.zeros(3, 3))
+        assert found.groups == ((0,), (1,), (2,)) and found.to_json()
+
+
+MEMORY = """
+import resource, sys, torch
+from tl_headmaps import attention_groups_from_pattern
+n, heads = 1300, 4
+pattern = torch.rand(heads, n, n, generator=torch.Generator().manual_seed(0)).tril_()
+attention_groups_from_pattern(pattern[:, :600, :600])
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+found = attention_groups_from_pattern(pattern)
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / (4 * n * n / 1024), found.combined is None)
+"""
+
+
+def test_heads_are_streamed_so_that_long_texts_stay_within_the_budget() -> None:
+    """Above the pattern itself only a few token x token matrices: 4,000 tokens fit into 256 MiB and a little."""
+    done = subprocess.run(
+        [sys.executable, "-c", MEMORY], capture_output=True, text=True, cwd=ROOT, env=None, check=True
+    )
+    matrices, dropped = done.stdout.split()
+    assert float(matrices) < 5 and dropped == "True"

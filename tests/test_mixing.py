@@ -1,0 +1,347 @@
+"""Value mixing: seed 002 to the last digit, the invariants, and real heads against the model's own output."""
+
+import inspect
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from planted import DECODERS, random_model, shared_model
+
+from tl_headmaps import (
+    AssociationHeads,
+    Result,
+    ValueMixing,
+    WorkedExample,
+    association_heads,
+    value_mixing,
+    value_mixing_from,
+)
+from tl_headmaps.errors import HeadMapsError, TokenError, UsageError
+from tl_headmaps.scorers.mixing import cosines
+from tl_headmaps.vocabulary import token_position
+
+V = [[0.1, 0.2, 0.3], [-0.8, 0.3, -0.1], [0.5, -0.1, -0.4]]
+A = [[1, 0, 0], [0.1, 0.9, 0], [0.6, 0.1, 0.4]]
+WORDS = ["Birds", "sometimes", "walk"]
+TEXT = "Birds sometimes walk"
+EXACT = {"abs": 1e-15}
+"""Sums of a few products of float64 numbers below one."""
+
+
+@pytest.fixture(scope="module")
+def seed() -> ValueMixing:
+    return value_mixing_from(A, V, WORDS)
+
+
+class TestSeed:
+    def test_the_numbers_of_seed_002(self, seed: ValueMixing) -> None:
+        example = seed.explain("walk", "Birds")
+        assert example.before == pytest.approx(-0.09, **EXACT)
+        assert example.mixed.tolist() == pytest.approx([0.18, 0.11, 0.01], **EXACT)
+        assert example.after == pytest.approx(0.043, **EXACT)
+        assert example.gain == pytest.approx(0.133, **EXACT)
+        assert example.split.tolist() == pytest.approx([0.084, -0.005, -0.036], **EXACT)
+        assert example.change_split.tolist() == pytest.approx([0.084, -0.005, 0.054], **EXACT)
+        assert float(seed.after_dot[2, 2]) == pytest.approx(0.075, **EXACT), "what the seed's v_hat3 . v3 really is"
+        assert example.notes == ("row 3 of A ('walk') sums to 1.1, not to 1, and is used as it is",)
+        assert seed.notes == example.notes
+
+    def test_normalised(self) -> None:
+        found = value_mixing_from(A, V, WORDS, normalise=True)
+        assert found.V_hat[2].tolist() == pytest.approx([0.18 / 1.1, 0.1, 0.01 / 1.1], **EXACT)
+        assert found.explain("walk", "Birds").after == pytest.approx(0.043 / 1.1, **EXACT)
+        assert round(found.explain("walk", "Birds").after, 5) == 0.03909
+        assert found.notes == ("row 3 of A ('walk') sums to 1.1, and was divided by its sum",)
+        torch.testing.assert_close(found.A.sum(1), torch.ones(3, dtype=torch.float64))
+
+    def test_the_worked_example_line_by_line(self, seed: ValueMixing) -> None:
+        lines = str(seed.explain("walk", "Birds")).splitlines()
+        for line in (
+            "  v1 (Birds) = [0.1, 0.2, 0.3]",
+            "  v2 (sometimes) = [-0.8, 0.3, -0.1]",
+            "  v3 (walk) = [0.5, -0.1, -0.4]",
+            "  v3 . v1 = 0.1 * 0.5 + 0.2 * -0.1 + 0.3 * -0.4",
+            "          = 0.05 - 0.02 - 0.12",
+            "          = -0.09",
+            "  v_hat3[1] = 0.6 * 0.1 + 0.1 * -0.8 + 0.4 * 0.5",
+            "            = 0.06 - 0.08 + 0.2",
+            "            = 0.18",
+            "  v_hat3[2] = 0.6 * 0.2 + 0.1 * 0.3 + 0.4 * -0.1",
+            "            = 0.12 + 0.03 - 0.04",
+            "  v_hat3[3] = 0.6 * 0.3 + 0.1 * -0.1 + 0.4 * -0.4",
+            "            = 0.18 - 0.01 - 0.16",
+            "  v_hat3 = [0.18, 0.11, 0.01]",
+            "  v_hat3 . v1 = 0.18 * 0.1 + 0.11 * 0.2 + 0.01 * 0.3",
+            "              = 0.018 + 0.022 + 0.003",
+            "              = 0.043",
+            "  v_hat3 . v1 = 0.6 (v1 . v1) + 0.1 (v2 . v1) + 0.4 (v3 . v1)",
+            "              = 0.084 - 0.005 - 0.036",
+            "after, by source: Birds +0.084, sometimes -0.005, walk -0.036",
+            "note: row 3 of A ('walk') sums to 1.1, not to 1, and is used as it is",
+        ):
+            assert line in lines
+
+    def test_markdown_and_latex_hold_the_same_numbers(self, seed: ValueMixing) -> None:
+        example = seed.explain("walk", "Birds")
+        for text in (example.markdown(), example.latex()):
+            assert r"\hat{v}_{3} \cdot \vec{v}_{1} &= 0.18 \times 0.1 + 0.11 \times 0.2 + 0.01 \times 0.3" in text
+            assert r"&= 0.05 - 0.02 - 0.12" in text and "&= 0.043" in text
+            assert text.count(r"\begin{aligned}") == text.count(r"\end{aligned}") == 5
+        assert example.markdown().count("$$") == 10 and "$" not in example.latex()
+
+    def test_tokens_are_untrusted_text(self) -> None:
+        words = ["<script>$x$</script>", r"a\b_{c}%&#", "*two*\nlines"]
+        example = value_mixing_from(A, V, words).explain(2, 0)
+        assert "<script>" not in example.markdown() and r"\$x\$" in example.markdown()
+        assert r"\textbackslash{}b\_\{c\}\%\&\#" in example.latex()
+        assert r"*two*\nlines" in str(example) and "*two*\nlines" not in str(example)
+
+    def test_long_texts_and_vectors_are_shortened_but_summed_whole(self) -> None:
+        generator = torch.Generator().manual_seed(0)
+        values = torch.randn(20, 64, generator=generator, dtype=torch.float64)
+        pattern = torch.rand(20, 20, generator=generator, dtype=torch.float64).tril()
+        pattern /= pattern.sum(1, keepdim=True)
+        example = value_mixing_from(pattern, values).explain(19, 3)
+        text = str(example)
+        assert "... (58 more)" in text and "... (14 more)" in text and "14 others" in text
+        assert max(map(len, text.splitlines())) < 220
+        assert example.after == pytest.approx(float((pattern[19] @ values) @ values[3]))
+        assert example.notes == ()
+
+
+class TestInvariants:
+    @given(st.integers(0, 10_000), st.integers(1, 7), st.integers(1, 5))
+    def test_parts_add_up(self, number: int, n: int, width: int) -> None:
+        rng = np.random.default_rng(number)
+        found = value_mixing_from(rng.normal(size=(n, n)), rng.normal(size=(n, width)))
+        for query in range(n):
+            for key in range(n):
+                assert float(found.split(query, key).sum()) == pytest.approx(float(found.after_dot[query, key]))
+                assert float(found.change_split(query, key).sum()) == pytest.approx(float(found.values[query, key]))
+
+    @given(st.integers(0, 10_000), st.floats(0.01, 100))
+    def test_scaling_values_scales_associations(self, number: int, factor: float) -> None:
+        rng = np.random.default_rng(number)
+        pattern, values = rng.dirichlet(np.ones(4), size=4), rng.normal(size=(4, 3))
+        plain, scaled = value_mixing_from(pattern, values), value_mixing_from(pattern, factor * values)
+        for name in ("before_dot", "after_dot", "values"):
+            torch.testing.assert_close(getattr(scaled, name), factor**2 * getattr(plain, name))
+        torch.testing.assert_close(scaled.before_cosine, plain.before_cosine)
+        torch.testing.assert_close(scaled.after_cosine, plain.after_cosine)
+
+    @given(st.integers(0, 10_000))
+    def test_against_loops(self, number: int) -> None:
+        rng = np.random.default_rng(number)
+        pattern, values = rng.dirichlet(np.ones(4), size=4), rng.normal(size=(4, 3))
+        found = value_mixing_from(pattern, values)
+        for q in range(4):
+            hat = sum(pattern[q, s] * values[s] for s in range(4))
+            np.testing.assert_allclose(found.V_hat[q].numpy(), hat)
+            for k in range(4):
+                assert float(found.before_dot[q, k]) == pytest.approx(values[q] @ values[k])
+                assert float(found.after_dot[q, k]) == pytest.approx(hat @ values[k])
+                cosine = hat @ values[k] / np.linalg.norm(hat) / np.linalg.norm(values[k])
+                assert float(found.after_cosine[q, k]) == pytest.approx(cosine)
+
+    def test_attention_on_oneself_changes_nothing(self) -> None:
+        found = value_mixing_from(torch.eye(3), V)
+        assert not bool(found.values.any()) and found.notes == ()
+
+    def test_a_zero_vector_has_cosine_zero(self) -> None:
+        assert cosines(torch.zeros(1, 3), torch.ones(2, 3)).tolist() == [[0.0, 0.0]]
+
+
+class TestModels:
+    @pytest.mark.parametrize("name", DECODERS)
+    def test_mixed_values_are_the_heads_own_output(self, name: str) -> None:
+        model, ids = shared_model(name), [3, 9, 4, 9, 5]
+        _, cache = model.run_with_cache(torch.tensor([ids]))
+        for layer, head in ((0, 1), (2, 3)):
+            found = value_mixing(model, ids, (layer, head))
+            z = cache[f"blocks.{layer}.attn.hook_z"][0, :, head]
+            torch.testing.assert_close(found.V_hat, z, atol=1e-5, rtol=1e-5)
+            assert found.reconstruction_error is not None and found.reconstruction_error < 1e-5
+            assert str(found.head) == f"L{layer}H{head}" and found.notes == ()
+
+    @pytest.mark.parametrize("name", ["gpt2", "llama"])
+    def test_the_head_map_is_value_mixing_of_every_head(self, name: str) -> None:
+        model, ids = shared_model(name), [3, 9, 4, 7, 5]
+        for measure in ("cosine", "dot"):
+            found = association_heads(model, ids, 4, 1, measure=measure)
+            for layer in range(3):
+                for head in range(4):
+                    mixing = value_mixing(model, ids, (layer, head))
+                    before, after = getattr(mixing, f"before_{measure}"), getattr(mixing, f"after_{measure}")
+                    change = (after - before)[4]
+                    assert float(found.values[layer, head]) == pytest.approx(float(change[1]), abs=1e-5)
+                    others = float(change[[0, 2, 3]].mean())
+                    assert float(getattr(found, f"others_{measure}")[layer, head]) == pytest.approx(others, abs=1e-5)
+                    assert float(found.specific(measure)[layer, head]) == pytest.approx(
+                        float(change[1]) - others, abs=1e-5
+                    )
+                    assert float(found.attention[layer, head]) == pytest.approx(float(mixing.A[4, 1]), abs=1e-6)
+            best = found.top(3)
+            assert [gain for _, gain in best] == sorted(found.values.flatten().tolist(), reverse=True)[:3]
+
+    def test_one_query_is_one_row_of_all(self) -> None:
+        model, ids = shared_model("llama"), [3, 9, 4, 7]
+        whole, one = value_mixing(model, ids, "L1H2"), value_mixing(model, ids, "L1H2", 3, key=0)
+        assert one.queries == (3,) and whole.queries == (0, 1, 2, 3)
+        torch.testing.assert_close(one.after_dot[0], whole.after_dot[3])
+        assert isinstance(one.example, WorkedExample) and str(one.example) in str(one)
+        assert str(one.example) == str(whole.explain(3, 0))
+        with pytest.raises(UsageError, match=r"holds the query 3 .* and not 1"):
+            one.explain(1, 0)
+
+    def test_half_precision_models_work_too(self) -> None:
+        model = random_model("llama", dtype=torch.bfloat16)
+        found = value_mixing(model, [3, 9, 4], "L1H2")
+        assert found.V.dtype == torch.float32 and found.notes == ()
+
+    @pytest.mark.model
+    def test_birds_sometimes_walk(self, default_model: Any) -> None:
+        found = value_mixing(default_model, TEXT, "L5H3", "walk", key="Birds")
+        assert found.tokens == ("Birds", " sometimes", " walk") and found.queries == (2,)
+        assert found.reconstruction_error is not None and found.reconstruction_error < 1e-5
+        heads = association_heads(default_model, TEXT, "walk", "Birds")
+        assert heads.values.shape == (30, 9)
+        gain = float((found.after_cosine - found.before_cosine)[0, 0])
+        assert float(heads.values[5, 3]) == pytest.approx(gain, abs=1e-5)
+        assert "first token" in heads.notes[0] and "note: the key is the first token" in str(heads)
+        behind = association_heads(default_model, TEXT, "walk", "Birds", prepend_bos=True)
+        assert behind.key == 1 and behind.notes == ()
+
+
+class TestResults:
+    @pytest.mark.parametrize("suffix", [".json", ".safetensors"])
+    def test_come_back_from_their_files(self, suffix: str, tmp_path: Path, seed: ValueMixing) -> None:
+        model, ids = shared_model("llama"), [3, 9, 4]
+        for found in (
+            seed,
+            value_mixing(model, ids, "L1H2", 2, key=0),
+            association_heads(model, ids, 2, 1),
+            association_heads(model, ids[:2], 1, 0),
+        ):
+            loaded = Result.load(found.save(tmp_path / f"mixing{suffix}"))
+            assert type(loaded) is type(found) and loaded == found and str(loaded) == str(found)
+
+    def test_json_holds_every_number(self, seed: ValueMixing) -> None:
+        values = json.loads(seed.to_json())
+        assert values["kind"] == "value_mixing" and values["V"] == V
+        assert values["V_hat"][2] == pytest.approx([0.18, 0.11, 0.01])
+        assert values["before"]["dot"][2][0] == pytest.approx(-0.09)
+        assert values["after"]["dot"][2][0] == pytest.approx(0.043)
+        assert values["split"][2][0] == pytest.approx([0.084, -0.005, -0.036])
+        assert values["row_sums"][2] == pytest.approx(1.1) and len(values["notes"]) == 1
+
+    def test_rows(self, seed: ValueMixing) -> None:
+        rows = list(seed.to_rows())
+        assert len(rows) == 9 and rows[6]["query_token"] == "walk" and rows[6]["dot_after"] == pytest.approx(0.043)
+        heads = association_heads(shared_model("llama"), [3, 9, 4], 2, 1)
+        assert isinstance(heads, AssociationHeads) and len(list(heads.to_rows())) == 12
+
+
+class TestTokens:
+    TOKENS = ("Birds", " walk", " and", " walk", " C#2", " 7", "\n", " Birds")
+
+    @pytest.mark.parametrize(
+        ("token", "place"),
+        [
+            ("and", 2),
+            (" and", 2),
+            ("walk#1", 1),
+            ("walk#2", 3),
+            (" walk#2", 3),
+            (3, 3),
+            ("3", 3),
+            ("7", 5),
+            ("C#2", 4),
+            ("\n", 6),
+            (" Birds", 7),
+            ("Birds#1", 0),
+            (0, 0),
+        ],
+    )
+    def test_are_addressed_by_text_number_or_index(self, token: Any, place: int) -> None:
+        assert token_position(self.TOKENS, token) == place
+
+    @pytest.mark.parametrize(
+        ("token", "sentence"),
+        [
+            ("fly", r"'fly' is not a token of the text. Its tokens are 0 'Birds', 1 ' walk'"),
+            ("walk", r"2 times \(positions 1, 3\). Write 'walk#2'"),
+            ("Birds", r"2 times \(positions 0, 7\)"),
+            ("walk#3", r"has 'walk' 2 times \(positions 1, 3\)"),
+            ("and#0", r"has 'and' 1 time \(position 2\), counted from #1"),
+            ("fly#1", "not a token"),
+            (8, "has tokens 0 to 7"),
+            (-1, "has tokens 0 to 7"),
+            ("8", "has tokens 0 to 7"),
+            ("", "not a token"),
+            (" ", "not a token"),
+        ],
+    )
+    def test_that_cannot_be_meant_are_refused_with_their_places(self, token: Any, sentence: str) -> None:
+        with pytest.raises(TokenError, match=sentence):
+            token_position(self.TOKENS, token)
+
+
+class TestBadInput:
+    @pytest.mark.parametrize(
+        ("pattern", "values", "sentence"),
+        [
+            (torch.ones(2, 3), torch.ones(3, 1), "must be a square matrix"),
+            (torch.ones(0, 0), torch.ones(0, 1), "must be a square matrix"),
+            (torch.ones(3), torch.ones(3, 1), "must be a square matrix"),
+            (torch.ones(2, 2), torch.ones(3, 1), "must have 2 rows"),
+            (torch.ones(2, 2), torch.ones(2), "must have 2 rows"),
+            (torch.full((1, 1), math.nan), torch.ones(1, 1), "A holds NaN"),
+            (torch.ones(1, 1), torch.full((1, 1), math.inf), "V holds NaN"),
+            ("rubbish", torch.ones(1, 1), "A is not an array"),
+            ([[1.0]], [["x"]], "V is not an array"),
+        ],
+    )
+    def test_arrays_are_refused_with_a_sentence(self, pattern: Any, values: Any, sentence: str) -> None:
+        with pytest.raises(UsageError, match=sentence):
+            value_mixing_from(pattern, values)
+
+    def test_odd_rows_are_reported_and_normalised_only_where_possible(self) -> None:
+        odd = value_mixing_from([[1.5, -0.5], [0.0, 0.0]], torch.eye(2))
+        assert odd.notes == (
+            "row 1 of A ('1') has negative weights, which no softmax gives; it is used as it is",
+            "row 2 of A ('2') sums to 0, not to 1, and is used as it is",
+        )
+        assert odd.V_hat.tolist() == [[1.5, -0.5], [0, 0]]
+        with pytest.raises(UsageError, match="Row 2 of A sums to 0 and cannot be normalised"):
+            value_mixing_from([[1.5, -0.5], [0.0, 0.0]], torch.eye(2), normalise=True)
+
+    def test_calls_are_refused_with_a_sentence(self) -> None:
+        model, ids = shared_model("llama"), [3, 9, 4]
+        for call, sentence in (
+            (lambda: value_mixing_from(A, V, ["a"]), "There are 1 tokens"),
+            (lambda: value_mixing(model, "", "L0H0"), "is empty"),
+            (lambda: value_mixing(model, ids, "L7H0"), "no head L7H0"),
+            (lambda: value_mixing(model, ids, "L0H0", key=1), "without a query"),
+            (lambda: value_mixing(model, " word7 word8", "L0H0", "word9"), "'word9' is not a token of the text"),
+            (lambda: value_mixing(model, " word7 word7", "L0H0", "word7"), "positions 0, 1"),
+            (lambda: association_heads(model, ids, 1, 1), "the same token"),
+            (lambda: association_heads(model, [3], 0, 0), "an association needs two"),
+        ):
+            with pytest.raises(HeadMapsError, match=sentence):
+                call()
+        with pytest.raises(UsageError, match="measure='angle' is not known"):
+            inspect.unwrap(association_heads)(model, ids, 2, 1, measure="angle")
+
+    def test_one_token_mixes_with_itself(self) -> None:
+        found = value_mixing(shared_model("llama"), [3], "L0H0")
+        assert found.A.tolist() == [[1.0]] and not bool(found.values.any())
+
+    def test_a_key_behind_the_query_is_pointed_out(self) -> None:
+        found = association_heads(shared_model("llama"), [3, 9, 4], 0, 2)
+        assert "comes after the query" in found.notes[0] and found.to_json()

@@ -1,0 +1,53 @@
+"""What attention does to the vectors it mixes: ``v_hat_q = sum_s a_qs v_s``, and who comes closer to whom.
+
+The association of a query with a key is the dot product (or cosine) of their value vectors: before attention
+``v_q . v_k``, after it ``v_hat_q . v_k``. It is linear in the sources, so it splits exactly:
+``v_hat_q . v_k = sum_s a_qs (v_s . v_k)``. Its change ``v_hat_q . v_k - v_q . v_k`` splits in the same way, with
+``a_qq - 1`` for the query itself, which gives up what attention takes from it.
+"""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+def mixed(pattern: Float[Tensor, "query key"], values: Float[Tensor, "key d_head"]) -> Float[Tensor, "query d_head"]:
+    """Values after attention."""
+    return pattern @ values
+
+
+def dots(left: Float[Tensor, "query d_head"], right: Float[Tensor, "key d_head"]) -> Float[Tensor, "query key"]:
+    """Dot product of every two vectors."""
+    return left @ right.mT
+
+
+def cosines(left: Float[Tensor, "query d_head"], right: Float[Tensor, "key d_head"]) -> Float[Tensor, "query key"]:
+    """Cosine of every two vectors; 0 where one of them is zero.
+
+    Example:
+        >>> cosines(torch.tensor([[1.0, 1.0], [0.0, 0.0]]), torch.tensor([[2.0, 2.0]]))
+        tensor([[1.0000],
+                [0.0000]])
+    """
+    return dots(_unit(left), _unit(right))
+
+
+def _unit(vectors: Tensor) -> Tensor:
+    lengths = vectors.norm(dim=-1, keepdim=True)
+    return torch.where(lengths > 0, vectors / lengths.clamp_min(torch.finfo(vectors.dtype).tiny), 0.0)
+
+
+def split_after(
+    row: Float[Tensor, " source"], values: Float[Tensor, "source d_head"], key: int
+) -> Float[Tensor, " source"]:
+    """Part of each source in the association after attention; the parts add up to it."""
+    return row * (values @ values[key])
+
+
+def split_change(
+    row: Float[Tensor, " source"], values: Float[Tensor, "source d_head"], query: int, key: int
+) -> Float[Tensor, " source"]:
+    """Part of each source in the change of the association; the parts add up to the change."""
+    gained = row.clone()
+    gained[query] -= 1
+    return gained * (values @ values[key])
