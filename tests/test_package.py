@@ -22,7 +22,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 ORDER = (
     {"errors", "types", "files", "vocabulary", "provenance"},
-    {"relations"},
+    {"relations", "texts"},
     {"capture"},
     {"circuits"},
     {"scorers"},

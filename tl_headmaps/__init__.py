@@ -7,6 +7,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .analyses.component_map import component_map as component_map
+    from .analyses.component_map import head_component_map as head_component_map
     from .analyses.describe_model import describe_model as describe_model
     from .analyses.relation_scores import relation_scores as relation_scores
     from .analyses.token_grid import token_grid as token_grid
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
     from .relations import Relation as Relation
     from .relations import load_relations as load_relations
     from .results.base import Result as Result
+    from .results.component_map import ComponentMap as ComponentMap
+    from .results.component_map import HeadComponentMap as HeadComponentMap
     from .results.relation_scores import RelationScores as RelationScores
     from .results.token_grid import TokenGrid as TokenGrid
     from .types import HeadIndex as HeadIndex
@@ -24,6 +28,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "ComponentMap": ".results.component_map",
+    "HeadComponentMap": ".results.component_map",
     "HeadIndex": ".types",
     "HeadMapsError": ".errors",
     "HeadWeights": ".capture.weights",
@@ -31,7 +37,9 @@ _HOMES = {
     "RelationScores": ".results.relation_scores",
     "Result": ".results.base",
     "TokenGrid": ".results.token_grid",
+    "component_map": ".analyses.component_map",
     "describe_model": ".analyses.describe_model",
+    "head_component_map": ".analyses.component_map",
     "load_default_model": ".capture.bundled",
     "load_relations": ".relations",
     "load_model": ".capture.loading",

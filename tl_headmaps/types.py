@@ -19,6 +19,15 @@ Preset: TypeAlias = Literal["folded", "maps"]
 Basis: TypeAlias = Literal["raw", "folded", "centred"]
 """State of the loaded weights; ``centred`` means processed without folding the norms."""
 
+ATTENTION_COMPONENTS: tuple[str, ...] = ("attn.q", "attn.k", "attn.v", "attn.o")
+"""The matrices of a layer that fall into heads, in the order maps show them."""
+
+MLP_COMPONENTS: tuple[str, ...] = ("mlp.up", "mlp.down", "mlp.gate")
+"""The other matrices of a layer; models without a gate have the first two."""
+
+WRITING_COMPONENTS: tuple[str, ...] = ("attn.o", "mlp.down")
+"""Those whose output goes to the residual stream; the others read from it."""
+
 _HEAD_NAME = re.compile(r"[Ll](\d+)[Hh](\d+)")
 
 

@@ -48,17 +48,24 @@ def silenced(module: torch.nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def evaluating(model: torch.nn.Module) -> Iterator[None]:
-    """No gradients, no dropout, no user hooks; the model is left as it was found."""
+def at_rest(model: torch.nn.Module) -> Iterator[None]:
+    """No dropout, no user hooks; the model is left as it was found."""
     training = [module for module in model.modules() if module.training]
     try:
         for module in training:
             module.training = False
-        with torch.no_grad(), silenced(model):
+        with silenced(model):
             yield
     finally:
         for module in training:
             module.training = True
+
+
+@contextmanager
+def evaluating(model: torch.nn.Module) -> Iterator[None]:
+    """At rest, and no gradients."""
+    with torch.no_grad(), at_rest(model):
+        yield
 
 
 def read_model(model: Any, device: str | torch.device | None) -> dict[str, Any]:

@@ -257,10 +257,10 @@ class HeadWeights:
         """SHA-256 over all the bytes of all weights read here, in their stored type."""
         digest = hashlib.sha256()
         for tensor in _tensors(self):
-            _update(digest, tensor)
+            update_digest(digest, tensor)
         for layer in range(self.n_layers):
             for tensor in _tensors(self.layer(layer)):
-                _update(digest, tensor)
+                update_digest(digest, tensor)
         return digest.hexdigest()
 
     def provenance(self, **details: Any) -> Provenance:
@@ -285,7 +285,8 @@ def _tensors(part: "HeadWeights | LayerWeights | Norm | MLP") -> Iterator[Tensor
             yield from _tensors(value)
 
 
-def _update(digest: Any, tensor: Tensor) -> None:
+def update_digest(digest: Any, tensor: Tensor) -> None:
+    """Add the shape and all the bytes of a tensor to a hash."""
     digest.update(str(tuple(tensor.shape)).encode())
     data = tensor.detach().cpu().contiguous()
     digest.update(data.view(torch.uint8).numpy().data)

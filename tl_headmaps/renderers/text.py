@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ..results.component_map import ComponentMap, HeadComponentMap
     from ..results.relation_scores import RelationScores
     from ..results.token_grid import TokenGrid
 
@@ -81,3 +82,52 @@ def relation_scores_text(scores: "RelationScores", top: int = 3) -> str:
         "q: false discovery rate over all heads and relations; * implements the relation (score >= 0.15 and q < 0.05)"
     )
     return f"{title}\n\n{table_text(columns, rows)}\n\n{note}"
+
+
+def component_map_text(result: "ComponentMap") -> str:
+    """The map as a table, the largest cell of each column marked, and its colour bar in words."""
+    best = result.values.nan_to_num(nan=float("-inf")).argmax(0).tolist()
+    rows = [
+        [layer, *(f"{'*' if best[j] == layer else ''}{_number(value)}" for j, value in enumerate(values))]
+        for layer, values in enumerate(result.values.tolist())
+    ]
+    columns = [("layer", "right"), *((name, "right") for name in result.components)]
+    return f"{_map_title(result)}\n\n{table_text(columns, rows)}\n\n{_colour_bar(result)}; * largest of the column"
+
+
+def head_component_map_text(result: "HeadComponentMap", top: int = 5) -> str:
+    """The strongest heads of each component, and the colour bar in words."""
+    rows = []
+    for name in result.components:
+        for place, (_, head, value) in enumerate(result.top(top, name)):
+            at = (result.components.index(name), head.layer, head.head)
+            low, high = result.interval_low, result.interval_high
+            interval = "" if low is None or high is None else f"{_number(float(low[at]))}-{_number(float(high[at]))}"
+            random = "" if result.baseline is None else _number(float(result.baseline[at]))
+            rows.append([name if place == 0 else "", head, _number(value), interval, random])
+    titles = ["component", "head", "value", "95%", "random"]
+    columns = [(title, "left" if title in ("component", "head") else "right") for title in titles]
+    note = "heads of attn.k and attn.v are key/value heads"
+    return f"{_map_title(result)}\n\n{table_text(columns, rows)}\n\n{_colour_bar(result)}; {note}"
+
+
+def _map_title(result: "ComponentMap | HeadComponentMap") -> str:
+    what = "Component map" if result.kind == "component_map" else "Component map by head"
+    read = f", {result.n_tokens:,} tokens in {result.n_batches} batches" if result.n_batches else ""
+    return f"{what} of {visible(result.provenance.model)}: {result.metric}{read}"
+
+
+def _colour_bar(result: "ComponentMap | HeadComponentMap") -> str:
+    defined = result.values[~result.values.isnan()]
+    parts = [result.unit]
+    if len(defined):
+        parts.append(f"from {_number(float(defined.min()))} to {_number(float(defined.max()))}")
+    if result.baseline is not None:
+        known = sorted({_number(value) for value in result.baseline.flatten().tolist() if value == value})
+        parts.append(f"random: {', '.join(known) if len(known) <= 6 else f'{known[0]} and others'}")
+    return "; ".join(parts)
+
+
+def _number(value: float) -> str:
+    """Three or four digits, however small."""
+    return "-" if value != value else f"{value:.4f}" if 0.01 <= abs(value) < 1 else f"{value:.3g}"

@@ -1,6 +1,5 @@
 """How accurately each head implements each relation, and how sure that is."""
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
@@ -12,6 +11,7 @@ from torch import Tensor
 from ..errors import UsageError
 from ..provenance import Provenance
 from ..types import Circuit, HeadIndex, HeadLike
+from .arrays import filled, nested
 from .base import Result
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ class RelationScores(Result):
             "n_kept": list(self.n_kept),
             "dropped": [[list(entry) for entry in entries] for entries in self.dropped],
         }
-        result.update({name: _nested(getattr(self, name)) for name in _MAPS})
+        result.update({name: nested(getattr(self, name)) for name in _MAPS})
         for name in ("promote_ranks", "suppress_ranks"):
             ranks = getattr(self, name)
             if ranks is not None:
@@ -164,7 +164,7 @@ class RelationScores(Result):
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Self":
         """Inverse of :meth:`to_dict`."""
-        tensors: dict[str, Any] = {name: _tensor(values[name]) for name in _MAPS}
+        tensors: dict[str, Any] = {name: filled(values[name]) for name in _MAPS}
         for name in ("promote_ranks", "suppress_ranks"):
             if name in values:
                 tensors[name] = tuple(torch.tensor(entry) for entry in values[name])
@@ -192,17 +192,3 @@ class RelationScores(Result):
         from ..renderers.text import relation_scores_text
 
         return relation_scores_text(self)
-
-
-def _nested(values: Tensor) -> Any:
-    """Nested lists with None for NaN."""
-    if values.ndim > 1:
-        return [_nested(part) for part in values]
-    return [None if math.isnan(value) else value for value in values.tolist()]
-
-
-def _tensor(values: list[Any]) -> Tensor:
-    def fill(part: Any) -> Any:
-        return [fill(entry) for entry in part] if isinstance(part, list) else (math.nan if part is None else part)
-
-    return torch.tensor(fill(values), dtype=torch.float32)
