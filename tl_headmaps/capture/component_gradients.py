@@ -73,7 +73,7 @@ def component_gradients(source: ModelComponents, batches: Batches, *, progress: 
             ) -> None:
                 layer, component = key
                 place = places[key]
-                mine, weight = place.of(gradient), place.of(place.parameter)
+                mine, weight = place.of(gradient).float(), place.of(place.parameter).float()
                 product = mine * weight
                 sums[component].product[number, layer] = _sums(product)
                 sums[component].absolute_product[number, layer] = _sums(product.abs_())

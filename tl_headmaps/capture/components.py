@@ -20,7 +20,7 @@ from torch import Tensor
 from ..errors import UnsupportedModelError, UsageError
 from ..provenance import Provenance
 from ..types import ATTENTION_COMPONENTS, MLP_COMPONENTS
-from .weights import HeadWeights, check_finite, update_digest
+from .weights import HeadWeights, check_finite
 
 _HOST_NAMES = {
     "attn.q": ("W_Q",),
@@ -209,8 +209,9 @@ def fingerprint(source: ComponentSource) -> str:
     digest = hashlib.sha256()
     for layer in range(source.n_layers):
         for component in source.components:
-            digest.update(component.encode())
-            update_digest(digest, source.matrix(layer, component))
+            matrix = source.matrix(layer, component)
+            digest.update(f"{layer} {component} {tuple(matrix.shape)}".encode())
+            digest.update(matrix.cpu().contiguous().view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

@@ -257,10 +257,10 @@ class HeadWeights:
         """SHA-256 over all the bytes of all weights read here, in their stored type."""
         digest = hashlib.sha256()
         for tensor in _tensors(self):
-            update_digest(digest, tensor)
+            _update(digest, tensor)
         for layer in range(self.n_layers):
             for tensor in _tensors(self.layer(layer)):
-                update_digest(digest, tensor)
+                _update(digest, tensor)
         return digest.hexdigest()
 
     def provenance(self, **details: Any) -> Provenance:
@@ -285,8 +285,7 @@ def _tensors(part: "HeadWeights | LayerWeights | Norm | MLP") -> Iterator[Tensor
             yield from _tensors(value)
 
 
-def update_digest(digest: Any, tensor: Tensor) -> None:
-    """Add the shape and all the bytes of a tensor to a hash."""
+def _update(digest: Any, tensor: Tensor) -> None:
     digest.update(str(tuple(tensor.shape)).encode())
     data = tensor.detach().cpu().contiguous()
     digest.update(data.view(torch.uint8).numpy().data)

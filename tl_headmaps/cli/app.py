@@ -14,6 +14,7 @@ import typer
 from ..errors import HeadMapsError, OutputError, UsageError
 from ..relations import MultiToken
 from ..results.base import SAVED_SUFFIXES
+from .components import components
 from .demo import demo
 from .options import CircuitOption, DeviceOption, ModelOption, OutOption, PresetOption
 
@@ -178,4 +179,5 @@ def model_(model: ModelOption = None, device: DeviceOption = None, out: OutOptio
     show_and_save(describe_model(load_model(model, device)), paths)
 
 
+app.command()(components)
 app.command()(demo)

@@ -1,4 +1,4 @@
-"""Arrays with cells that hold nothing: NaN in tensors, null in JSON."""
+"""Arrays of results as JSON: nested lists, null for what was not asked for or is not defined."""
 
 import math
 from typing import Any
@@ -14,7 +14,7 @@ def nested(values: Tensor) -> Any:
     return [None if math.isnan(value) else value for value in values.tolist()]
 
 
-def filled(values: list[Any]) -> Tensor:
+def tensor_of(values: list[Any]) -> Tensor:
     """Inverse of :func:`nested`, float32."""
 
     def fill(part: Any) -> Any:

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..errors import UsageError
 from ..provenance import Provenance
 from ..types import HeadIndex
-from .arrays import filled, nested
+from .arrays import nested, tensor_of
 from .base import Result
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ def _to_dict(result: "ComponentMap | HeadComponentMap", axes: dict[str, Any]) ->
 
 def _from_dict(values: dict[str, Any]) -> dict[str, Any]:
     fields: dict[str, Any] = {name: values[name] for name in _FACTS}
-    fields |= {name: None if values[name] is None else filled(values[name]) for name in _MAPS}
+    fields |= {name: None if values[name] is None else tensor_of(values[name]) for name in _MAPS}
     fields["components"] = tuple(values["axes"]["component"])
     fields["provenance"] = Provenance.from_dict(values["provenance"])
     return fields

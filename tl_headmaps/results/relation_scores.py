@@ -11,7 +11,7 @@ from torch import Tensor
 from ..errors import UsageError
 from ..provenance import Provenance
 from ..types import Circuit, HeadIndex, HeadLike
-from .arrays import filled, nested
+from .arrays import nested, tensor_of
 from .base import Result
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ class RelationScores(Result):
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Self":
         """Inverse of :meth:`to_dict`."""
-        tensors: dict[str, Any] = {name: filled(values[name]) for name in _MAPS}
+        tensors: dict[str, Any] = {name: tensor_of(values[name]) for name in _MAPS}
         for name in ("promote_ranks", "suppress_ranks"):
             if name in values:
                 tensors[name] = tuple(torch.tensor(entry) for entry in values[name])
