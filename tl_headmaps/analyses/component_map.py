@@ -242,7 +242,8 @@ class _Maker:
         self.data["against"] = theirs.fingerprint
 
         def change(key: Key) -> Change:
-            return Change(self._matrix(self.source, key), self._matrix(other, key), k)
+            new, old = self._matrix(self.source, key), self._matrix(other, key)
+            return Change(new, Matrix(old.weight.to(new.weight.device), old.writes), k)
 
         values = self._filled(lambda key: float(self.metric.measure(change(key))))
         chance = self.metric.chance
@@ -260,7 +261,7 @@ class _Maker:
                     f"The two models cannot be compared matrix by matrix: {name} is {ours} here and {theirs} in the "
                     "one compared with. Compare checkpoints of one architecture."
                 )
-        smallest = []
+        smallest: list[int] = []
         for layer in range(mine.n_layers):
             for component in mine.components:
                 ours, theirs = (tuple(source.matrix(layer, component).shape) for source in (mine, other))
@@ -269,9 +270,8 @@ class _Maker:
                         f"The two models cannot be compared: {component} of layer {layer} is {list(ours)} here and "
                         f"{list(theirs)} in the one compared with. Compare checkpoints of one architecture."
                     )
-                smallest.append(min(ours))
-        n_heads = max(n_parts(mine, component) for component in mine.components) if self.by_head else 1
-        return max(1, min(smallest) // n_heads)
+                smallest += heads_of(mine, layer, component).shape[1:] if self.by_head else ours
+        return min(smallest)
 
     def _require_same_basis(self, theirs: str) -> None:
         ours = self.source.provenance().basis

@@ -22,7 +22,7 @@ from tqdm.auto import tqdm
 from ..errors import UnsupportedModelError
 from .batches import Batch, Batches
 from .components import Location, ModelComponents, n_parts
-from .host import at_rest
+from .host import all_modules, at_rest
 
 _PARAMETER_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
@@ -48,6 +48,7 @@ class GradientSums:
         return replace(self, **{name: value.sum(-1, keepdim=True) for name, value in vars(self).items()})
 
 
+@torch.inference_mode(False)
 def component_gradients(source: ModelComponents, batches: Batches, *, progress: bool = True) -> dict[str, GradientSums]:
     """Forward and backward pass of every batch, reduced per component.
 
@@ -56,6 +57,10 @@ def component_gradients(source: ModelComponents, batches: Batches, *, progress: 
         batches: The text.
         progress: Show a progress bar on a terminal.
     """
+    if any(parameter.is_inference() for parameter in source.model.parameters()):
+        raise UnsupportedModelError(
+            "The model was loaded under torch.inference_mode(), so its weights can have no gradients. Load it outside."
+        )
     places = {
         (layer, component): source.location(layer, component)
         for layer in range(source.n_layers)
@@ -121,8 +126,10 @@ def _lent(model: torch.nn.Module, places: dict[tuple[int, str], Location]) -> It
     for key, place in places.items():
         wanted.setdefault(id(place.parameter), []).append(key)
     owners = {id(place.parameter): place.parameter for place in places.values()}
-    others = [parameter for parameter in model.parameters() if id(parameter) not in owners]
-    parameters = [*owners.values(), *others]
+    every = {
+        id(parameter): parameter for module in all_modules(model) for parameter in module.parameters(recurse=False)
+    }
+    parameters = list((every | owners).values())
     saved = [
         (
             parameter,
@@ -148,7 +155,7 @@ def _lent(model: torch.nn.Module, places: dict[tuple[int, str], Location]) -> It
             yield
 
     try:
-        with at_rest(model), torch.inference_mode(False), torch.enable_grad():
+        with at_rest(model), torch.enable_grad():
             for parameter in parameters:
                 parameter.requires_grad_(id(parameter) in owners)
                 parameter.grad = None

@@ -93,8 +93,11 @@ class Location:
 
     def of(self, tensor: Tensor) -> Float[Tensor, "part rows columns"]:
         """The component's entries of a tensor with the parameter's shape: its values or its gradient."""
-        if tensor.stride() != self.parameter.stride():
-            tensor = torch.empty_like(self.parameter).copy_(tensor)
+        owner = self.parameter
+        if tensor.stride() != owner.stride():
+            # A parameter may itself be a slice (a bridge's q, k, v of GPT-2); its gradient comes without the gaps.
+            spaced = torch.empty_strided(owner.shape, owner.stride(), dtype=tensor.dtype, device=tensor.device)
+            tensor = spaced.copy_(tensor)
         found = tensor.detach().as_strided(self.shape, self.stride, tensor.storage_offset() + self.offset)
         return found if found.ndim == 3 else found[None]
 
@@ -103,6 +106,7 @@ class ModelComponents:
     """The matrices of a loaded TransformerBridge or HookedTransformer, read when they are asked for."""
 
     def __init__(self, model: Any, *, attention_only: bool = False) -> None:
+        _require_floats(model)
         self.weights = HeadWeights.from_model(model)
         self.model = model
         self.n_layers, self.n_heads = self.weights.n_layers, self.weights.n_heads
@@ -146,12 +150,6 @@ class ModelComponents:
         value = self._find(layer, component)
         if value is None:
             raise UsageError(f"There is no {component} in layer {layer}; there are {', '.join(self.components)}.")
-        if not value.is_floating_point() or value.dtype.itemsize < 2:
-            raise UnsupportedModelError(
-                f"{component} of layer {layer} is stored as {str(value.dtype).removeprefix('torch.')}, a quantised "
-                "type (int8 or 4-bit): its entries are codes, not weights. Load the model in float32, bfloat16 or "
-                "float16."
-            )
         value = value if value.ndim == 3 else value[None]
         check_finite(value.detach(), f"{component} of layer {layer}")
         return value
@@ -180,6 +178,17 @@ class ModelComponents:
 
     def provenance(self, **details: Any) -> Provenance:
         return _provenance(self.weights, self.fingerprint, details)
+
+
+def _require_floats(model: Any) -> None:
+    """Before anything is read: the forward pass of a quantised model may not even run here."""
+    for name, parameter in model.named_parameters() if isinstance(model, torch.nn.Module) else ():
+        if not parameter.is_floating_point() or parameter.dtype.itemsize < 2:
+            raise UnsupportedModelError(
+                f"{name.replace('_original_component.', '')} is stored as "
+                f"{str(parameter.dtype).removeprefix('torch.')}, a quantised type (int8 or 4-bit): its entries are "
+                "codes, not weights. Load the model in float32, bfloat16 or float16."
+            )
 
 
 class AttentionComponents:

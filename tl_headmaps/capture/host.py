@@ -47,10 +47,17 @@ def silenced(module: torch.nn.Module) -> Iterator[None]:
                 setattr(point, name, value)
 
 
+def all_modules(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """Every module that runs: a bridge runs some of transformers' that are not below it (GPT-2's first dropout)."""
+    inner = getattr(model, "original_model", None)
+    found = [*model.modules(), *(inner.modules() if isinstance(inner, torch.nn.Module) else ())]
+    return list(dict.fromkeys(found))
+
+
 @contextmanager
 def at_rest(model: torch.nn.Module) -> Iterator[None]:
     """No dropout, no user hooks; the model is left as it was found."""
-    training = [module for module in model.modules() if module.training]
+    training = [module for module in all_modules(model) if module.training]
     try:
         for module in training:
             module.training = False

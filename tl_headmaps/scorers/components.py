@@ -105,7 +105,8 @@ def contribution(sums: GradientSums) -> Float[Tensor, "batch layer part"]:
 
     It sees a matrix as a whole, so matrices that are only ever multiplied with each other contribute the same: q and k,
     v and o, up and down of a gated MLP are equal where no bias, norm or activation stands between them (Llama). A norm
-    right behind a matrix (of queries and keys in Qwen 3 and Gemma 3) undoes any scaling: it contributes zero.
+    right behind them (of queries and keys in Qwen 3, of all that is written in Gemma) undoes any scaling: they
+    contribute zero.
     ``sensitivity`` tells such matrices apart.
     """
     return sums.product.abs()
