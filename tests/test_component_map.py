@@ -3,6 +3,7 @@
 import inspect
 import json
 import math
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,11 +27,13 @@ from scipy.stats import t as student
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+import tl_headmaps
 from tl_headmaps import ComponentMap, HeadComponentMap, HeadWeights, component_map, head_component_map
 from tl_headmaps.capture import component_gradients as gradients_module
 from tl_headmaps.capture.batches import Batch, Batches, token_batches
 from tl_headmaps.capture.component_gradients import component_gradients
 from tl_headmaps.capture.components import ModelComponents, component_source, heads_of
+from tl_headmaps.cli.app import main
 from tl_headmaps.errors import UnsupportedModelError, UsageError, WeightBasisError
 from tl_headmaps.scorers.components import METRICS, Change, mean_over_batches, metric, random_baseline
 from tl_headmaps.scorers.spectra import Matrix, random_matrix, side_by_side
@@ -918,16 +921,10 @@ def test_the_default_spectra_are_those_of_a_decomposition(default_model: Any) ->
             assert found == pytest.approx(expected, rel=METRIC_ACCURACY), (name, metric_name)
 
 
-@pytest.mark.model
 def test_the_command_writes_json(
-    default_model: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    import sys
-
-    import tl_headmaps
-    from tl_headmaps.cli.app import main
-
-    monkeypatch.setattr(tl_headmaps, "load_model", lambda *_: default_model)
+    monkeypatch.setattr(tl_headmaps, "load_model", lambda *_: shared_model("llama"))
 
     def run(*arguments: str) -> int:
         monkeypatch.setattr(sys, "argv", ["tl-headmaps", "components", *arguments])
@@ -938,12 +935,12 @@ def test_the_command_writes_json(
         return 0
 
     text = tmp_path / "text.txt"
-    text.write_text("The capital of France is Paris.\n\nWater boils at a hundred degrees.\n", encoding="utf-8")
+    text.write_text(f" {word(5)} {word(6)}-\n\n {word(9)} {word(8)}\n", encoding="utf-8")
     out = tmp_path / "c.json"
     assert run("--text", str(text), "--metric", "output_share", "--out", str(out)) == 0
     saved = json.loads(out.read_text("utf-8"))
     assert saved["kind"] == "component_map" and saved["axes"]["component"] == [*SIX, "mlp.gate"]
-    assert saved["n_batches"] == 2 and "output_share, 14 tokens" in capsys.readouterr().out
+    assert saved["n_batches"] == 2 and "output_share, 5 tokens" in capsys.readouterr().out
     assert run("--metric", "frobenius", "--heads", "--out", str(out)) == 0
     assert json.loads(out.read_text("utf-8"))["kind"] == "head_component_map"
     capsys.readouterr()
