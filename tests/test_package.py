@@ -213,9 +213,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_wheel_holds_everything(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
-    relations = {path.relative_to(ROOT).as_posix() for path in (ROOT / "relations_data").rglob("*.json")}
-    assert relations
-    assert {f"tl_headmaps/{name}" for name in relations} <= names
+    data = {path.relative_to(ROOT).as_posix() for path in (ROOT / "relations_data").rglob("*.*")}
+    assert {"relations_data/knowledge/country_to_capital.json", "relations_data/text/english.txt"} <= data
+    assert {f"tl_headmaps/{name}" for name in data} <= names
     assert {path.relative_to(ROOT).as_posix() for path in MODULES} <= names
     assets = {path.relative_to(ROOT).as_posix() for path in (PACKAGE / "renderers" / "assets").iterdir()}
     assert assets and assets <= names

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from .analyses.association_heads import association_heads as association_heads
     from .analyses.attention_groups import attention_groups as attention_groups
     from .analyses.attention_groups import attention_groups_from_pattern as attention_groups_from_pattern
+    from .analyses.component_map import component_map as component_map
+    from .analyses.component_map import head_component_map as head_component_map
     from .analyses.describe_model import describe_model as describe_model
     from .analyses.grouping_profile import grouping_profile as grouping_profile
     from .analyses.name_heads import name_heads as name_heads
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
     from .results.association_heads import AssociationHeads as AssociationHeads
     from .results.attention_groups import AttentionGroups as AttentionGroups
     from .results.base import Result as Result
+    from .results.component_map import ComponentMap as ComponentMap
+    from .results.component_map import HeadComponentMap as HeadComponentMap
     from .results.grouping_profile import GroupingProfile as GroupingProfile
     from .results.head_names import HeadNames as HeadNames
     from .results.relation_scores import RelationScores as RelationScores
@@ -49,42 +53,46 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Figure": ".renderers.figure",
+    "ablate": ".analyses.ablate",
     "AblationCurves": ".results.ablation_curves",
+    "association_heads": ".analyses.association_heads",
     "AssociationHeads": ".results.association_heads",
+    "attention_groups": ".analyses.attention_groups",
+    "attention_groups_from_pattern": ".analyses.attention_groups",
     "AttentionGroups": ".results.attention_groups",
+    "component_map": ".analyses.component_map",
+    "ComponentMap": ".results.component_map",
+    "describe_model": ".analyses.describe_model",
+    "Figure": ".renderers.figure",
+    "grouping_profile": ".analyses.grouping_profile",
     "GroupingProfile": ".results.grouping_profile",
+    "head_component_map": ".analyses.component_map",
+    "HeadComponentMap": ".results.component_map",
     "HeadIndex": ".types",
     "HeadMapsError": ".errors",
     "HeadNames": ".results.head_names",
     "HeadWeights": ".capture.weights",
-    "Relation": ".relations",
-    "RelationScores": ".results.relation_scores",
-    "Reproduction": ".results.reproduction",
-    "Result": ".results.base",
-    "SalientOperations": ".results.salient_operations",
-    "TokenGrid": ".results.token_grid",
-    "Validation": ".results.validation",
-    "ablate": ".analyses.ablate",
-    "ValueMixing": ".results.value_mixing",
-    "WorkedExample": ".results.worked_example",
-    "association_heads": ".analyses.association_heads",
-    "attention_groups": ".analyses.attention_groups",
-    "attention_groups_from_pattern": ".analyses.attention_groups",
-    "describe_model": ".analyses.describe_model",
-    "grouping_profile": ".analyses.grouping_profile",
     "load_default_model": ".capture.bundled",
-    "load_relations": ".relations",
     "load_model": ".capture.loading",
+    "load_relations": ".relations",
     "name_heads": ".analyses.name_heads",
     "predicate": ".naming.predicates",
+    "Relation": ".relations",
     "relation_scores": ".analyses.relation_scores",
-    "salient_operations": ".analyses.salient_operations",
+    "RelationScores": ".results.relation_scores",
     "reproduce": ".analyses.reproduce",
+    "Reproduction": ".results.reproduction",
+    "Result": ".results.base",
+    "salient_operations": ".analyses.salient_operations",
+    "SalientOperations": ".results.salient_operations",
     "token_grid": ".analyses.token_grid",
+    "TokenGrid": ".results.token_grid",
     "validate": ".analyses.validate",
+    "Validation": ".results.validation",
     "value_mixing": ".analyses.value_mixing",
     "value_mixing_from": ".analyses.value_mixing",
+    "ValueMixing": ".results.value_mixing",
+    "WorkedExample": ".results.worked_example",
 }
 
 __all__ = [*sorted(_HOMES), "__version__"]

@@ -28,6 +28,15 @@ AblationMethod: TypeAlias = Literal["zero", "mean"]
 Experiment: TypeAlias = Literal["maps"]
 """Published experiments that can be run end to end."""
 
+ATTENTION_COMPONENTS: tuple[str, ...] = ("attn.q", "attn.k", "attn.v", "attn.o")
+"""The matrices of a layer that fall into heads, in the order maps show them."""
+
+MLP_COMPONENTS: tuple[str, ...] = ("mlp.up", "mlp.down", "mlp.gate")
+"""The other matrices of a layer; models without a gate have the first two."""
+
+WRITING_COMPONENTS: tuple[str, ...] = ("attn.o", "mlp.down")
+"""Those whose output goes to the residual stream; the others read from it."""
+
 _HEAD_NAME = re.compile(r"[Ll](\d+)[Hh](\d+)")
 
 

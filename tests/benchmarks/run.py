@@ -18,18 +18,30 @@ from typing import Any
 import psutil
 import torch
 
-from tl_headmaps import HeadWeights, load_default_model, load_relations, relation_scores, salient_operations
+from tl_headmaps import (
+    HeadWeights,
+    component_map,
+    load_default_model,
+    load_relations,
+    relation_scores,
+    salient_operations,
+)
+from tl_headmaps.capture.batches import token_batches
+from tl_headmaps.capture.component_gradients import mean_loss
+from tl_headmaps.capture.components import ModelComponents
 from tl_headmaps.circuits.extremes import largest_entries
 from tl_headmaps.circuits.ranking import ranks
 from tl_headmaps.circuits.sweep import CircuitMaps
 from tl_headmaps.circuits.vectors import vocabulary_vectors
 from tl_headmaps.provenance import package_versions
 from tl_headmaps.relations import encode
+from tl_headmaps.texts import read_texts
 
 LAYERS = (5, 15, 25)
 RELATION_LAYERS = (5, 15, 23, 25)
 """Evenly spread, and layer 23, which hits most relations: most rows stay to the end there, so it gains least."""
 TOP = 25
+CONTRIBUTION_TOKENS = 8192
 
 
 class Peak:
@@ -219,11 +231,76 @@ def bench_salient(weights: HeadWeights) -> dict[str, Any]:
     return {"seconds": times, "speedup": times["obvious"] / times["ours"], "peak_mib_above_model": peak.mib}
 
 
+def bench_spectra(weights: HeadWeights) -> dict[str, Any]:
+    """A whole map of a spectral metric, its random baseline included, against svdvals of every matrix."""
+    source = ModelComponents(load_default_model(device="cpu"))
+    matrices = [source.matrix(layer, name) for layer in range(source.n_layers) for name in source.components]
+    assert source.fingerprint  # hashed once for the provenance of all maps
+
+    def obvious() -> list[torch.Tensor]:
+        return [torch.linalg.svdvals(matrix) for matrix in matrices]
+
+    def difference(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+        return float((ours / theirs - 1).abs().max())
+
+    spectra = obvious()
+    squares = torch.stack([values.double().square().sum() / values[0].double() ** 2 for values in spectra])
+    shares = [values.double() / values.double().sum() for values in spectra]
+    ranks_of = torch.stack([torch.special.entr(share).sum().exp() for share in shares])
+    stable, effective = (component_map(source, name, progress=False) for name in ("stable_rank", "effective_rank"))
+    times = interleaved(
+        {"svdvals": obvious, "ours": lambda: component_map(source, "effective_rank", progress=False)}, repeats=2
+    )
+    return {
+        "matrices": len(matrices),
+        "seconds": times,
+        "speedup": times["svdvals"] / times["ours"],
+        "largest_relative_difference": max(
+            difference(stable.values.flatten(), squares), difference(effective.values.flatten(), ranks_of)
+        ),
+    }
+
+
+def bench_contribution(weights: HeadWeights) -> dict[str, Any]:
+    """The contribution map of the bundled text against the plain forward and backward passes of the same batches."""
+    source = ModelComponents(load_default_model(device="cpu"))
+    model = source.model
+    batches = token_batches(
+        read_texts(), weights.tokenizer, length=256, max_tokens=CONTRIBUTION_TOKENS, batch_tokens=512
+    )
+    parameters = list(model.parameters())
+
+    def plain() -> None:
+        with torch.enable_grad():
+            for batch in batches.items:
+                mean_loss(model, batch).backward()
+                for parameter in parameters:
+                    parameter.grad = None
+
+    def ours() -> None:
+        component_map(source, "contribution", max_tokens=CONTRIBUTION_TOKENS, progress=False)
+
+    with peak_memory() as ours_peak:
+        ours()
+    with peak_memory() as plain_peak:
+        plain()
+    times = interleaved({"plain": plain, "ours": ours}, repeats=1)
+    return {
+        "tokens": batches.n_tokens,
+        "seconds": times,
+        "over_plain": times["ours"] / times["plain"],
+        "peak_mib_above_model": ours_peak.mib,
+        "plain_peak_mib_above_ours": plain_peak.mib,
+    }
+
+
 BENCHES = {
     "ranks": bench_ranks,
     "largest_entries": bench_largest,
     "relation_scores": bench_relations,
     "salient_operations": bench_salient,
+    "spectra": bench_spectra,
+    "contribution": bench_contribution,
 }
 
 

@@ -47,18 +47,32 @@ def silenced(module: torch.nn.Module) -> Iterator[None]:
                 setattr(point, name, value)
 
 
+def all_modules(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """Every module that runs: a bridge runs some of transformers' that are not below it (GPT-2's first dropout)."""
+    inner = getattr(model, "original_model", None)
+    found = [*model.modules(), *(inner.modules() if isinstance(inner, torch.nn.Module) else ())]
+    return list(dict.fromkeys(found))
+
+
 @contextmanager
-def evaluating(model: torch.nn.Module) -> Iterator[None]:
-    """No gradients, no dropout, no user hooks; the model is left as it was found."""
-    training = [module for module in model.modules() if module.training]
+def at_rest(model: torch.nn.Module) -> Iterator[None]:
+    """No dropout, no user hooks; the model is left as it was found."""
+    training = [module for module in all_modules(model) if module.training]
     try:
         for module in training:
             module.training = False
-        with torch.no_grad(), silenced(model):
+        with silenced(model):
             yield
     finally:
         for module in training:
             module.training = True
+
+
+@contextmanager
+def evaluating(model: torch.nn.Module) -> Iterator[None]:
+    """At rest, and no gradients."""
+    with torch.no_grad(), at_rest(model):
+        yield
 
 
 def read_model(model: Any, device: str | torch.device | None) -> dict[str, Any]:

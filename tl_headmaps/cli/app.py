@@ -13,6 +13,7 @@ from ..errors import HeadMapsError, UsageError
 from ..relations import MultiToken
 from .attention import groups, mixing
 from .checks import ablate, reproduce, validate
+from .components import components
 from .demo import demo
 from .options import CircuitOption, DeviceOption, ModelOption, OutOption, PresetOption
 from .output import check_outputs, parse_heads, show_and_save
@@ -161,6 +162,7 @@ app.command()(salient)
 app.command("name-heads")(name_heads)
 app.command()(groups)
 app.command()(mixing)
+app.command()(components)
 app.command()(demo)
 for command in (validate, ablate, reproduce):
     app.command()(command)

@@ -9,7 +9,7 @@ from ..errors import UsageError
 from ..results.association_heads import Measure
 from ..scorers.clustering import GroupMethod
 from .options import DeviceOption, ModelOption, OutOption
-from .output import check_outputs, show_and_save
+from .output import check_outputs, parse_heads, show_and_save
 
 BosOption = Annotated[bool, typer.Option("--prepend-bos", help="Put the BOS token in front of the text.")]
 
@@ -35,7 +35,7 @@ def groups(
     out: OutOption = None,
 ) -> None:
     """Show which tokens of a text the heads bind together, or (--texts) what kind of tokens each head attends to."""
-    from .. import HeadIndex, attention_groups, grouping_profile, load_model
+    from .. import attention_groups, grouping_profile, load_model
 
     paths = check_outputs(out)
     if (text is None) == (texts is None):
@@ -47,7 +47,7 @@ def groups(
             raise UsageError(f"There is no file {texts}. Give a text file with blank lines between texts.")
         show_and_save(grouping_profile(load_model(model, device), texts, prepend_bos=prepend_bos), paths)
         return
-    chosen = None if heads is None else [HeadIndex.parse(name) for name in heads.split(",") if name.strip()]
+    chosen = None if heads is None else parse_heads(heads)
     numbers = None if layers is None else [_layer(part) for part in layers.split(",") if part.strip()]
     result = attention_groups(
         load_model(model, device),

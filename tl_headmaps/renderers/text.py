@@ -5,9 +5,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..results.head_names import HeadNames
+    from ..results.component_map import ComponentMap, HeadComponentMap
     from ..results.relation_scores import RelationScores
-    from ..results.salient_operations import HeadName, SalientOperations
     from ..results.token_grid import TokenGrid
 
 _WIDTH = 100_000
@@ -17,6 +16,11 @@ _WIDTH = 100_000
 def visible(text: str) -> str:
     """Text on one line with control characters spelled out, so that every token can be seen."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def quoted(token: str) -> str:
+    """A token between quotes, so that its spaces can be seen."""
+    return f"'{visible(token)}'"
 
 
 def table_text(columns: Sequence[tuple[str, str]], rows: Sequence[Sequence[Any]]) -> str:
@@ -85,74 +89,50 @@ def relation_scores_text(scores: "RelationScores", top: int = 3) -> str:
     return f"{title}\n\n{table_text(columns, rows)}\n\n{note}"
 
 
-def quoted(token: str) -> str:
-    """A token between quotes, so that its spaces can be seen."""
-    return f"'{visible(token)}'"
-
-
-def salient_operations_text(found: "SalientOperations") -> str:
-    """Each head's name, then its salient tokens with what they promote and suppress."""
-    options = found.provenance.options
-    parts = [f"Salient operations of {found.circuit.upper()} circuits, preset {options['preset']}"]
-    if found.left_out:
-        counts = ", ".join(f"{count:,} {reason}" for reason, count in found.left_out.items())
-        parts.append(f"Tokens left out: {counts}")
-    for number, head in enumerate(found.heads):
-        rows = []
-        for place, token in enumerate(found.token_ids[number].tolist()):
-            targets = [
-                " ".join(quoted(found.strings[target]) for target in ids[number, place].tolist())
-                for ids in (found.promoted_ids, found.suppressed_ids)
-            ]
-            rows.append([quoted(found.strings[token]), f"{found.salience[number, place]:.3g}", *targets])
-        does = ("token", "promotes", "suppresses") if found.circuit == "ov" else ("query", "attends to", "avoids")
-        columns = [(does[0], "left"), ("salience", "right"), (does[1], "left"), (does[2], "left")]
-        parts.append(f"{head}: {_name_line(found.names[number])}\n\n{table_text(columns, rows)}")
-    parts += _failures(found.failed_predicates)
-    return "\n\n".join(parts)
-
-
-def _name_line(entry: "HeadName") -> str:
-    share = f"score {entry.score:.2f}, null {entry.null_mean:.2f}, p {_small(entry.p_value)}, q {_small(entry.q_value)}"
-    named = entry.name if entry.best in (None, entry.name) else f"{entry.name} (best: {entry.best})"
-    line = f"{named}; {share}" if entry.best is not None else named
-    line += f"; tokens: {entry.input_class}"
-    if entry.runner_up is not None:
-        line += f"; runner-up: {entry.runner_up} {entry.runner_up_score:.2f}"
-    if entry.description is not None:
-        line += f"\n  described as: {visible(entry.description)}"
-    if entry.description_error is not None:
-        line += f"\n  not described: {visible(entry.description_error)}"
-    return line
-
-
-def _small(value: float) -> str:
-    return f"{value:.1g}" if value > 1e-9 else "<1e-9"
-
-
-def _failures(failed: "dict[str, str]") -> list[str]:
-    return [f"Predicate {name!r} raised and was left out: {visible(error)}" for name, error in failed.items()]
-
-
-def head_names_text(names: "HeadNames") -> str:
-    """How many heads have a name, which names, and the heads of each with the clearest first."""
-    from ..results.head_names import PUBLISHED_COVERAGE
-
-    coverage = names.coverage()
-    shares = [[part, f"{share:.0%}", PUBLISHED_COVERAGE.get(part, "")] for part, share in coverage.items()]
-    rows = []
-    for name, heads in names.named().items():
-        ranked = sorted(heads, key=lambda head: (names.name(head).p_value, head))
-        shown = " ".join(f"{head} {names.name(head).score:.2f}" for head in ranked[:6])
-        rows.append([name, len(heads), shown + (" ..." if len(heads) > 6 else "")])
-    title = f"Names of heads by their {names.circuit.upper()} circuits, preset {names.provenance.options['preset']}"
-    parts = [
-        title,
-        table_text([("layers", "left"), ("named", "right"), ("published", "right")], shares),
-        table_text([("name", "left"), ("heads", "right"), ("clearest, with the share explained", "left")], rows),
-        "named: heads whose best predicate explains 15% of their salient mappings or more and beats its null\n"
-        "(false discovery rate 5% over all heads and predicates); published: heads of larger models that a person or\n"
-        "a large language model could describe, without a null (MAPS paper)",
-        *_failures(names.failed_predicates),
+def component_map_text(result: "ComponentMap") -> str:
+    """The map as a table, the largest cell of each column marked, and its colour bar in words."""
+    best = result.values.nan_to_num(nan=float("-inf")).argmax(0).tolist()
+    rows = [
+        [layer, *(f"{'*' if best[j] == layer else ''}{_number(value)}" for j, value in enumerate(values))]
+        for layer, values in enumerate(result.values.tolist())
     ]
-    return "\n\n".join(parts)
+    columns = [("layer", "right"), *((name, "right") for name in result.components)]
+    return f"{_map_title(result)}\n\n{table_text(columns, rows)}\n\n{_colour_bar(result)}; * largest of the column"
+
+
+def head_component_map_text(result: "HeadComponentMap", top: int = 5) -> str:
+    """The strongest heads of each component, and the colour bar in words."""
+    rows = []
+    for name in result.components:
+        for place, (_, head, value) in enumerate(result.top(top, name)):
+            at = (result.components.index(name), head.layer, head.head)
+            low, high = result.interval_low, result.interval_high
+            interval = "" if low is None or high is None else f"{_number(float(low[at]))}-{_number(float(high[at]))}"
+            random = "" if result.baseline is None else _number(float(result.baseline[at]))
+            rows.append([name if place == 0 else "", head, _number(value), interval, random])
+    titles = ["component", "head", "value", "95%", "random"]
+    columns = [(title, "left" if title in ("component", "head") else "right") for title in titles]
+    note = "heads of attn.k and attn.v are key/value heads"
+    return f"{_map_title(result)}\n\n{table_text(columns, rows)}\n\n{_colour_bar(result)}; {note}"
+
+
+def _map_title(result: "ComponentMap | HeadComponentMap") -> str:
+    what = "Component map" if result.kind == "component_map" else "Component map by head"
+    read = f", {result.n_tokens:,} tokens in {result.n_batches} batches" if result.n_batches else ""
+    return f"{what} of {visible(result.provenance.model)}: {result.metric}{read}"
+
+
+def _colour_bar(result: "ComponentMap | HeadComponentMap") -> str:
+    defined = result.values[~result.values.isnan()]
+    parts = [result.unit]
+    if len(defined):
+        parts.append(f"from {_number(float(defined.min()))} to {_number(float(defined.max()))}")
+    if result.baseline is not None:
+        known = sorted({_number(value) for value in result.baseline.flatten().tolist() if value == value})
+        parts.append(f"random: {', '.join(known) if len(known) <= 6 else f'{known[0]} and others'}")
+    return "; ".join(parts)
+
+
+def _number(value: float) -> str:
+    """Three or four digits, however small."""
+    return "-" if value != value else f"{value:.4f}" if 0.01 <= abs(value) < 1 else f"{value:.3g}"

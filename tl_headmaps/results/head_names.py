@@ -107,6 +107,6 @@ class HeadNames(Result):
                 yield {"layer": layer, "head": head, **entry.to_dict()}
 
     def __str__(self) -> str:
-        from ..renderers.text import head_names_text
+        from ..renderers.text_salient import head_names_text
 
         return head_names_text(self)

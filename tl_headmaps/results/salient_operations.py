@@ -231,6 +231,6 @@ class SalientOperations(Result):
                         }
 
     def __str__(self) -> str:
-        from ..renderers.text import salient_operations_text
+        from ..renderers.text_salient import salient_operations_text
 
         return salient_operations_text(self)
