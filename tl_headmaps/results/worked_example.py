@@ -1,9 +1,12 @@
 """One association worked out by hand: the products, the sums, before and after."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from jaxtyping import Float
 from torch import Tensor
+
+from ..drawing import Picture, drawing_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,6 +29,7 @@ class WorkedExample:
         notes: What is odd about the row (does not sum to one, negative weights), as sentences.
     """
 
+    kind: ClassVar[str] = "worked_example"
     tokens: tuple[str, ...]
     query: int
     key: int
@@ -44,6 +48,13 @@ class WorkedExample:
     def gain(self) -> float:
         """Change of the dot product."""
         return self.after - self.before
+
+    def figure(self) -> Picture:
+        """The example as a picture, a :class:`~tl_headmaps.Figure`."""
+        return drawing_of(type(self))(self)
+
+    def _repr_html_(self) -> str:
+        return self.figure()._repr_html_()
 
     def markdown(self) -> str:
         """The worked example as Markdown with formulas between dollar signs."""

@@ -1,0 +1,119 @@
+"""Every kind of result has a picture that says what the result says."""
+
+from typing import Any
+
+import pytest
+import torch
+from planted import shared_model
+
+import tl_headmaps
+from tl_headmaps import (
+    Figure,
+    Relation,
+    ablate,
+    association_heads,
+    attention_groups_from_pattern,
+    component_map,
+    grouping_profile,
+    head_component_map,
+    validate,
+    value_mixing_from,
+)
+from tl_headmaps.drawing import drawing_of
+from tl_headmaps.results.base import _KINDS, Result
+
+V = torch.tensor([[0.1, 0.2, 0.3], [-0.8, 0.3, -0.1], [0.5, -0.1, -0.4]])
+A = torch.tensor([[1, 0, 0], [0.1, 0.9, 0], [0.6, 0.1, 0.4]])
+TEXT = " word5 word6 word7 word5 word6 word9 word10 word5"
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return shared_model("llama")
+
+
+@pytest.fixture(scope="module")
+def relation() -> Relation:
+    pairs = [(f"word{i}", f"word{i + 1}") for i in range(3, 20)]
+    return Relation.from_pairs(
+        "next_word", pairs, neutral_templates=("word3 <X> word4",), eliciting_templates=("word3 <X>",)
+    )
+
+
+def test_every_kind_of_result_has_a_picture_of_its_own() -> None:
+    fallback = drawing_of(Result)
+    tl_headmaps._discover("result")
+    without = [kind for kind, found in _KINDS.items() if kind != "result" and drawing_of(found) is fallback]
+    assert without == []
+
+
+def values_of(figure: Any, name: str) -> torch.Tensor:
+    layer = next(layer for layer in figure.data.layers if name in (layer.name, f"{layer.group} {layer.name}"))
+    return torch.tensor(layer.values)
+
+
+def test_validation(model: Any, relation: Relation) -> None:
+    found = validate(model, relation, progress=False)
+    figure = found.figure()
+    assert isinstance(figure, Figure)
+    series = {one.name: one for one in figure.data.series}
+    assert set(series) == {"without context", "with context"}
+    expected = found.promote_with[0].mean(0).flatten()
+    torch.testing.assert_close(torch.tensor(series["with context"].y), expected, check_dtype=False)
+    assert len(found.figure(context="with", relation="next_word").data.series) == 1
+
+
+def test_ablation_curves(model: Any, relation: Relation) -> None:
+    found = ablate(model, relation, ["L0H0", "L1H1"], controls=None, seeds=2, progress=False)
+    figure = found.figure()
+    if found.heads:
+        first, random = figure.data.series
+        torch.testing.assert_close(torch.tensor(first.y), found.curve.accuracy, check_dtype=False)
+        assert "random heads" in random.name
+    assert found.status in str(found) or found.heads
+
+
+def test_attention_groups() -> None:
+    pattern = torch.zeros(3, 5, 5)
+    pattern[0, :2, :2] = 0.5
+    pattern[1:, 2:, 2:] = 1 / 3
+    pattern[0, 2:] = pattern[1:, :2] = 0
+    found = attention_groups_from_pattern(pattern, ["It", "I", "is", "am", "the"], drop_sink=False)
+    figure = found.figure()
+    assert "It" in figure.html and "H0" in figure.html
+    assert "ColoredTokens" in found.figure(view="tokens").html
+
+
+def test_grouping_profile(model: Any) -> None:
+    found = grouping_profile(model, [TEXT, TEXT])
+    figure = found.figure()
+    torch.testing.assert_close(
+        values_of(figure, "all queries previous token"), found.head_map("previous_token"), check_dtype=False
+    )
+
+
+def test_value_mixing_and_its_worked_example() -> None:
+    found = value_mixing_from(A, V, ["Birds", "sometimes", "walk"])
+    grid = found.figure()
+    torch.testing.assert_close(
+        torch.tensor(grid.data.layers[0].values), found.after_dot - found.before_dot, check_dtype=False
+    )
+    example = found.explain("walk", "Birds")
+    page = example.figure().html
+    assert "0.043" in page and "1.1" in page
+    assert example._repr_html_() == page
+
+
+def test_association_heads(model: Any) -> None:
+    found = association_heads(model, TEXT, "word9", "word7")
+    torch.testing.assert_close(values_of(found.figure(), "gain in cosine"), found.gain("cosine"), check_dtype=False)
+
+
+def test_component_maps(model: Any) -> None:
+    found = component_map(model, "stable_rank", progress=False)
+    figure = found.figure()
+    torch.testing.assert_close(values_of(figure, "stable_rank"), found.values, check_dtype=False)
+    assert figure.data.columns.labels == found.components
+    assert found.unit in figure.html
+    opened = head_component_map(model, "frobenius", progress=False)
+    assert [layer.name for layer in opened.figure().data.layers] == list(opened.components)
