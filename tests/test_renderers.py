@@ -149,6 +149,11 @@ def test_same_figure_same_bytes(name: str, suffix: str, tmp_path: Path) -> None:
         assert b"<text" not in first, "letters are outlines: every reader has them"
 
 
+@pytest.mark.parametrize("width", ["column", "page"])
+def test_long_labels_leave_room_for_the_map(width: Any, tmp_path: Path) -> None:
+    token_grid(np.eye(2), ["x" * 500, "W" * 39], ["\n" * 50, "🇫🇷" * 30]).save(tmp_path / "x.png", width=width)
+
+
 def test_awkward_text_can_be_printed(tmp_path: Path) -> None:
     texts = ["$x_1$", "a\nb", "\ud800", "שלום", "🙂", "</svg>", "%s"]
     figure = token_grid(np.eye(7), texts, texts, title="$\\frac{1}{2}$ \ud800", unit="\ud800")

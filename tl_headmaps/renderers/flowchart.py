@@ -150,12 +150,15 @@ def layout(chart: Flow) -> tuple[dict[int, float], list[float], float]:
     for _, numbers in chart.heads:
         served = [token_at[position] for number in numbers for position in chart.groups[number]]
         wanted.append(sum(served) / len(served) if served else 0.0)
-    # In the order wished for, never closer than a row.
+    # Heads that wish for the same place share it around its middle; none comes closer than a row.
     head_at = [0.0] * len(wanted)
     free = 0.0
-    for number in sorted(range(len(wanted)), key=lambda n: (wanted[n], n)):
-        head_at[number] = max(free, wanted[number])
-        free = head_at[number] + ROW
+    for place in sorted(set(wanted)):
+        sharing = [number for number, wish in enumerate(wanted) if wish == place]
+        free = max(free, place - ROW * (len(sharing) - 1) / 2)
+        for number in sharing:
+            head_at[number] = free
+            free += ROW
     return token_at, head_at, max(y - ROW / 2, free)
 
 

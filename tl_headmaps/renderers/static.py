@@ -3,9 +3,11 @@
 Same values, same bytes: no dates, fixed ids. Letters are embedded (PDF: TrueType; SVG: outlines).
 """
 
+from dataclasses import replace
 from functools import singledispatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unicodedata import east_asian_width
 
 import numpy as np
 
@@ -16,7 +18,7 @@ from .colours import SERIES, Scale, text_on
 from .example import Example, Matrix, number_text
 from .flowchart import ROW as _FLOW_ROW
 from .flowchart import Flow, layout
-from .grids import Heat, Layer
+from .grids import Axis, Heat, Layer
 from .listing import Listing
 from .views import View
 
@@ -125,7 +127,7 @@ def _map_axes(axes: Any, heat: Heat, layer: Layer, cell: tuple[float, float]) ->
             axes.add_patch(
                 Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, hatch="//////", edgecolor="0.6", linewidth=0)
             )
-    widest = max(len(heat.columns.label(j)) for j in range(heat.columns.n)) * _LETTER_INCHES
+    widest = _widest(heat.columns)
     upright = heat.columns.labels is not None and widest > cell[0]
     for axis, labels, room, need in (
         (axes.xaxis, heat.columns, cell[0], _LINE_INCHES if upright else widest + _LETTER_INCHES),
@@ -145,6 +147,38 @@ def _map_axes(axes: Any, heat: Heat, layer: Layer, cell: tuple[float, float]) ->
     return image
 
 
+def _short(axis: Axis, wide: float) -> Axis:
+    """Labels cut so that the map keeps two thirds of the width."""
+    if axis.labels is None:
+        return axis
+    return replace(axis, labels=tuple(_cut(text, wide / 3) for text in axis.labels))
+
+
+def _cut(text: str, room: float) -> str:
+    if _inches(text) <= room:
+        return text
+    while text and _inches(text) > room - _LETTER_INCHES:
+        text = text[:-1]
+    return text + "…"
+
+
+def _inches(text: str) -> float:
+    """About how wide a text is at the size of the ticks, rather too wide than too narrow."""
+    return sum(map(_letter_inches, text))
+
+
+def _letter_inches(letter: str) -> float:
+    if ord(letter) > 0xFFFF:
+        return 0.16
+    if letter in "MWmw@%—…" or east_asian_width(letter) in "WF":
+        return 0.105
+    return 0.08 if letter.isupper() else 0.066
+
+
+def _widest(axis: Axis) -> float:
+    return max(_inches(axis.label(i)) for i in range(axis.n))
+
+
 def _cell_inches(heat: Heat, room: float) -> tuple[float, float]:
     """Width and height of a cell in a map that is at most ``room`` wide."""
     columns, rows = heat.columns.n, heat.rows.n
@@ -158,6 +192,7 @@ def _cell_inches(heat: Heat, room: float) -> tuple[float, float]:
 def _(data: Heat, sheet: Any) -> None:
     shown = [layer for layer in data.layers if layer.group == data.layers[0].group]
     wide = sheet.get_figwidth()
+    data = replace(data, rows=_short(data.rows, wide), columns=_short(data.columns, wide))
     across = min(len(shown), 4 if wide > 5 else 2)
     down = -(-len(shown) // across)
     if down > _MOST_ROWS:
@@ -165,12 +200,12 @@ def _(data: Heat, sheet: Any) -> None:
             f"{len(shown)} maps do not fit on a printed page at this width; draw up to {_MOST_ROWS * across} of them "
             "(a result has select()), or write .html."
         )
-    left = _LETTER_INCHES * max(len(data.rows.label(i)) for i in range(data.rows.n))
-    cell = _cell_inches(data, (wide - 0.9) / across - left - 0.25)
+    left = _widest(data.rows)
+    cell = _cell_inches(data, max((wide - 0.9) / across - left - 0.25, 0.3))
     # A small map needs no whole page.
     needed = across * (cell[0] * data.columns.n + left + 0.45) + (1.0 if len(shown) == 1 else 0.9)
     sheet.set_figwidth(min(wide, max(needed, 0.06 * len(data.title) + 0.3, 2.0)))
-    below = max(len(data.columns.label(j)) for j in range(data.columns.n)) * _LETTER_INCHES
+    below = _widest(data.columns)
     below = below if data.columns.labels is not None and below > cell[0] else 0.12
     sheet.set_figheight(0.35 + down * (cell[1] * data.rows.n + below + 0.45))
     grid = sheet.subplots(down, across, squeeze=False)

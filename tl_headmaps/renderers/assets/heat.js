@@ -301,6 +301,9 @@ const heat = (root, data) => {
     strip.style.background = `linear-gradient(to right,${scale.colours.split(' ').map((h) => '#' + h).join()})`;
     bar.needle = make('div', 'needle', strip);
     const ends = make('div', 'ends', strip);
+    const none = !shown.some((map) => map.values.some((v) => v === v));
+    if (none) make('span', 'k', bar, 'no values');
+    strip.hidden = none;
     const texts = scale.high > scale.low ? [scale.low, (scale.low + scale.high) / 2, scale.high] : [scale.low];
     texts.forEach((value, i) => {
       const sign = i === 0 && scale.below ? '≤ ' : i === 2 && scale.above ? '≥ ' : '';
