@@ -14,6 +14,7 @@ To add a metric, write one more function with the decorator; nothing else change
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -202,6 +203,7 @@ def subspace_overlap(change: Change) -> float:
     return float((cosines.square().sum() / change.k).sqrt())
 
 
+@lru_cache(maxsize=256)
 def random_baseline(measured: Metric, rows: int, columns: int, seed: int) -> float:
     """A metric of the weights for random matrices of a shape, mean over a few draws."""
     draws = [measured.measure(Matrix(random_matrix(rows, columns, seed + draw))) for draw in range(_DRAWS)]
