@@ -22,7 +22,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 ORDER = (
     {"errors", "types", "files", "vocabulary", "provenance"},
-    {"relations"},
+    {"relations", "tasks", "task_files"},
     {"capture"},
     {"circuits"},
     {"scorers"},
@@ -200,7 +200,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_wheel_holds_everything(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
-    relations = {path.relative_to(ROOT).as_posix() for path in (ROOT / "relations_data").rglob("*.json")}
+    relations = {path.relative_to(ROOT).as_posix() for path in (ROOT / "relations_data").rglob("*.json*")}
     assert relations
     assert {f"tl_headmaps/{name}" for name in relations} <= names
     assert {path.relative_to(ROOT).as_posix() for path in MODULES} <= names

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from .results.base import Result as Result
     from .results.relation_scores import RelationScores as RelationScores
     from .results.token_grid import TokenGrid as TokenGrid
+    from .task_files import load_tasks as load_tasks
+    from .task_files import read_tasks as read_tasks
+    from .tasks import TaskItem as TaskItem
+    from .tasks import Tasks as Tasks
     from .types import HeadIndex as HeadIndex
 
 __version__ = "0.1.0"
@@ -30,11 +34,15 @@ _HOMES = {
     "Relation": ".relations",
     "RelationScores": ".results.relation_scores",
     "Result": ".results.base",
+    "TaskItem": ".tasks",
+    "Tasks": ".tasks",
     "TokenGrid": ".results.token_grid",
     "describe_model": ".analyses.describe_model",
     "load_default_model": ".capture.bundled",
     "load_relations": ".relations",
     "load_model": ".capture.loading",
+    "load_tasks": ".task_files",
+    "read_tasks": ".task_files",
     "relation_scores": ".analyses.relation_scores",
     "token_grid": ".analyses.token_grid",
 }
