@@ -1,15 +1,22 @@
 """Writes the task items beside this file: ``python relations_data/tasks/generate.py``, or ``--check`` to compare.
 
-Every item is a short context about three people and a question about one of them. Each of the three sentences
-hides its answer behind another operation: one must be recalled, one calculated, one decided, and so on. Which
-operation an item needs is decided by *whom the question asks about*, and by nothing else:
+Every item tells about three people in three sentences and asks about one of them. Each sentence hides its answer
+behind another operation: one must be recalled, one calculated, one decided, and so on. Which operation an item needs is
+decided by *which sentence is asked about*, and by nothing else. There are two kinds of format:
 
-* The three items of a matched set share their context, their question but for the name, and their four possible
-  answers. A classifier of words can tell which three operations are in the context, never which is asked for:
-  at best one item in three is right.
+* ``..._sentence``: the sentences come one after the other, each with its conclusion; that of the last is asked for.
+* ``..._question``: all sentences come first, then a question with the name of one of the three people. Its sentence may
+  be the first, second or third.
+
+What makes the items fair:
+
+* The three items of a matched set consist of the same words: in ``sentence`` formats the sentences change places, in
+  ``question`` formats the name changes. A classifier of words can tell which three operations are there,
+  never which is asked for: at best one item in three is right.
 * Triples of functions are the orbits of {0, a, b} under rotation of the eight functions, in that order. So every
   function comes equally often in every format, content group and place (first, second, third sentence).
-* Answers of all functions are drawn from the same few words of the content group, names likewise.
+* Possible answers are the same three words for a whole set, and which is right depends neither on the function nor on
+  the other answers of the set.
 * Content groups share no name, no fact, no answer (number words aside) and no pair of synonyms. Splits go between
   groups.
 
@@ -41,14 +48,16 @@ ORBITS = ((0, 1, 2), (0, 1, 3), (0, 1, 4), (0, 1, 5), (0, 1, 6), (0, 2, 4), (0, 
 NUMBERS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
 
 QUESTIONS = {
-    "place_question": "Question: Where is {N}?\nAnswer:",
+    "place_question": "Question: Where is {N}?\nAnswer: {N} is in",
     "place_sentence": "So {N} is in",
-    "object_question": "Question: What does {N} have?\nAnswer: the",
+    "object_question": "Question: What does {N} have?\nAnswer: {N} has the",
     "object_sentence": "So {N} has the",
-    "number_question": "Question: How many coins does {N} have?\nAnswer:",
     "number_sentence": "So the number of coins {N} has is",
 }
 """N: the person asked about."""
+
+OPENING = "Facts:"
+"""Stands first, so that a name at the beginning is the same token as elsewhere."""
 
 SENTENCES = {
     "place": {
@@ -56,7 +65,7 @@ SENTENCES = {
         "retrieval": "{N} is in {x} and {M} is in {w}.",
         "logical_reasoning": "{N} is in {first} or {second}, but not in {w}.",
         "decision_making": "{N} takes the {better} trip: {first} at {p1}, {second} at {p2}.",
-        "semantic_understanding": "The {word1} one is in {first}, the {word2} one in {second}; {N} is {like}.",
+        "semantic_understanding": "{N} is {like}: the {word1} one is in {first}, the {word2} one in {second}.",
         "syntactic_understanding": "{N}, who called {M} in {w}, is in {x}.",
         "inference": "{M} left {w} for {x} and took {N} along.",
         "math_calculation": "{N} pays {a} plus {b}: {first} at {p1}, {second} at {p2}.",
@@ -66,7 +75,7 @@ SENTENCES = {
         "retrieval": "{N} has the {x} and {M} has the {w}.",
         "logical_reasoning": "{N} has the {first} or the {second}, but not the {w}.",
         "decision_making": "{N} buys the {better} thing: the {first} at {p1}, the {second} at {p2}.",
-        "semantic_understanding": "The {word1} one has the {first}, the {word2} one the {second}; {N} is {like}.",
+        "semantic_understanding": "{N} is {like}: the {word1} one has the {first}, the {word2} one the {second}.",
         "syntactic_understanding": "{N}, who called {M} with the {w}, has the {x}.",
         "inference": "{M} sold the {w} for the {x} and gave all to {N}.",
         "math_calculation": "{N} pays {a} plus {b}: the {first} at {p1}, the {second} at {p2}.",
@@ -76,13 +85,16 @@ SENTENCES = {
         "retrieval": "{N} has {x} coins and {M} has {w}.",
         "logical_reasoning": "{N} has {first} or {second} coins, but not {w}.",
         "decision_making": "{N} takes the {better} bag: one has {first} coins, one has {second}.",
-        "semantic_understanding": "The {word1} one has {first} coins, the {word2} one {second}; {N} is {like}.",
+        "semantic_understanding": "{N} is {like}: the {word1} one has {first} coins, the {word2} one {second}.",
         "syntactic_understanding": "{N}, who called {M} with {w} coins, has {x}.",
         "inference": "{M} lost {w} coins, kept {x} and gave all to {N}.",
         "math_calculation": "{N} lost {w} coins and has {a} plus {b}.",
     },
 }
-"""x: the answer; w: a wrong answer; first, second: both in either order; M: somebody else."""
+"""x: the answer; w: a wrong answer; first, second: both in either order; M: somebody else.
+
+All begin with a name: else the word behind ``Facts:`` would tell which sentence is not the last.
+"""
 
 PLACES = """
 France Egypt Japan Norway|Germany Peru Iraq Kenya|Italy China Cuba Sweden|Spain Russia Canada Iran
@@ -209,29 +221,40 @@ def sentence(kind: str, function: str, N: str, M: str, x: str, w: str, group: di
 def items() -> Iterator[dict[str, Any]]:
     """All items, matched sets together."""
     for number, group in enumerate(content_groups()):
-        for position, (format_id, question) in enumerate(QUESTIONS.items()):
-            kind = format_id.split("_")[0]
+        for position, format_id in enumerate(QUESTIONS):
             orbit = ORBITS[(number + position) % len(ORBITS)]
             for turn in range(len(FUNCTIONS)):
-                place = (number, format_id, turn)
                 functions = [FUNCTIONS[(turn + step) % len(FUNCTIONS)] for step in orbit]
-                answers = ordered(list(group[kind]), *place, "answers")[:3]
-                people = ordered(group["names"], *place, "names")
-                context = " ".join(
-                    sentence(kind, function, people[i], people[i + 3], answers[i], answers[i - 2], group, *place, i)
-                    for i, function in enumerate(functions)
-                )
-                for i, function in enumerate(functions):
-                    yield {
-                        "context": context,
-                        "question": question.format(N=people[i]),
-                        "answer": answers[i],
-                        "alternatives": [answer for answer in answers if answer != answers[i]],
-                        "function": function,
-                        "format": format_id,
-                        "content": f"g{number}",
-                        "matched": f"g{number}-{format_id}-{turn}",
-                    }
+                yield from matched_set(number, group, format_id, turn, functions)
+
+
+def matched_set(
+    number: int, group: dict[str, Any], format_id: str, turn: int, functions: Sequence[str]
+) -> Iterator[dict[str, Any]]:
+    """One item for each of three functions, made of the same words."""
+    kind, style = format_id.split("_")
+    place = (number, format_id, turn)
+    options = ordered(list(group[kind]), *place, "options")[:3]
+    people = ordered(group["names"], *place, "names")
+    told, asked, answers = [], [], []
+    for i, function in enumerate(functions):
+        x, w = ordered(options, *place, i, "answer")[:2]
+        told.append(sentence(kind, function, people[i], people[i + 3], x, w, group, *place, i))
+        asked.append(QUESTIONS[format_id].format(N=people[i]))
+        answers.append(x)
+    concluded = [f"{told[i]} {asked[i]} {answers[i]}." for i in range(3)]
+    for i, function in enumerate(functions):
+        before = [concluded[i - 2], concluded[i - 1], told[i]] if style == "sentence" else told
+        yield {
+            "context": " ".join([OPENING, *before]),
+            "question": asked[i],
+            "answer": answers[i],
+            "alternatives": [option for option in options if option != answers[i]],
+            "function": function,
+            "format": format_id,
+            "content": f"g{number}",
+            "matched": f"g{number}-{format_id}-{turn}",
+        }
 
 
 def files() -> dict[Path, str]:
