@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .analyses.describe_model import describe_model as describe_model
     from .analyses.relation_scores import relation_scores as relation_scores
+    from .analyses.task_maps import task_maps as task_maps
     from .analyses.token_grid import token_grid as token_grid
     from .capture.bundled import load_default_model as load_default_model
     from .capture.loading import load_model as load_model
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from .relations import load_relations as load_relations
     from .results.base import Result as Result
     from .results.relation_scores import RelationScores as RelationScores
+    from .results.task_maps import TaskMaps as TaskMaps
+    from .results.task_verification import TaskVerification as TaskVerification
     from .results.token_grid import TokenGrid as TokenGrid
     from .task_files import load_tasks as load_tasks
     from .task_files import read_tasks as read_tasks
@@ -35,6 +38,8 @@ _HOMES = {
     "RelationScores": ".results.relation_scores",
     "Result": ".results.base",
     "TaskItem": ".tasks",
+    "TaskMaps": ".results.task_maps",
+    "TaskVerification": ".results.task_verification",
     "Tasks": ".tasks",
     "TokenGrid": ".results.token_grid",
     "describe_model": ".analyses.describe_model",
@@ -44,6 +49,7 @@ _HOMES = {
     "load_tasks": ".task_files",
     "read_tasks": ".task_files",
     "relation_scores": ".analyses.relation_scores",
+    "task_maps": ".analyses.task_maps",
     "token_grid": ".analyses.token_grid",
 }
 

@@ -120,6 +120,37 @@ class Tasks:
         return replace(self, items=tuple(item for item in self.items if item.function in wanted))
 
 
+def with_alternatives(tasks: Tasks, n: int = 3) -> Tasks:
+    """The same items; those without alternatives get other answers of their function and format, like theirs in length.
+
+    Raises:
+        TaskDataError: An item whose function and format know no other answer.
+    """
+    answers: dict[tuple[str, str], dict[str, None]] = {}
+    for item in tasks.items:
+        answers.setdefault((item.function, item.format), {})[item.answer] = None
+
+    def filled(item: TaskItem) -> TaskItem:
+        if item.alternatives:
+            return item
+        others = [answer for answer in answers[item.function, item.format] if answer != item.answer]
+        if not others:
+            raise TaskDataError(
+                f"{_shown(item)} has no alternatives, and all items of {item.function} in its format have the same "
+                "answer. Give it wrong answers in 'alternatives'."
+            )
+        # Ties in an order that depends on the item, else all items would get the same few.
+        key = hashlib.sha256(item.prompt.encode("utf-8", "surrogatepass")).hexdigest()
+        others.sort(key=lambda text: (abs(len(text) - len(item.answer)), _order(key, text)))
+        return replace(item, alternatives=tuple(others[:n]))
+
+    return replace(tasks, items=tuple(filled(item) for item in tasks.items))
+
+
+def _order(key: str, text: str) -> str:
+    return hashlib.sha256(f"{key} {text}".encode("utf-8", "surrogatepass")).hexdigest()
+
+
 def _functions_of(items: Iterable[TaskItem]) -> tuple[str, ...]:
     found = {item.function for item in items}
     return (*(name for name in FUNCTIONS if name in found), *sorted(found - set(FUNCTIONS)))

@@ -1,11 +1,11 @@
 """Prompts with their possible answers: token ids, and how likely a model finds each answer."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ..errors import UsageError
@@ -52,34 +52,61 @@ def answer_likelihoods(
     model: Any,
     questions: Sequence[Question],
     *,
-    edit: Mapping[tuple[int, Activation], Edit] | None = None,
+    ablated: Bool[Tensor, "question layer head"] | None = None,
     budget: int = DEFAULT_BUDGET,
     progress: Callable[[int], object] | None = None,
 ) -> list[tuple[float, ...]]:
     """Log-likelihood of every option of every question (summed over its tokens).
 
     Options that differ in their last token only share one forward pass.
+
+    Args:
+        model: TransformerBridge or HookedTransformer.
+        questions: What to ask.
+        ablated: Heads whose z is zero at every position, for each question.
+        budget: Bytes a batch may take.
+        progress: Called with the number of sequences that were run.
     """
-    sequences: dict[tuple[int, ...], int] = {}
-    for question in questions:
-        for option in question.options:
-            sequences.setdefault(question.prompt + option[:-1], len(sequences))
-    # For every sequence: which positions predict which token of which option.
-    wanted: list[list[tuple[int, int, int, int]]] = [[] for _ in sequences]
+    sequences: list[tuple[int, ...]] = []
+    asked_by: list[int] = []
+    # For every sequence: which position predicts which token of which option.
+    wanted: list[list[tuple[int, int, int]]] = []
     for number, question in enumerate(questions):
+        rows: dict[tuple[int, ...], int] = {}
         for place, option in enumerate(question.options):
-            row = sequences[question.prompt + option[:-1]]
+            sequence = question.prompt + option[:-1]
+            if sequence not in rows:
+                rows[sequence] = len(sequences)
+                sequences.append(sequence)
+                asked_by.append(number)
+                wanted.append([])
             start = len(question.prompt) - 1
-            wanted[row] += [(start + step, token, number, place) for step, token in enumerate(option)]
+            wanted[rows[sequence]] += [(start + step, token, place) for step, token in enumerate(option)]
     found = [[0.0] * len(question.options) for question in questions]
 
     def take(logits: Float[Tensor, "batch pos vocab"], batch: Batch) -> None:
         for place, row in enumerate(batch.rows):
-            positions = sorted({position for position, *_ in wanted[row]})
+            positions = sorted({position for position, _, _ in wanted[row]})
             log_chances = torch.log_softmax(logits[place, positions].float(), -1)
             where = {position: number for number, position in enumerate(positions)}
-            for position, token, number, option in wanted[row]:
-                found[number][option] += float(log_chances[where[position], token])
+            for position, token, option in wanted[row]:
+                found[asked_by[row]][option] += float(log_chances[where[position], token])
 
-    run(model, list(sequences), logits=take, edit=edit, budget=budget, progress=progress)
+    edit = None if ablated is None else _ablations(ablated, asked_by)
+    run(model, sequences, logits=take, edit=edit, budget=budget, progress=progress)
     return [tuple(values) for values in found]
+
+
+def _ablations(
+    ablated: Bool[Tensor, "question layer head"], asked_by: Sequence[int]
+) -> dict[tuple[int, Activation], Edit]:
+    """Zero z, head by head and prompt by prompt, in the layers where anything is ablated."""
+
+    def edit_of(layer: int) -> Edit:
+        def edit(z: Tensor, batch: Batch) -> Tensor:
+            dropped = ablated[[asked_by[row] for row in batch.rows], layer].to(z.device)
+            return z.masked_fill(dropped[:, None, :, None], 0)
+
+        return edit
+
+    return {(layer, "z"): edit_of(layer) for layer in ablated.any(2).any(0).nonzero().flatten().tolist()}

@@ -30,7 +30,7 @@ _SMALLEST = 1e-8
 
 
 def content_folds(
-    contents: Sequence[str], labels: Int[Tensor, " item"], n_folds: int, seed: int
+    contents: Sequence[str], labels: Int[Tensor, " item"], n_folds: int, seed: int, functions: Sequence[str]
 ) -> Int[Tensor, " item"]:
     """Fold of each item: contents stay whole, functions are spread evenly, the seed decides among equals.
 
@@ -46,7 +46,7 @@ def content_folds(
             "or give items of different content different content keys."
         )
     of_item = torch.tensor([groups[content] for content in contents])
-    n_classes = int(labels.max()) + 1
+    n_classes = len(functions)
     counts = torch.zeros(len(groups), n_classes)
     counts.index_put_((of_item, labels), torch.ones(len(labels)), accumulate=True)
     order = np.random.default_rng(seed).permutation(len(groups))
@@ -62,8 +62,8 @@ def content_folds(
     spread = (filled > 0).sum(0)
     if int(spread.min()) < 3:
         raise UsageError(
-            f"Function number {int(spread.argmin())} has items in {int(spread.min())} of {n_folds} folds; it needs "
-            "three, to be trained on and tested. Give it items of more different contents."
+            f"The function {functions[int(spread.argmin())]!r} has items in {int(spread.min())} of {n_folds} folds; it "
+            "needs three, to be trained on and tested. Give it items of more different contents."
         )
     return fold_of[of_item]
 

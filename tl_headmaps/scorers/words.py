@@ -39,18 +39,23 @@ def word_counts(texts: Sequence[str], n_grams: int = 1) -> Float[Tensor, "item w
 
 
 def cross_logits(
-    features: Float[Tensor, "item dim"], labels: Int[Tensor, " item"], folds: Int[Tensor, " item"], n_classes: int
+    features: Float[Tensor, "item dim"],
+    labels: Int[Tensor, " item"],
+    folds: Int[Tensor, " item"],
+    n_classes: int,
+    *,
+    inner: bool = True,
 ) -> Float[Tensor, "fold item class"]:
     """Logits of a linear probe on features such as word counts, for every fold that is tested.
 
     Entry ``[f, i]`` comes from a probe that saw neither fold ``f`` nor the fold of item ``i``. So for the items of fold
     ``f`` it is an ordinary held-out prediction, and for the others an offset that a second probe may be trained on
-    without believing it more than it deserves.
+    without believing it more than it deserves. Without ``inner`` only the former are computed, the rest is zero.
     """
     n_folds = int(folds.max()) + 1
     logits = torch.zeros(n_folds, len(labels), n_classes)
     for first in range(n_folds):
-        for second in range(first, n_folds):
+        for second in range(first, n_folds if inner else first + 1):
             kept = (folds != first) & (folds != second)
             probe = fit_linear(features[kept], labels[kept][None], n_classes, penalty=PENALTY)
             for tested, shown in ((first, second), (second, first)):
