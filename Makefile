@@ -4,13 +4,18 @@ PIP_INSTALL = -m pip install --quiet --disable-pip-version-check -c constraints.
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo test lint test-tl3 bench figures figures-check clean
+.PHONY: demo test test-browser lint test-tl3 bench figures figures-check gallery clean
 
 demo: .venv/installed
 	.venv/bin/tl-headmaps demo
 
+# make test ARGS="-m 'not browser'" leaves the browser alone.
 test: .venv/tested
-	.venv/bin/python -m pytest
+	.venv/bin/python -m pytest $(ARGS)
+
+# The figures in a real browser; a missing one is a failure here (apt-get install chromium).
+test-browser: .venv/tested
+	TL_HEADMAPS_BROWSER=required .venv/bin/python -m pytest tests -m browser
 
 lint: .venv/linted
 	.venv/bin/ruff check .
@@ -18,13 +23,16 @@ lint: .venv/linted
 	.venv/bin/mypy
 
 test-tl3: .venv-tl3/tested
-	.venv-tl3/bin/python -m pytest tests
+	.venv-tl3/bin/python -m pytest tests -m 'not browser'
 
 figures: .venv/tested
 	.venv/bin/python tests/benchmarks/figures.py
 
 figures-check: .venv/tested
 	.venv/bin/python tests/benchmarks/figures.py --check
+
+gallery: .venv/tested
+	PYTHONPATH=tests .venv/bin/python tests/benchmarks/gallery.py
 
 bench: .venv/tested
 	.venv/bin/python tests/benchmarks/run.py --out tests/benchmarks/figures.json

@@ -45,3 +45,15 @@ def default_weights(default_model: Any) -> Any:
     from tl_headmaps import HeadWeights
 
     return HeadWeights.from_model(default_model)
+
+
+@pytest.fixture
+def clean_catalogue() -> Any:
+    """Predicates that a test adds are gone afterwards."""
+    from tl_headmaps.naming.catalogue import catalogue, forget
+
+    before = {entry.name for entry in catalogue()}
+    yield
+    for entry in catalogue():
+        if entry.name not in before:
+            forget(entry.name)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import typer.testing
+from planted import shared_model
 
 import tl_headmaps
 from tl_headmaps import HeadWeights, TokenGrid
@@ -168,6 +169,33 @@ class TestModel:
         assert facts["first MLP"] == "gated silu, width 1536"
         saved = json.loads((tmp_path / "model.json").read_text())
         assert saved["kind"] == "model_description" and saved["facts"] == facts
+
+
+class TestSalient:
+    def test_json_and_terminal(self, run: Callable[..., Run], loaded: Any, tmp_path: Path) -> None:
+        out = tmp_path / "s.json"
+        heads = ("salient", "--heads", "L23H4,L23H2", "--preset", "maps")
+        done = run(*heads, "--tokens", "3", "--targets", "2", "--out", str(out))
+        assert done.code == 0, done
+        assert "' Italian'" in done.out
+        found = json.loads(out.read_text(encoding="utf-8"))
+        assert [operation["head"] for operation in found["operations"]] == ["L23H4", "L23H2"]
+        assert found["operations"][0]["tokens"][0]["token"] == " Italian"
+        assert len(found["operations"][1]["tokens"]) == 3
+
+    @pytest.mark.usefixtures("never_loaded")
+    @pytest.mark.parametrize("choice", [[], ["--all", "--heads", "L0H0"]])
+    def test_heads_have_to_be_chosen(self, run: Callable[..., Run], choice: list[str]) -> None:
+        run("salient", *choice).assert_refused(2, "either --heads L23H4,L23H2 or --all")
+
+    def test_names(self, run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        monkeypatch.setattr(tl_headmaps, "load_model", lambda *_: shared_model("llama"))
+        out = tmp_path / "names.csv"
+        done = run("name-heads", "--out", str(out))
+        assert done.code == 0, done
+        assert "published" in done.out
+        with out.open(newline="", encoding="utf-8") as stream:
+            assert {"layer", "head", "name", "score"} <= set(next(csv.DictReader(stream)))
 
 
 class TestTopLevel:

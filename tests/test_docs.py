@@ -28,7 +28,7 @@ def test_every_command_stands_in_the_readme() -> None:
 
 
 @pytest.fixture
-def opened_once(default_model: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def opened_once(default_model: Any, clean_catalogue: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("tl_headmaps.load_default_model", lambda: default_model)
     monkeypatch.chdir(tmp_path)
 

@@ -21,11 +21,12 @@ PACKAGE = ROOT / "tl_headmaps"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 ORDER = (
-    {"errors", "types", "files", "vocabulary", "provenance"},
+    {"errors", "types", "files", "vocabulary", "provenance", "drawing"},
     {"relations", "tasks", "task_files"},
     {"capture"},
     {"circuits"},
     {"scorers"},
+    {"naming"},
     {"results"},
     {"renderers"},
     {"analyses"},
@@ -75,6 +76,13 @@ def target_part(name: str) -> str:
 def test_every_part_has_a_place_in_the_order() -> None:
     parts = {part_of(path) for path in MODULES}
     assert parts <= set(LEVEL), f"give {sorted(parts - set(LEVEL))} a row in ORDER and in the design"
+
+
+def test_every_part_but_naming_runs_under_the_type_checker() -> None:
+    options = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["pytest"]["ini_options"]
+    listed = next(option for option in options["addopts"] if "--jaxtyping-packages" in option)
+    checked = {name.removeprefix("tl_headmaps.") for name in listed.split("=")[1].split(",")[:-1]}
+    assert checked == {part_of(path) for path in MODULES} - {"naming", "__init__", "__main__"}
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: path.relative_to(PACKAGE).as_posix())
@@ -142,7 +150,9 @@ def normalised(distribution: str) -> str:
 def test_requirements_cover_the_imports() -> None:
     project = pyproject()["project"]
     assert isinstance(project, dict)
-    named = [re.match(r"[\w.-]+", requirement) for requirement in project["dependencies"]]
+    # What an extra brings is imported inside functions, with a sentence that names the extra.
+    listed = [*project["dependencies"], *project["optional-dependencies"]["figures"]]
+    named = [re.match(r"[\w.-]+", requirement) for requirement in listed]
     required = {normalised(match[0]) for match in named if match}
     owners = packages_distributions()
     missing = {}
@@ -204,6 +214,8 @@ def test_the_wheel_holds_everything(wheel: Path) -> None:
     assert relations
     assert {f"tl_headmaps/{name}" for name in relations} <= names
     assert {path.relative_to(ROOT).as_posix() for path in MODULES} <= names
+    assets = {path.relative_to(ROOT).as_posix() for path in (PACKAGE / "renderers" / "assets").iterdir()}
+    assert assets and assets <= names
     assert "tl_headmaps/py.typed" in names
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
     assert not [name for name in names if "__pycache__" in name or name.startswith("tests/")]

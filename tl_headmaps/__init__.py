@@ -6,19 +6,27 @@ Public names load on first use, so that ``import tl_headmaps`` costs nothing.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from . import drawing as _drawing
+
 if TYPE_CHECKING:
     from .analyses.describe_model import describe_model as describe_model
+    from .analyses.name_heads import name_heads as name_heads
     from .analyses.relation_scores import relation_scores as relation_scores
+    from .analyses.salient_operations import salient_operations as salient_operations
     from .analyses.task_maps import task_maps as task_maps
     from .analyses.token_grid import token_grid as token_grid
     from .capture.bundled import load_default_model as load_default_model
     from .capture.loading import load_model as load_model
     from .capture.weights import HeadWeights as HeadWeights
     from .errors import HeadMapsError as HeadMapsError
+    from .naming.predicates import predicate as predicate
     from .relations import Relation as Relation
     from .relations import load_relations as load_relations
+    from .renderers.figure import Figure as Figure
     from .results.base import Result as Result
+    from .results.head_names import HeadNames as HeadNames
     from .results.relation_scores import RelationScores as RelationScores
+    from .results.salient_operations import SalientOperations as SalientOperations
     from .results.task_maps import TaskMaps as TaskMaps
     from .results.task_verification import TaskVerification as TaskVerification
     from .results.token_grid import TokenGrid as TokenGrid
@@ -31,8 +39,10 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Figure": ".renderers.figure",
     "HeadIndex": ".types",
     "HeadMapsError": ".errors",
+    "HeadNames": ".results.head_names",
     "HeadWeights": ".capture.weights",
     "Relation": ".relations",
     "RelationScores": ".results.relation_scores",
@@ -41,6 +51,7 @@ _HOMES = {
     "TaskMaps": ".results.task_maps",
     "TaskVerification": ".results.task_verification",
     "Tasks": ".tasks",
+    "SalientOperations": ".results.salient_operations",
     "TokenGrid": ".results.token_grid",
     "describe_model": ".analyses.describe_model",
     "load_default_model": ".capture.bundled",
@@ -50,6 +61,9 @@ _HOMES = {
     "read_tasks": ".task_files",
     "relation_scores": ".analyses.relation_scores",
     "task_maps": ".analyses.task_maps",
+    "name_heads": ".analyses.name_heads",
+    "predicate": ".naming.predicates",
+    "salient_operations": ".analyses.salient_operations",
     "token_grid": ".analyses.token_grid",
 }
 
@@ -63,6 +77,20 @@ def __getattr__(name: str) -> Any:
     value = getattr(import_module(_HOMES[name], __name__), name)
     globals()[name] = value
     return value
+
+
+def _discover(kind: str) -> None:
+    """Load ``renderers/drawings/<kind>.py``, which registers itself; a kind without one has the drawing of all."""
+    home = f"{__name__}.renderers.drawings"
+    for name in ("result", kind):
+        try:
+            import_module(f"{home}.{name}")
+        except ModuleNotFoundError as error:
+            if error.name != f"{home}.{name}":
+                raise
+
+
+_drawing.discover = _discover
 
 
 def __dir__() -> list[str]:

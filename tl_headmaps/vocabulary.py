@@ -38,7 +38,10 @@ def _opens_word(tokenizer: Any, token_id: int) -> bool:
 def token_string(tokenizer: Any, token_id: int) -> str:
     """Text of one token, leading space included."""
     text = tokenizer.decode([token_id], clean_up_tokenization_spaces=False)
-    piece = tokenizer.convert_ids_to_tokens([token_id])[0]
+    return _with_space(text, tokenizer.convert_ids_to_tokens([token_id])[0])
+
+
+def _with_space(text: str, piece: object) -> str:
     # SentencePiece decoders drop the space that opens a sequence.
     if isinstance(piece, str) and piece.startswith("▁") and not text.startswith(" "):
         return f" {text}"
@@ -77,3 +80,11 @@ def single_id(tokenizer: Any, token: TokenLike | SupportsInt, n_vocab: int) -> i
             "the tokenizer does not belong to this model."
         )
     return ids[0]
+
+
+def token_strings(tokenizer: Any, n_vocab: int) -> list[str]:
+    """Texts of the tokens 0, 1, ..., as many as both tokenizer and model have; the same as :func:`token_string`."""
+    ids = list(range(min(n_vocab, len(tokenizer))))
+    texts = tokenizer.batch_decode([[token_id] for token_id in ids], clean_up_tokenization_spaces=False)
+    pieces = tokenizer.convert_ids_to_tokens(ids)
+    return [_with_space(text, piece) for text, piece in zip(texts, pieces, strict=True)]

@@ -15,7 +15,8 @@ from ..relations import Encoded, MultiToken, Relation, RelationLike, encode, res
 from ..results.relation_scores import RelationScores
 from ..scorers.relation import Direction, Pairs, score_layer
 from ..scorers.statistics import q_values, wilson_interval
-from ..types import Circuit, HeadIndex, HeadLike, Preset, check_choice
+from ..types import Circuit, HeadLike, Preset, check_choice
+from .heads import head_names, heads_by_layer
 
 
 def relation_scores(
@@ -55,7 +56,7 @@ def relation_scores(
     resolved = [resolve(relation, data_dir) for relation in listed]
     _require_distinct(resolved)
     weights = HeadWeights.of(model)
-    by_layer = _heads_by_layer(weights, heads)
+    by_layer = heads_by_layer(weights, heads)
     weights.require(preset, needs_mlp=any(by_layer[1:]) if weights.n_layers > 1 else False)
     n_targets = weights.W_U.shape[0] if circuit == "ov" else weights.n_vocab
     encoded = [
@@ -74,7 +75,7 @@ def relation_scores(
     )
     for layer, numbers in bar:
         tables.put(layer, numbers, score_layer(circuits.layer(layer, numbers), pairs, exact_ranks=ranks))
-    options = {"preset": preset, "k": k, "multi_token": multi_token, "heads": _named(heads)}
+    options = {"preset": preset, "k": k, "multi_token": multi_token, "heads": head_names(heads)}
     return tables.result(
         encoded,
         pairs,
@@ -90,29 +91,6 @@ def _require_distinct(relations: list[Relation]) -> None:
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
         raise UsageError(f"The relation {repeated[0]!r} was given twice; give each relation its own name.")
-
-
-def _heads_by_layer(weights: HeadWeights, heads: HeadLike | Iterable[HeadLike] | None) -> list[list[int]]:
-    if heads is None:
-        return [list(range(weights.n_heads)) for _ in range(weights.n_layers)]
-    chosen: list[list[int]] = [[] for _ in range(weights.n_layers)]
-    for index in sorted({weights.head(head) for head in _head_list(heads)}):
-        chosen[index.layer].append(index.head)
-    if not any(chosen):
-        raise UsageError("heads= is empty. Name at least one head, or leave it out for all.")
-    return chosen
-
-
-def _head_list(heads: Any) -> list[HeadLike]:
-    """One head or several: a name, a HeadIndex, a (layer, head) pair, or a list of these."""
-    if isinstance(heads, str | HeadIndex):
-        return [heads]
-    listed = list(heads)
-    return [(listed[0], listed[1])] if len(listed) == 2 and all(type(part) is int for part in listed) else listed
-
-
-def _named(heads: Any) -> list[str] | None:
-    return None if heads is None else sorted(str(HeadIndex.of(head)) for head in _head_list(heads))
 
 
 def _checked_k(entry: Encoded, k: int | None, n_targets: int) -> int:

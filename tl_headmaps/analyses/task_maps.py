@@ -122,7 +122,7 @@ def task_maps(
         fingerprint=model_fingerprint(model),
     )
     maps = _result(found, again, chosen, labels, counts, positions=positions, probe=probe, provenance=provenance)
-    held_out = {"folds": split, "fold_importance": found.by_fold}
+    held_out: dict[str, Any] = {"folds": split, "fold_importance": found.by_fold}
     verifier = partial(verify_tasks, model, chosen, maps, **held_out, prepend_bos=prepend_bos, seed=seed)
     return replace(maps, verifier=verifier)
 

@@ -234,6 +234,11 @@ class HeadWeights:
             )
 
     @cached_property
+    def kept_vectors(self) -> dict[Preset, Float[Tensor, "vocab d_model"]]:
+        """Where :func:`~tl_headmaps.circuits.vectors.vocabulary_vectors` keeps what it computed last."""
+        return {}
+
+    @cached_property
     def mean_unembedding(self) -> Float[Tensor, " d_model"]:
         """Mean of the unembedding over the vocabulary, which folded maps take off each row."""
         total = sum(rows.sum(0, dtype=torch.float64) for rows in self.W_U.split(8192))

@@ -12,7 +12,18 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..errors import UsageError
-from .blocks import DEFAULT_BUDGET, MAX_WIDTH, MIN_COLUMNS, MIN_ROWS, PHASES, Scratch, block_width_for, product, spans
+from .blocks import (
+    DEFAULT_BUDGET,
+    MAX_WIDTH,
+    MIN_COLUMNS,
+    MIN_ROWS,
+    PHASES,
+    Scratch,
+    block_width_for,
+    places_of_true,
+    product,
+    spans,
+)
 from .factored import LayerMaps
 
 _BOUND_SLACK = 1 + 1e-5
@@ -43,74 +54,109 @@ def top_k(maps: LayerMaps, k: int, *, largest: bool = True, budget: int = DEFAUL
         largest: False for the most negative entries (values ascending).
         budget: Bytes one block may take.
     """
+    return _extremes(maps, k, (1.0 if largest else -1.0,), budget)[0]
+
+
+def top_and_bottom(maps: LayerMaps, k: int, *, budget: int = DEFAULT_BUDGET) -> tuple[TopK, TopK]:
+    """The ``k`` largest and the ``k`` most negative entries of every row, out of one pass over the columns."""
+    top, bottom = _extremes(maps, k, (1.0, -1.0), budget)
+    return top, bottom
+
+
+def _extremes(maps: LayerMaps, k: int, signs: tuple[float, ...], budget: int) -> list[TopK]:
     n_columns = maps.columns.count
     if not 1 <= k <= n_columns:
         raise UsageError(f"k={k} is impossible: a row has {n_columns} columns, so 1 <= k <= {n_columns}.")
-    sign = 1.0 if largest else -1.0
+    n_heads, n_rows = len(maps.heads), maps.n_rows
+    if n_heads > 1 and maps.columns.goes_direct(n_rows):
+        # Few rows of each head: the columns are read once for all heads together.
+        left, columns = maps.columns.direct(range(n_heads), [maps.left_of(head) for head in range(n_heads)])
+        maps = LayerMaps(maps.heads[:1], left[None], (0,), columns, maps.offset.reshape(1, -1))
     # One more than asked for: if it equals the last one, the choice between them needs a closer look.
     keep = min(k + 1, n_columns)
-    found = [_top_of_head(maps, head, keep, sign, budget) for head in range(len(maps.heads))]
-    best, best_columns = (torch.stack(parts) for parts in zip(*found, strict=True))
-    if keep > k:
-        tied = best[..., k] == best[..., k - 1]
-        if bool(tied.any()):
-            _settle_ties(maps, tied, sign, best, best_columns)
-    offset = maps.offset[:, :, None]
-    return TopK(best[..., :k] * sign - offset, best_columns[..., :k])
+    by_head = [_extremes_of_head(maps, head, keep, signs, budget) for head in range(len(maps.heads))]
+    found = []
+    for side, sign in enumerate(signs):
+        best = torch.stack([sides[side][0] for sides in by_head])
+        best_columns = torch.stack([sides[side][1] for sides in by_head])
+        if keep > k:
+            tied = best[..., k] == best[..., k - 1]
+            if bool(tied.any()):
+                _settle_ties(maps, tied, sign, best, best_columns)
+        values = best[..., :k] * sign - maps.offset[:, :, None]
+        shape = (n_heads, n_rows, k)
+        found.append(TopK(values.reshape(shape), best_columns[..., :k].reshape(shape)))
+    return found
 
 
-def _top_of_head(maps: LayerMaps, head: int, keep: int, sign: float, budget: int) -> tuple[Tensor, Tensor]:
-    """The ``keep`` largest entries of each row and their columns, large columns first.
+def _extremes_of_head(
+    maps: LayerMaps, head: int, keep: int, signs: tuple[float, ...], budget: int
+) -> list[tuple[Tensor, Tensor]]:
+    """For each sign the ``keep`` largest signed entries of each row and their columns.
 
-    The first columns give a threshold for each row; from then on only the few entries above it are looked at.
+    The columns of large norm give a threshold for each row; from then on only the few entries beyond it are looked at.
     """
-    left, order = maps.left_of(head) * sign, maps.columns.order()
+    left, order = maps.left_of(head), maps.columns.order()
     n_rows, n_columns = left.shape[0], maps.columns.count
     counts = [n_rows if number == head else 0 for number in range(len(maps.heads))]
     first = min(n_columns, max(PHASES[0], 2 * keep))
     height = max(MIN_ROWS, budget // (5 * first))
     stops = [first, *(stop for stop in (*PHASES, n_columns) if first < stop <= n_columns)]
-    values, columns = [], []
+    parts: list[list[tuple[Tensor, Tensor]]] = [[] for _ in signs]
     for rows in left.split(height):
-        block = maps.columns.ordered_block(slice(0, first), counts)
-        best, place = product(block, head, rows).topk(keep, dim=-1)
-        best_columns = order[place]
+        values = product(maps.columns.ordered_block(slice(0, first), counts), head, rows)
+        held = []
+        for sign in signs:
+            best, place = (values * sign).topk(keep, dim=-1)
+            held.append((best, order[place]))
         for start, stop in pairwise(stops):
-            above = _above(maps, head, rows, best[:, -1:].contiguous(), order, slice(start, stop), counts, budget)
-            best, best_columns = _merged(best, best_columns, *above)
-        by_column = best_columns.argsort(-1)
-        best, best_columns = best.gather(-1, by_column), best_columns.gather(-1, by_column)
-        best, by_value = best.sort(dim=-1, descending=True, stable=True)
-        values.append(best)
-        columns.append(best_columns.gather(-1, by_value))
-    if not values:
-        return left.new_zeros(0, keep), order.new_zeros(0, keep)
-    return torch.cat(values), torch.cat(columns)
+            limits = [best[:, -1:].contiguous() for best, _ in held]
+            beyond = _beyond(maps, head, rows, signs, limits, order, slice(start, stop), counts, budget)
+            held = [_merged(*kept, *found) for kept, found in zip(held, beyond, strict=True)]
+        for part, kept in zip(parts, held, strict=True):
+            part.append(_in_order(*kept))
+    if not left.shape[0]:
+        return [(left.new_zeros(0, keep), order.new_zeros(0, keep)) for _ in signs]
+    return [(torch.cat([b for b, _ in part]), torch.cat([c for _, c in part])) for part in parts]
 
 
-def _above(
+def _in_order(best: Tensor, best_columns: Tensor) -> tuple[Tensor, Tensor]:
+    """Values descending, equal ones by ascending column."""
+    by_column = best_columns.argsort(-1)
+    best, best_columns = best.gather(-1, by_column), best_columns.gather(-1, by_column)
+    best, by_value = best.sort(dim=-1, descending=True, stable=True)
+    return best, best_columns.gather(-1, by_value)
+
+
+def _beyond(
     maps: LayerMaps,
     head: int,
     left: Tensor,
-    threshold: Tensor,
+    signs: tuple[float, ...],
+    limits: list[Tensor],
     order: Tensor,
     span: slice,
     counts: list[int],
     budget: int,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Row, column and value of all entries above their row's threshold among some columns."""
+) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """For each sign row, column and signed value of all entries beyond their row's limit among some columns."""
     block_width = block_width_for(len(left), budget)
     scratch = Scratch(len(left), block_width + MIN_COLUMNS, left.device)
-    rows, columns, values = [], [], []
+    found: list[list[tuple[Tensor, Tensor, Tensor]]] = [[] for _ in signs]
     for here in spans(span, block_width):
         width = here.stop - here.start
         block = maps.columns.ordered_block(here, counts)
         entries = product(block, head, left, scratch.values(len(left), width))
-        row, place = torch.gt(entries, threshold, out=scratch.mask(len(left), width)).nonzero(as_tuple=True)
-        rows.append(row)
-        columns.append(order[here.start + place])
-        values.append(entries[row, place])
-    return torch.cat(rows), torch.cat(columns), torch.cat(values)
+        mask = scratch.mask(len(left), width)
+        for side, sign in enumerate(signs):
+            if sign > 0:
+                torch.gt(entries, limits[side], out=mask)
+            else:
+                torch.lt(entries, limits[side] * sign, out=mask)
+            row, place = places_of_true(mask)
+            found[side].append((row, order[here.start + place], entries[row, place] * sign))
+    joined = [tuple(torch.cat(column) for column in zip(*side, strict=True)) for side in found]
+    return [(rows, columns, values) for rows, columns, values in joined]
 
 
 def _merged(best: Tensor, best_columns: Tensor, rows: Tensor, columns: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:

@@ -258,3 +258,13 @@ class LayerMaps:
     def at_rows(self, rows: Int[Tensor, " chosen"]) -> "LayerMaps":
         """The same maps with some of the rows."""
         return replace(self, left=self.left[:, rows], offset=self.offset[:, rows])
+
+    def with_rows(self, rows: Int[Tensor, "head chosen"]) -> "LayerMaps":
+        """The same maps with each head's own choice of rows."""
+        heads = range(len(self.heads))
+        return replace(
+            self,
+            left=torch.stack([self.left_of(head)[rows[head]] for head in heads]),
+            group=tuple(heads),
+            offset=self.offset.gather(1, rows),
+        )

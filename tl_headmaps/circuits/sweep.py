@@ -15,14 +15,21 @@ from .vectors import token_vectors, vocabulary_vectors
 
 
 class CircuitMaps:
-    """Builds the maps of each layer; token vectors, the same for all layers above 0, are computed once."""
+    """Builds the maps of each layer for some rows (None: a row for every token of the vocabulary).
+
+    Token vectors, the same for all layers above 0, are computed once.
+    """
 
     def __init__(
-        self, weights: HeadWeights, ids: Int[Tensor, " row"], *, circuit: Circuit = "ov", preset: Preset = "folded"
+        self,
+        weights: HeadWeights,
+        ids: Int[Tensor, " row"] | None = None,
+        *,
+        circuit: Circuit = "ov",
+        preset: Preset = "folded",
     ) -> None:
         self.weights, self.ids, self.circuit, self.preset = weights, ids, circuit, preset
         self._rows: tuple[bool, Tensor] | None = None
-        self._keys: tuple[bool, Tensor] | None = None
 
     @property
     def n_columns(self) -> int:
@@ -34,17 +41,17 @@ class CircuitMaps:
         heads = range(self.weights.n_heads) if heads is None else heads
         with torch.no_grad():
             weights = self.weights.layer(layer)
-            rows = self._row_vectors(layer)
+            rows = self.row_vectors(layer)
             if self.circuit == "ov":
                 return ov_maps(self.weights, weights, rows, heads, self.preset)
-            return qk_maps(self.weights, weights, rows, self._key_vectors(layer), heads, self.preset)
+            return qk_maps(
+                self.weights, weights, rows, vocabulary_vectors(self.weights, layer, self.preset), heads, self.preset
+            )
 
-    def _row_vectors(self, layer: int) -> Float[Tensor, "row d_model"]:
+    def row_vectors(self, layer: int) -> Float[Tensor, "row d_model"]:
+        """Source vectors of the rows, before ln1."""
+        if self.ids is None:
+            return vocabulary_vectors(self.weights, layer, self.preset)
         if self._rows is None or self._rows[0] != (layer > 0):
             self._rows = (layer > 0, token_vectors(self.weights, self.ids, layer, self.preset))
         return self._rows[1]
-
-    def _key_vectors(self, layer: int) -> Float[Tensor, "vocab d_model"]:
-        if self._keys is None or self._keys[0] != (layer > 0):
-            self._keys = (layer > 0, vocabulary_vectors(self.weights, layer, self.preset))
-        return self._keys[1]

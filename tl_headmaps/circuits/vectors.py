@@ -43,6 +43,17 @@ def token_vectors(
 
 
 def vocabulary_vectors(weights: HeadWeights, layer: int, preset: Preset) -> Float[Tensor, "vocab d_model"]:
-    """Source vectors of the whole vocabulary, computed in blocks."""
+    """Source vectors of the whole vocabulary, computed in blocks; those of the layers above 0 are kept.
+
+    The first MLP over the whole vocabulary is by far the longest single step of a weight-only analysis, and the
+    same for every layer, head and call.
+    """
+    kept = weights.kept_vectors
+    if layer > 0 and preset in kept:
+        return kept[preset]
     everything = torch.arange(weights.n_vocab, device=weights.device)
-    return torch.cat([token_vectors(weights, ids, layer, preset) for ids in everything.split(_VOCAB_BLOCK)])
+    vectors = torch.cat([token_vectors(weights, ids, layer, preset) for ids in everything.split(_VOCAB_BLOCK)])
+    if layer > 0:
+        kept.clear()
+        kept[preset] = vectors
+    return vectors

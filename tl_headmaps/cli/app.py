@@ -4,18 +4,17 @@ Results go to stdout and to every ``--out`` file (the suffix chooses the form), 
 Exit code 0: done; 1: the analysis could not be done; 2: wrong usage.
 """
 
-import os
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import HeadMapsError, OutputError, UsageError
+from ..errors import HeadMapsError, UsageError
 from ..relations import MultiToken
-from ..results.base import SAVED_SUFFIXES
 from .demo import demo
 from .options import CircuitOption, DeviceOption, ModelOption, OutOption, PresetOption
+from .output import check_outputs, parse_heads, show_and_save
+from .salient import name_heads, salient
 
 if TYPE_CHECKING:
     from ..relations import Relation
@@ -59,28 +58,6 @@ def _root(
     ] = None,
 ) -> None:
     """Tell what every attention head of a language model does."""
-
-
-def check_outputs(paths: list[Path] | None) -> list[Path]:
-    """Refuse unknown suffixes before the long work starts."""
-    for path in paths or []:
-        if path.suffix.lower() not in SAVED_SUFFIXES:
-            known = ", ".join(SAVED_SUFFIXES)
-            raise UsageError(f"--out {path}: the suffix chooses what is written; use one of {known}.")
-        if path.is_dir():
-            raise UsageError(f"--out {path} is a folder; give a file name.")
-        existing = next(parent for parent in path.absolute().parents if parent.exists())
-        if not (existing.is_dir() and os.access(existing, os.W_OK)):
-            raise OutputError(f"Cannot write {path}: {existing} is not a folder that you may write to.")
-    return list(paths or [])
-
-
-def show_and_save(result: Any, paths: list[Path]) -> None:
-    """Print a result and write it to every file asked for."""
-    typer.echo(str(result))
-    for path in paths:
-        result.save(path)
-        typer.echo(f"Wrote {path}", err=True)
 
 
 def split_tokens(text: str) -> list[str | int]:
@@ -133,14 +110,14 @@ def relations(
     out: OutOption = None,
 ) -> None:
     """Score how accurately each head implements relations such as country to capital."""
-    from .. import HeadIndex, load_model, load_relations, relation_scores
+    from .. import load_model, load_relations, relation_scores
     from ..relations import resolve
 
     paths = check_outputs(out)
     if show_list:
         typer.echo(_relation_list(load_relations(category), load_model(model, device)))
         return
-    chosen = [HeadIndex.parse(name) for name in heads.split(",") if name.strip()] if heads is not None else None
+    chosen = None if heads is None else parse_heads(heads)
     named = [resolve(name) for name in names or []]
     loaded = load_model(model, device)
     if not named:
@@ -178,4 +155,6 @@ def model_(model: ModelOption = None, device: DeviceOption = None, out: OutOptio
     show_and_save(describe_model(load_model(model, device)), paths)
 
 
+app.command()(salient)
+app.command("name-heads")(name_heads)
 app.command()(demo)

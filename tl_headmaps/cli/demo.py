@@ -36,7 +36,8 @@ def demo(
     results = {"model": description, "relation_scores": scores, "token_grid": grid}
     for name, result in results.items():
         result.save(folder / f"{name}.json")
-    typer.echo(f"Wrote {', '.join(f'{name}.json' for name in results)} to {folder.resolve()}")
+        result.save(folder / f"{name}.html")
+    typer.echo(f"Wrote {', '.join(f'{name}.json and .html' for name in results)} to {folder.resolve()}")
 
 
 def _section(title: str, text: str) -> None:

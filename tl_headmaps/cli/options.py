@@ -1,7 +1,7 @@
 """Options that several commands share."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -16,7 +16,13 @@ PresetOption = Annotated[
     Preset, typer.Option("--preset", help="folded: what the model computes; maps: the published recipe.")
 ]
 CircuitOption = Annotated[Circuit, typer.Option("--circuit", help="ov: what is written; qk: what is attended to.")]
+VocabularyOption = Annotated[
+    Literal["all", "words"],
+    typer.Option("--vocabulary", help="words: without byte fragments, control tokens and untrained tokens."),
+]
 OutOption = Annotated[
     list[Path] | None,
-    typer.Option("--out", metavar="FILE", help="Write the result; .json or .csv. May be repeated."),
+    typer.Option(
+        "--out", metavar="FILE", help="Write the result; .json, .csv, .html, .svg, .png, .pdf. May be repeated."
+    ),
 ]

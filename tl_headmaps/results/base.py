@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from ..drawing import FIGURE_SUFFIXES, Picture, drawing_of
 from ..errors import OutputError, UsageError
 from ..files import replacing
 from ..provenance import Provenance
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 _KINDS: dict[str, type["Result"]] = {}
 
-SAVED_SUFFIXES = (".json", ".csv", ".safetensors", ".parquet")
+SAVED_SUFFIXES = (".json", ".csv", ".safetensors", ".parquet", *FIGURE_SUFFIXES)
 
 
 class Result(ABC):
@@ -81,10 +82,18 @@ class Result(ABC):
 
         return Dataset.from_list(list(self.to_rows()))
 
+    def figure(self, **options: Any) -> Picture:
+        """The picture of this result, a :class:`~tl_headmaps.Figure`; options are those of its drawing."""
+        return drawing_of(type(self))(self, **options)
+
+    def _repr_html_(self) -> str:
+        return self.figure()._repr_html_()
+
     def save(self, path: str | Path) -> Path:
         """Write the result; the suffix chooses the form.
 
-        ``.json`` and ``.safetensors`` load back with :meth:`load`; ``.csv`` and ``.parquet`` are tables.
+        ``.json`` and ``.safetensors`` load back with :meth:`load`; ``.csv`` and ``.parquet`` are tables; ``.html`` is
+        its picture as a page that opens offline, ``.svg``, ``.pdf`` and ``.png`` for print.
         """
         path = Path(path)
         suffix = path.suffix.lower()
@@ -92,6 +101,9 @@ class Result(ABC):
             raise UsageError(
                 f"{path.name!r} has no suffix that says what to write. Use one of: {', '.join(SAVED_SUFFIXES)}."
             )
+        if suffix in FIGURE_SUFFIXES:
+            self.figure().save(path)
+            return path
         with replacing(path) as temporary:
             if suffix == ".json":
                 temporary.write_text(self.to_json(), encoding="utf-8")

@@ -1,0 +1,71 @@
+"""The README's pictures, made from real results of the default model: ``make gallery`` (needs Chromium)."""
+
+import tempfile
+from pathlib import Path
+
+from browser import Browser
+from every_figure import A, V
+from PIL import Image
+
+from tl_headmaps import Figure, HeadWeights, load_default_model, relation_scores, token_grid
+from tl_headmaps.renderers import Matrix, Step, worked_example
+
+FOLDER = Path(__file__).parents[2] / "examples" / "gallery"
+RELATIONS = (
+    "country_to_capital",
+    "country_to_language",
+    "name_copying",
+    "past_tense",
+    "comparative",
+    "antonym",
+)
+WORDS = ("Birds", "sometimes", "walk")
+PIN = """(() => { const box = document.querySelector('.tlhm input'); if (!box) return;
+    box.value = 'L23H4'; box.dispatchEvent(new Event('input'));
+    box.dispatchEvent(new KeyboardEvent('keydown', {key: 'Enter'})) })()"""
+MOST_BYTES = 60_000
+
+
+def pictures() -> dict[str, tuple[Figure, int, bool]]:
+    """Name, figure, width in pixels, and whether a head is pinned."""
+    weights = HeadWeights.from_model(load_default_model())
+    scores = relation_scores(weights, RELATIONS)
+    grid = token_grid(weights, "L23H4", ["France", "Germany", "Egypt"], ["Cairo", "Paris", "Berlin"])
+    steps = [
+        Step("Every token has a value vector, and the head attends (row walk: 0.6, 0.1, 0.4).",
+             [Matrix("V", V, WORDS), Matrix("A", A, WORDS, WORDS)]),
+        Step("walk becomes a mixture of the rows of V.", [Matrix("v̂₃ = A₃ V", [[0.18, 0.11, 0.01]], ["walk"])],
+             "v₃ · v₁ = −0.09 before,  v̂₃ · v₁ = 0.043 after: walk has moved towards Birds"),
+    ]  # fmt: skip
+    return {
+        "relation_scores": (scores.figure(), 860, True),
+        "relations_side_by_side": (scores.figure(side_by_side=True), 860, False),
+        "token_grid": (grid.figure(), 620, False),
+        "worked_example": (worked_example(steps, title="What attention does to a value, step by step"), 620, False),
+    }  # type: ignore[dict-item]
+
+
+def main() -> None:
+    FOLDER.mkdir(exist_ok=True)
+    drawn = pictures()
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
+        browser = Browser(Path(scratch))
+        try:
+            for name, (figure, width, pinned) in drawn.items():
+                browser.open(figure.save(Path(scratch) / "figure.html"), width=width, height=600)
+                if pinned:
+                    browser.run(PIN)
+                shot = browser.screenshot(Path(scratch) / "shot.png", selector=".tlhm")
+                path = FOLDER / f"{name}.png"
+                with Image.open(shot) as image:
+                    image.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)
+                size = path.stat().st_size
+                print(f"{path.name}: {size:,} bytes")
+                if size > MOST_BYTES:
+                    raise SystemExit(f"{path.name} is larger than {MOST_BYTES:,} bytes.")
+        finally:
+            browser.close()
+
+
+if __name__ == "__main__":
+    main()

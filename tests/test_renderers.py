@@ -1,0 +1,459 @@
+"""Figures are values: same input, same bytes; any text is safe; bad input is refused with a sentence; print works."""
+
+import json
+import re
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from every_figure import every_figure
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from test_results import grid, provenance
+
+import tl_headmaps
+from tl_headmaps import HeadMapsError, RelationScores, Result, TokenGrid
+from tl_headmaps.drawing import draws
+from tl_headmaps.errors import OutputError, UsageError
+from tl_headmaps.renderers import (
+    Figure,
+    Line,
+    MapLayer,
+    Matrix,
+    Step,
+    attention_view,
+    component_map,
+    curve,
+    flow,
+    head_map,
+    panels,
+    save_page,
+    scatter,
+    token_grid,
+    token_groups_view,
+    top_tokens_view,
+    worked_example,
+)
+from tl_headmaps.renderers.colours import AMOUNTS, SIGNED, Scale
+from tl_headmaps.renderers.page import packed, packed_half
+from tl_headmaps.results.model_description import ModelDescription
+
+FIGURES = every_figure()
+README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+
+
+def scores(n_layers: int = 3, n_heads: int = 4, names: tuple[str, ...] = ("capitals", "copying")) -> RelationScores:
+    shape = (len(names), n_layers, n_heads)
+    values = torch.rand(shape, generator=torch.Generator().manual_seed(0))
+    values[0, 0, 0] = float("nan")
+    maps = {name: values / (i + 1) for i, name in enumerate(
+        ("promote", "suppress", "null_mean", "p_value", "q_value", "interval_low", "interval_high",
+         "suppress_null_mean", "suppress_p_value", "suppress_q_value"))}  # fmt: skip
+    n = len(names)
+    return RelationScores(
+        relations=names, circuit="ov", k=(10,) * n, n_pairs=(5,) * n, n_kept=(5,) * n, dropped=((),) * n,
+        provenance=provenance(), **maps,
+    )  # fmt: skip
+
+
+class Structure(HTMLParser):
+    """Elements of a page in order, and whether all were closed."""
+
+    VOID = frozenset({"meta", "br", "input", "img"})
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.open: list[str] = []
+        self.scripts: list[str] = []
+        self.addresses: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.addresses += [str(value) for name, value in attributes if name in ("src", "href", "action", "data")]
+        assert not [name for name, _ in attributes if name.startswith("on")]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] == "script":
+            self.scripts.append(data)
+
+
+def plain(figure: Figure) -> Any:
+    (data,) = re.findall(r'<script type="application/json">(.*?)</script>', figure.body)
+    return json.loads(data)
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_figure_is_a_quiet_value(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    figure = FIGURES[name]
+    assert repr(figure).count("\n") == 0 and figure.title in repr(figure)
+    assert figure._repr_html_() == figure.html
+    assert len(str(figure)) > 20, "a text alternative"
+    page = Structure(figure.html)
+    assert page.open == [] and page.addresses == []
+    assert "https://" not in figure.body and "http://" not in figure.body
+    assert capsys.readouterr() == ("", "")
+    with pytest.raises(AttributeError):
+        figure.title = "another"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_a_figure_is_usable_where_circuitsvis_output_is(name: str) -> None:
+    from circuitsvis.utils.render import RenderedHTML
+
+    rendered = FIGURES[name].rendered
+    assert isinstance(rendered, RenderedHTML)
+    assert rendered.local_src == str(rendered) == FIGURES[name].html
+    assert "unpkg.com" not in str(rendered)
+
+
+STARTS = {".html": b"<!DOCTYPE html>", ".svg": b"<?xml", ".pdf": b"%PDF", ".png": b"\x89PNG"}
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_figure_can_be_printed(name: str, tmp_path: Path) -> None:
+    assert FIGURES[name].save(tmp_path / "x.png", width="column").read_bytes().startswith(STARTS[".png"])
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_a_page_is_whole_and_forbids_connections(name: str, tmp_path: Path) -> None:
+    page = FIGURES[name].save(tmp_path / "x.html").read_text(encoding="utf-8")
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', page)
+    assert policy and policy[1].startswith("default-src 'none'")
+    assert Structure(page).open == []
+
+
+@pytest.mark.parametrize("name", ["token_grid", "flow", "worked_example", "curve"])
+@pytest.mark.parametrize("suffix", STARTS)
+def test_same_figure_same_bytes(name: str, suffix: str, tmp_path: Path) -> None:
+    first, second = (FIGURES[name].save(tmp_path / f"{n}{suffix}").read_bytes() for n in range(2))
+    assert first == second and first.startswith(STARTS[suffix])
+    if suffix == ".pdf":
+        assert b"/FontFile2" in first and b"CreationDate" not in first
+    if suffix == ".svg":
+        assert b"<text" not in first, "letters are outlines: every reader has them"
+
+
+def test_awkward_text_can_be_printed(tmp_path: Path) -> None:
+    texts = ["$x_1$", "a\nb", "\ud800", "שלום", "🙂", "</svg>", "%s"]
+    figure = token_grid(np.eye(7), texts, texts, title="$\\frac{1}{2}$ \ud800", unit="\ud800")
+    for suffix in (".svg", ".png"):
+        figure.save(tmp_path / f"x{suffix}")
+    worked_example([Step("\ud800$", [Matrix("$M", [[1.0]])], "$\\x")], title="$").save(tmp_path / "e.png")
+
+
+def test_widths_are_those_of_a_column_and_a_page(tmp_path: Path) -> None:
+    from PIL import Image
+
+    for width, inches in (("column", 3.4), ("page", 7.0)):
+        with Image.open(FIGURES["curve"].save(tmp_path / "p.png", width=width)) as image:  # type: ignore[arg-type]
+            assert image.width == pytest.approx(inches * 200, abs=1)
+
+
+def test_print_uses_the_colours_of_the_page(tmp_path: Path) -> None:
+    from PIL import Image
+
+    figure = head_map([[0.0, 1.0], [0.25, 0.6]], title="")
+    with Image.open(figure.save(tmp_path / "c.png")) as image:
+        found = {colour for _, colour in image.convert("RGB").getcolors(1 << 24) or []}
+    scale = figure.data.layers[0].scale
+    for value in (0.0, 1.0, 0.25, 0.6):
+        wanted = [int(scale.colour(float(np.float32(value)))[i : i + 2], 16) for i in (1, 3, 5)]
+        assert any(max(abs(a - b) for a, b in zip(colour, wanted, strict=True)) <= 2 for colour in found)
+
+
+def test_without_matplotlib_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(UsageError, match=r"pip install 'tl-headmaps\[figures\]'"):
+        FIGURES["token_grid"].save(tmp_path / "x.svg")
+    assert FIGURES["token_grid"].save(tmp_path / "x.html").exists()
+
+
+def test_paths_that_cannot_be_written(tmp_path: Path) -> None:
+    figure = FIGURES["token_grid"]
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    for suffix in (".html", ".png"):
+        with pytest.raises(OutputError, match="Cannot write"):
+            figure.save(blocked / f"x{suffix}")
+        with pytest.raises(OutputError, match="Cannot write"):
+            (tmp_path / f"folder{suffix}").mkdir()
+            figure.save(tmp_path / f"folder{suffix}")
+    with pytest.raises(UsageError, match=r"Use one of: \.html, \.svg, \.png, \.pdf"):
+        figure.save(tmp_path / "x.gif")
+    with pytest.raises(UsageError, match=r"Use the suffix \.html"):
+        save_page(tmp_path / "x.png", [figure])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder.html", "folder.png"]
+
+
+def test_a_page_of_many_views_carries_the_script_once(tmp_path: Path) -> None:
+    views = [FIGURES[name] for name in ("attention", "token_groups", "top_tokens", "head_map", "curve")]
+    page = save_page(tmp_path / "all.html", views, title="All").read_text(encoding="utf-8")
+    assert page.count('class="tlhm-circuitsvis"') == 1
+    assert page.count("<style>") == 1
+    assert len(page) < 700_000
+
+
+# Numbers
+
+
+@given(arrays(np.float32, st.integers(1, 300), elements=st.floats(width=32, allow_infinity=False)))
+def test_packed_numbers_come_back_exactly(values: np.ndarray) -> None:
+    import base64
+
+    found = packed(values)
+    if "f" in found:
+        back = np.frombuffer(base64.b64decode(found["f"]), "<f4")
+    else:
+        table = np.frombuffer(base64.b64decode(found["t"]), "<f4")
+        back = table[np.frombuffer(base64.b64decode(found["i"]), "u1")]
+    np.testing.assert_array_equal(back, values)
+
+
+@given(arrays(np.float64, 20, elements=st.floats(1e-6, 1e6)))
+def test_half_numbers_keep_three_digits(values: np.ndarray) -> None:
+    import base64
+
+    found = packed_half(values)
+    back = np.frombuffer(base64.b64decode(found["h"]), "<f2").astype(float) * found["m"] / 1024
+    # 11 bits of mantissa above the smallest normal number; below it, an absolute error that no reader sees.
+    np.testing.assert_allclose(back, values, rtol=2**-11, atol=values.max() * 2**-34)
+
+
+def lightness(colour: str) -> float:
+    """CIELAB L* of a hexadecimal colour."""
+    channels = np.array([int(colour[i : i + 2], 16) / 255 for i in (0, 2, 4)])
+    linear = np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
+    y = float(linear @ [0.2126, 0.7152, 0.0722])
+    return 116 * y ** (1 / 3) - 16 if y > 0.008856 else 903.3 * y
+
+
+def test_lightness_changes_evenly() -> None:
+    for table in (AMOUNTS.split(), SIGNED.split()[16:], SIGNED.split()[16::-1]):
+        steps = np.diff([lightness(colour) for colour in table])
+        assert (np.sign(steps) == np.sign(steps[0])).all()
+        assert abs(steps).max() < 1.5 * abs(steps).mean()
+
+
+def test_amounts_are_viridis() -> None:
+    import matplotlib
+
+    for i, colour in enumerate(AMOUNTS.split()):
+        wanted = matplotlib.colormaps["viridis"](i / 32)[:3]
+        assert [int(colour[j : j + 2], 16) for j in (0, 2, 4)] == pytest.approx([c * 255 for c in wanted], abs=1)
+
+
+@given(arrays(np.float64, 12, elements=st.floats(-1e6, 1e6)))
+def test_scales_are_centred_when_signed_and_never_lie(values: np.ndarray) -> None:
+    scale = Scale.over([values])
+    assert scale.low <= values.min() and scale.high >= values.max()
+    assert not scale.below and not scale.above
+    if values.min() < 0:
+        assert scale.signed and scale.low == -scale.high
+        assert scale.colour(0.0) == "#" + SIGNED.split()[16]
+    order = np.sort(values)
+    places = [scale.position(float(value)) for value in order]
+    assert places == sorted(places)
+
+
+def test_limits_say_when_values_lie_beyond() -> None:
+    scale = Scale.over([np.array([-1.0, 0.5, 3.0])], limits=(0, 2), signed=False)
+    assert (scale.below, scale.above) == (True, True)
+    assert scale.colour(3.0) == "#" + AMOUNTS.split()[-1]
+    with pytest.raises(UsageError, match="two finite numbers, the smaller one first"):
+        head_map([[1.0]], limits=(2, 1))
+
+
+def test_maps_of_one_unit_share_a_scale_and_others_do_not() -> None:
+    figure = head_map({"a": [[0.0, 1.0]], "b": [[0.0, 5.0]]}, unit="share")
+    assert len({layer.scale for layer in figure.data.layers}) == 1
+    metrics = component_map({"norm": [[0.1, 0.2]], "rank": [[10.0, 64.0]]}, ["attn.q", "attn.k"])
+    assert [layer.scale.high for layer in metrics.data.layers] == pytest.approx([0.2, 64.0])
+    assert metrics.data.layers[0].scale.unit == "norm"
+
+
+# Text
+
+AWKWARD = st.one_of(
+    st.text(), st.sampled_from(["</script>", "<!--", "<img src=x onerror=alert(1)>", "&lt;", '"', "\ud800", "‮", "]]>"])
+)
+
+
+@settings(max_examples=15)
+@given(st.lists(AWKWARD, min_size=1, max_size=4), AWKWARD)
+def test_any_text_is_safe_anywhere(labels: list[str], title: str) -> None:
+    n = len(labels)
+    step = Step(title, [Matrix(title, np.ones((n, 1)), labels)], title)
+    figures = [
+        token_grid(np.ones((n, n)), labels, labels, title=title, unit=title, note=title),
+        head_map([MapLayer(title, [[1.0]], group=title)], title=title, drill={"L0H0": {title: [labels]}}),
+        flow(labels, [[0]], {"head": [0]}, title=title, note=title),
+        worked_example([step], title=title),
+        scatter(range(n), range(n), names=labels, groups=labels, x_name=title, title=title, drill={title: {title: []}}),
+        attention_view(np.ones((1, n, n)), labels, title=title),
+        token_groups_view(labels, [0] * n, names=[title], title=title),
+        top_tokens_view({"L0H0": [(label, 1.0) for label in labels]}, title=title, note=title),
+    ]
+    for figure in figures:
+        figure.body.encode("utf-8")
+        page = Structure(figure.body)
+        assert page.open == []
+        assert "img" not in page.tags
+        assert all(json.loads(script) for script in page.scripts)
+
+
+def test_circuitsvis_never_sees_the_start_of_a_tag() -> None:
+    figure = attention_view(np.ones((1, 3, 3)), ["<s>", "&lt;", "</script>"])
+    tokens = plain(figure)["tokens"]
+    assert [token.replace("\u200b", "") for token in tokens] == ["<s>", "&lt;", "</script>"]
+    assert not [token for token in tokens if re.search(r"<[a-z/!?]|&[a-z#]", token)]
+
+
+# Results
+
+
+def test_a_result_shows_its_figure_and_a_loaded_one_too(tmp_path: Path) -> None:
+    for result in (scores(), grid([[1.0, -2.0]], ["<s>"], ["a", "b"])):
+        figure = result.figure()
+        assert isinstance(figure, Figure)
+        assert result._repr_html_() == figure.html
+        assert Result.load(result.save(tmp_path / "r.safetensors"))._repr_html_() == figure.html
+
+
+def test_relation_scores_are_drawn_as_they_are() -> None:
+    result = scores()
+    heat = result.figure().data
+    assert [(layer.name, layer.group) for layer in heat.layers] == [
+        (name, group) for name in ("capitals", "copying") for group in ("promotes", "suppresses")
+    ]
+    np.testing.assert_array_equal(heat.layers[2].values, result.promote[1].double().numpy())
+    np.testing.assert_array_equal(heat.layers[3].values, result.suppress[1].double().numpy())
+    side_by_side = result.figure(side_by_side=True).data
+    assert side_by_side.panels and [layer.name for layer in side_by_side.layers] == ["capitals", "copying"]
+
+
+def test_all_relations_of_a_small_model_fit_in_a_megabyte(tmp_path: Path) -> None:
+    result = scores(30, 9, tuple(f"relation_{n}" for n in range(39)))
+    assert result.save(tmp_path / "all.html").stat().st_size < 1 << 20
+
+
+def test_a_map_of_80_by_64_is_small(tmp_path: Path) -> None:
+    figure = head_map(np.random.default_rng(0).random((80, 64)))
+    assert figure.save(tmp_path / "map.html").stat().st_size <= 80 * 1024
+
+
+def test_a_token_grid_keeps_values_and_ranks() -> None:
+    result = grid([[1.0, -2.0], [0.5, 7.0]])
+    heat = result.figure().data
+    np.testing.assert_array_equal(heat.layers[0].values, result.values.double().numpy())
+    ((name, ranks),) = heat.layers[0].details
+    assert "rank" in name
+    np.testing.assert_array_equal(ranks, result.ranks.double().numpy())
+    assert "largest of each row: s0 → t0, s1 → t1" in result._repr_html_()
+
+
+def test_results_without_a_drawing_show_their_text(tmp_path: Path) -> None:
+    class Unknown(ModelDescription):
+        kind = "unknown_to_renderers"
+
+    description = Unknown((("a", "<b>"),), provenance())
+    assert "&lt;b&gt;" in description._repr_html_()
+    for suffix in (".html", ".svg", ".png", ".pdf"):
+        assert description.save(tmp_path / f"m{suffix}").stat().st_size > 100
+
+
+def test_a_drawing_can_be_registered_for_a_new_result() -> None:
+    class Own(ModelDescription):
+        kind = "own_description"
+
+    @draws(Own)
+    def own_figure(result: Own, *, title: str = "own") -> Figure:
+        return head_map([[1.0]], title=title)
+
+    assert Own((("a", "b"),), provenance()).figure(title="mine").title == "mine"
+
+
+def test_every_drawing_is_a_picture_of_its_kind() -> None:
+    """A file in drawings/ is found by the kind of its result, so it must be called like one."""
+    import tl_headmaps.renderers.drawings as drawings
+
+    kinds = {"result", RelationScores.kind, TokenGrid.kind, ModelDescription.kind}
+    names = {path.stem for path in Path(drawings.__file__).parent.glob("*.py")} - {"__init__"}
+    from tl_headmaps.results.base import _KINDS
+
+    assert names <= kinds | set(_KINDS)
+
+
+# Refusals
+
+ONE = [[1.0]]
+REFUSED = {
+    "infinite": (lambda: head_map([[1.0, float("inf")]]), r"values\[0, 1\] is infinite"),
+    "empty": (lambda: head_map(np.zeros((0, 3))), "at least one of each"),
+    "flat": (lambda: head_map([1.0, 2.0]), "a row is 1.0"),
+    "text": (lambda: head_map([["a"]]), "table of numbers"),
+    "no maps": (lambda: head_map({}), "nothing to draw"),
+    "shapes": (lambda: panels({"a": ONE, "b": [[1.0, 2.0]]}), "they must agree"),
+    "null": (lambda: head_map([MapLayer("a", ONE, null=[[1.0, 2.0]])]), "they must agree"),
+    "twice": (lambda: head_map([MapLayer("a", ONE), MapLayer("a", ONE)]), "Two maps are called 'a'"),
+    "huge": (lambda: token_grid(np.zeros((3000, 3000)), range(3000), range(3000)), "3,000 rows and 3,000 columns"),
+    "many": (lambda: head_map({str(i): np.zeros((200, 200)) for i in range(101)}), "too many for one page"),
+    "labels": (lambda: token_grid(ONE, ["a", "b"], ["c"]), "2 labels were given for 1 source"),
+    "drill": (lambda: head_map(ONE, drill={"L9H9": {}}), "There is no head L9H9"),
+    "no lines": (lambda: curve([0], []), "nothing to draw"),
+    "line": (lambda: curve([0, 1], [Line("a", [1.0, float("nan")])]), "finite numbers"),
+    "half a band": (lambda: curve([0], [Line("a", [1.0], low=[0.0])]), "one edge only"),
+    "short line": (lambda: curve([0, 1], [Line("a", [1.0])]), "2 positions but 1 values"),
+    "points": (lambda: scatter([1.0], [1.0, 2.0]), "they must agree"),
+    "names": (lambda: scatter([1.0], [1.0], names=[]), "one name"),
+    "groups": (lambda: flow(["a"], [[1]], {}), "positions from 0 to 0"),
+    "served": (lambda: flow(["a"], [[0]], {"h": [3]}), "h serves groups"),
+    "long flow": (lambda: flow(["a"] * 200, [[0]], {}), "cannot be read"),
+    "matrix": (lambda: flow(["a"], [[0]], {}, matrix=[[1.0, 2.0]]), "they must agree"),
+    "steps": (lambda: worked_example([]), "nothing to draw"),
+    "big matrix": (lambda: worked_example([Step("a", [Matrix("M", np.zeros((30, 2)))])]), "up to 24 rows"),
+    "matrix labels": (lambda: worked_example([Step("a", [Matrix("M", ONE, rows=["a", "b"])])]), "2 labels"),
+    "patterns": (lambda: attention_view(np.ones((1, 2, 3)), ["a", "b"]), r"expected \(head, 2, 2\)"),
+    "pattern values": (lambda: attention_view(np.full((1, 1, 1), np.nan), ["a"]), "not finite"),
+    "heads": (lambda: attention_view(np.ones((1, 1, 1)), ["a"], heads=["L0H0", "L0H1"]), "name each"),
+    "long text": (lambda: attention_view(np.ones((1, 600, 600)), ["a"] * 600), "a shorter text"),
+    "group list": (lambda: token_groups_view(["a"], [0, 1]), "one for each token"),
+    "no group": (lambda: token_groups_view(["a"], [None]), "nothing to colour"),
+    "no tops": (lambda: top_tokens_view({}), "nothing to draw"),
+    "top value": (lambda: top_tokens_view({"L0H0": [("a", float("nan"))]}), "not finite"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_bad_input_is_refused_with_a_sentence(name: str) -> None:
+    call, sentence = REFUSED[name]
+    with pytest.raises(HeadMapsError, match=sentence):
+        call()
+
+
+def test_renderers_name_all_they_have() -> None:
+    import tl_headmaps.renderers as renderers
+
+    assert set(renderers.__all__) <= set(dir(renderers))
+    for name in renderers.__all__:
+        value = getattr(renderers, name)
+        assert callable(value) and value.__doc__ and value.__name__ == name
+        assert re.search(rf"\b{name}\(|`{name}`", README), f"{name} is not in the README"
+    with pytest.raises(AttributeError, match="has no attribute 'pie'"):
+        _ = renderers.pie
+    assert tl_headmaps.Figure is Figure

@@ -1,0 +1,303 @@
+"""Salient operations equal a dense reference, planted heads are named, bad input gets a sentence."""
+
+import inspect
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from planted import DECODERS, Anatomy, planted_model, shared_model, source_model
+from test_token_grid import dense_map
+from torch import Tensor
+
+from tl_headmaps import HeadWeights, Result, name_heads, predicate, salient_operations
+from tl_headmaps.analyses.namer import NAMING_TOKENS
+from tl_headmaps.circuits.blocks import places_of_true
+from tl_headmaps.circuits.extremes import top_and_bottom, top_k
+from tl_headmaps.circuits.sweep import CircuitMaps
+from tl_headmaps.errors import UsageError
+from tl_headmaps.types import HeadIndex
+
+TOLERANCE = 2e-4
+"""Float32 products in another order, relative to the largest value."""
+
+
+def assert_same_top(found_ids: Tensor, found_values: Tensor, reference: Tensor, n: int) -> None:
+    """The same set up to ties, each with its reference value."""
+    scale = float(reference.abs().max())
+    torch.testing.assert_close(found_values, reference[found_ids], atol=TOLERANCE * scale, rtol=0)
+    least = reference.sort(descending=True).values[n - 1]
+    assert bool((reference[found_ids] >= least - TOLERANCE * scale).all())
+    assert len(set(found_ids.tolist())) == n
+
+
+class TestAgainstDense:
+    @pytest.mark.parametrize("kind", DECODERS)
+    @pytest.mark.parametrize("circuit", ["ov", "qk"])
+    @pytest.mark.parametrize("preset", ["maps", "folded"])
+    def test_targets_of_every_token(self, kind: str, circuit: Any, preset: Any) -> None:
+        weights = HeadWeights.from_model(shared_model(kind))
+        parts = Anatomy(source_model(kind), kind)
+        found = salient_operations(weights, circuit=circuit, preset=preset, n_tokens=6, n_targets=4, progress=False)
+        for number, head in enumerate(found.heads):
+            whole = dense_map(parts, head.layer, head.head, circuit, preset)
+            for place, token in enumerate(found.token_ids[number].tolist()):
+                row = whole[token]
+                if preset == "folded" and circuit == "ov":
+                    row = row - row.mean()
+                up = (found.promoted_ids[number, place], found.promoted_values[number, place])
+                down = (found.suppressed_ids[number, place], found.suppressed_values[number, place])
+                assert_same_top(*up, row, 4)
+                assert_same_top(down[0], -down[1], -row, 4)
+
+    @pytest.mark.parametrize("kind", DECODERS)
+    def test_published_salience(self, kind: str) -> None:
+        weights = HeadWeights.from_model(shared_model(kind))
+        parts = Anatomy(source_model(kind), kind)
+        found = salient_operations(weights, preset="maps", n_tokens=5, progress=False)
+        for number, head in enumerate(found.heads):
+            x, layer = parts.vectors(head.layer, "maps"), parts.heads(head.layer)
+            group = head.head // (parts.n_heads // parts.n_kv_heads)
+            ratio = (x @ layer.W_V[group] @ layer.W_O[head.head]).norm(dim=-1) / x.norm(dim=-1)
+            assert_same_top(found.token_ids[number], found.salience[number], ratio, 5)
+
+    @pytest.mark.parametrize("kind", ["gpt2", "llama", "gemma2", "gemma3", "neox"])
+    @pytest.mark.parametrize("circuit", ["ov", "qk"])
+    def test_raw_and_processed_models_agree(self, kind: str, circuit: Any) -> None:
+        raw, processed = (
+            salient_operations(shared_model(kind, processed=flag), circuit=circuit, n_tokens=61, progress=False)
+            for flag in (False, True)
+        )
+        for number in range(len(raw.heads)):
+            by_token = [
+                dict(zip(found.token_ids[number].tolist(), found.salience[number].tolist(), strict=True))
+                for found in (raw, processed)
+            ]
+            for token, value in by_token[0].items():
+                if token in by_token[1]:
+                    assert by_token[1][token] == pytest.approx(value, rel=2e-3)
+
+    def test_folded_salience_is_that_of_normed_vectors(self) -> None:
+        weights = HeadWeights.from_model(shared_model("gpt2"))
+        layer = weights.layer(2)
+        found = salient_operations(weights, "L2H1", n_tokens=8, progress=False)
+        x = CircuitMaps(weights).row_vectors(2)
+        plain = (x - x.mean(-1, keepdim=True)) / (x.var(-1, correction=0, keepdim=True) + layer.ln1.eps).sqrt()
+        written = (plain * layer.ln1.weight) @ layer.W_V[1] @ layer.W_O[1]
+        ratio = (written - written.mean(-1, keepdim=True)).norm(dim=-1) / plain.norm(dim=-1)
+        assert_same_top(found.token_ids[0], found.salience[0], ratio, 8)
+
+    def test_every_head_of_the_default_model(self, default_weights: HeadWeights) -> None:
+        """The published recipe, every head: salient tokens and their targets."""
+        found = salient_operations(default_weights, preset="maps", n_tokens=10, n_targets=5, progress=False)
+        W_U = default_weights.W_U.T
+        for number, head in enumerate(found.heads):
+            x = CircuitMaps(default_weights, preset="maps").row_vectors(head.layer)
+            layer = default_weights.layer(head.layer)
+            combined = layer.W_V[default_weights.group_of(head.head)] @ layer.W_O[head.head]
+            # A random half of the vocabulary and the tokens found: enough to catch a wrong order, at half the cost.
+            ids = torch.cat([found.token_ids[number], torch.arange(head.head % 2, len(x), 2)]).unique()
+            ratio = torch.zeros(len(x))
+            ratio[ids] = (x[ids] @ combined).norm(dim=-1) / x[ids].norm(dim=-1)
+            assert_same_top(found.token_ids[number], found.salience[number], ratio, 10)
+            rows = x[found.token_ids[number]] @ combined @ W_U
+            for place, row in enumerate(rows):
+                assert_same_top(found.promoted_ids[number, place], found.promoted_values[number, place], row, 5)
+                assert_same_top(found.suppressed_ids[number, place], -found.suppressed_values[number, place], -row, 5)
+
+    def test_the_capital_head_of_the_default_model(self, default_weights: HeadWeights) -> None:
+        found = salient_operations(default_weights, "L23H4", preset="maps", progress=False)
+        tokens = [found.strings[token] for token in found.token_ids[0].tolist()]
+        assert {" Italian", " pasta", " Swed", " Johannesburg"} <= set(tokens)
+        assert " Italian" in dict(found.mappings("L23H4"))[" pasta"]
+        assert found.name("L23H4").name != "unclear"
+
+
+class TestEngine:
+    @pytest.mark.parametrize("kind", ["llama", "gpt2"])
+    @pytest.mark.parametrize("circuit", ["ov", "qk"])
+    def test_both_sides_at_once_equal_one_at_a_time(self, kind: str, circuit: Any) -> None:
+        weights = HeadWeights.from_model(shared_model(kind))
+        maps = CircuitMaps(weights, torch.arange(40), circuit=circuit).layer(1)
+        top, bottom = top_and_bottom(maps, 7)
+        for found, largest in ((top, True), (bottom, False)):
+            alone = top_k(maps, 7, largest=largest)
+            assert torch.equal(found.columns, alone.columns)
+            assert torch.equal(found.values, alone.values)
+
+    def test_own_rows_of_each_head(self) -> None:
+        weights = HeadWeights.from_model(shared_model("llama"))
+        maps = CircuitMaps(weights).layer(1)
+        rows = torch.tensor([[3, 9], [9, 3], [1, 1], [0, 5]])
+        chosen, whole = top_k(maps.with_rows(rows), 3), top_k(maps, 3)
+        for head in range(4):
+            assert torch.equal(chosen.columns[head], whole.columns[head, rows[head]])
+
+    @pytest.mark.parametrize("width", [8, 64, 63, 1])
+    @pytest.mark.parametrize("share", [0.0, 0.02, 0.5, 1.0])
+    def test_places_of_true(self, width: int, share: float) -> None:
+        mask = torch.rand(11, width, generator=torch.Generator().manual_seed(0)) < share
+        expected = mask.nonzero(as_tuple=True)
+        assert all(torch.equal(a, b) for a, b in zip(places_of_true(mask), expected, strict=True))
+
+    def test_vocabulary_vectors_are_computed_once(self) -> None:
+        weights = HeadWeights.from_model(shared_model("llama"))
+        first = CircuitMaps(weights).row_vectors(1)
+        assert CircuitMaps(weights).row_vectors(2) is first
+        assert not torch.equal(CircuitMaps(weights, preset="maps").row_vectors(2), first)
+
+    def test_largest_entries_on_request(self) -> None:
+        weights = HeadWeights.from_model(shared_model("llama"))
+        found = salient_operations(weights, ["L1H0", "L2H3"], largest=4, preset="maps", progress=False)
+        parts = Anatomy(source_model("llama"), "llama")
+        for number, head in enumerate(found.heads):
+            whole = dense_map(parts, head.layer, head.head, "ov", "maps")
+            values = [value for _, _, value in found.largest[number]]
+            assert values == pytest.approx(whole.flatten().topk(4).values.tolist(), rel=1e-3)
+            for source, target, value in found.largest[number]:
+                assert float(whole[source, target]) == pytest.approx(value, rel=1e-3)
+
+
+class TestPlanted:
+    RELATION = {3 + i: 3 + i for i in range(14)}  # noqa: RUF012
+
+    def test_a_planted_copying_head_is_named(self) -> None:
+        weights = HeadWeights.from_model(planted_model({(1, 2): self.RELATION}, n_kv_heads=4))
+        found = salient_operations(weights, "L1H2", n_tokens=10, progress=False)
+        assert found.name("L1H2").name == "copy"
+        assert set(found.token_ids[0].tolist()) <= set(self.RELATION)
+        assert all(targets[0] == token for token, targets in found.mappings("L1H2"))
+
+    def test_a_users_predicate_names_a_head(self, clean_catalogue: None) -> None:
+        shifted = {3 + i: 3 + (i + 5) % 14 for i in range(14)}
+        weights = HeadWeights.from_model(planted_model({(2, 1): shifted}, n_kv_heads=4))
+        assert salient_operations(weights, "L2H1", n_tokens=10, progress=False).name("L2H1").name == "unclear"
+
+        def shift(source: str, target: str) -> bool:
+            digits = [int("".join(filter(str.isdigit, text)) or -1) for text in (source, target)]
+            return shifted.get(digits[0]) == digits[1]
+
+        predicate("shifted", examples=[("word3", "word8")], counterexamples=[("word3", "word4")])(shift)
+        found = salient_operations(weights, "L2H1", n_tokens=10, progress=False)
+        assert found.name("L2H1").name == "shifted"
+        assert "shifted" in str(found)
+        assert "shifted" in found.provenance.options["predicates"]
+
+
+class TestNames:
+    def test_coverage_of_the_default_model_falls_when_outputs_are_rotated(self, default_weights: HeadWeights) -> None:
+        """With each head's output turned at random, names must be as rare as false discoveries."""
+        chosen = [HeadIndex(layer, head) for layer in (22, 23, 24) for head in range(9)]
+        generator = torch.Generator().manual_seed(0)
+        d_model = default_weights.d_model
+
+        def rotated(layer: int) -> Any:
+            read = default_weights.layer(layer)
+            turns = [
+                torch.linalg.qr(torch.randn(d_model, d_model, generator=generator))[0]
+                for _ in range(default_weights.n_heads)
+            ]
+            return replace(read, W_O=torch.stack([W @ Q for W, Q in zip(read.W_O, turns, strict=True)]))
+
+        real = salient_operations(default_weights, chosen, vocabulary="words", progress=False)
+        random = replace(default_weights, read_layer=rotated)
+        random.__dict__["fingerprint"] = "rotated"
+        random.kept_vectors.update(default_weights.kept_vectors)
+        turned = salient_operations(random, chosen, vocabulary="words", progress=False)
+
+        def named(found: Any) -> int:
+            return sum(entry.name != "unclear" for entry in found.names)
+
+        assert named(real) >= 9
+        assert named(turned) <= 2
+
+    def test_map_and_coverage(self) -> None:
+        copying = {3 + i: 3 + i for i in range(14)}
+        weights = HeadWeights.from_model(planted_model({(2, 0): copying, (2, 3): copying}, n_kv_heads=4))
+        names = name_heads(weights, progress=False)
+        assert names.name("L2H0").name == "copy"
+        assert names.named()["copy"] == [HeadIndex(2, 0), HeadIndex(2, 3)]
+        assert names.coverage() == pytest.approx({"all": 2 / 12, "early": 0.0, "middle": 0.0, "late": 0.5})
+        assert names.values.shape == (3, 4)
+        assert "copy" in str(names) and "60-96%" in str(names)
+        assert len(list(names.to_rows())) == 12
+        assert type(names).from_dict(names.to_dict()) == names
+
+
+@pytest.fixture(scope="module")
+def found() -> Any:
+    return salient_operations(shared_model("llama"), ["L0H1", "L2H3"], n_tokens=4, n_targets=3, largest=2)
+
+
+class TestResult:
+    def test_json_has_the_promised_names(self, found: Any) -> None:
+        values = found.to_dict()
+        assert values["kind"] == "salient_operations"
+        operation = values["operations"][0]
+        assert {"head", "name", "score", "lift", "p_value", "input_class", "tokens"} <= set(operation)
+        token = operation["tokens"][0]
+        assert set(token) == {"token", "id", "salience", "promotes", "suppresses"}
+        assert set(token["promotes"][0]) == {"token", "id", "value"}
+        assert len(operation["tokens"]) == 4 and len(token["suppresses"]) == 3
+
+    def test_survives_files(self, found: Any, tmp_path: Any) -> None:
+        assert Result.load(found.save(tmp_path / "s.json")) == found
+        assert len(found.to_csv().splitlines()) == 1 + 2 * 4 * 3 * 2
+
+    def test_select_and_unknown_heads(self, found: Any) -> None:
+        assert found.select(["L2H3"]).heads == (HeadIndex(2, 3),)
+        with pytest.raises(UsageError, match="has no head L1H1"):
+            found.name("L1H1")
+
+    def test_names_do_not_depend_on_how_much_is_shown(self) -> None:
+        model = shared_model("llama")
+        short, long = (salient_operations(model, "L2H3", n_tokens=n, n_targets=t) for n, t in ((1, 1), (40, 9)))
+        assert short.names == long.names
+        assert short.token_ids.shape == (1, 1) and long.promoted_ids.shape == (1, 40, 9)
+        assert NAMING_TOKENS == 30
+
+    def test_ids_stand_in_for_a_missing_tokenizer(self) -> None:
+        weights = replace(HeadWeights.from_model(shared_model("llama")), tokenizer=None)
+        found = salient_operations(weights, "L1H1", n_tokens=2)
+        assert all(text.startswith("#") for text in found.strings.values())
+
+    def test_control_characters_can_be_seen(self, found: Any) -> None:
+        odd = replace(found, strings=dict.fromkeys(found.strings, " \n\x1b[31m"))
+        assert "' \\n\\x1b[31m'" in str(odd)
+
+
+class TestBadInput:
+    @pytest.mark.parametrize(
+        ("options", "sentence"),
+        [
+            ({"n_tokens": 62}, "n_tokens=62 is impossible: the vocabulary filter leaves 61"),
+            ({"n_tokens": 0}, "must be at least 1"),
+            ({"n_targets": 1000}, "n_targets=1000 is impossible"),
+            ({"largest": -1}, "must be at least 0"),
+            ({"vocabulary": lambda text: False}, "leaves no token"),
+            ({"heads": "L9H0"}, "There is no head L9H0"),
+            ({"heads": []}, "heads= is empty"),
+        ],
+    )
+    def test_is_refused(self, options: dict[str, Any], sentence: str) -> None:
+        with pytest.raises(UsageError, match=sentence):
+            salient_operations(shared_model("llama"), **options)
+
+    def test_unknown_vocabulary(self) -> None:
+        with pytest.raises(UsageError, match="'all', 'words', or a function"):
+            inspect.unwrap(salient_operations)(shared_model("llama"), vocabulary="most")
+
+    def test_words_need_a_tokenizer(self) -> None:
+        weights = replace(HeadWeights.from_model(shared_model("llama")), tokenizer=None)
+        with pytest.raises(UsageError, match="no tokenizer"):
+            salient_operations(weights, vocabulary="words")
+
+    def test_a_function_chooses_the_sources(self) -> None:
+        found = salient_operations(
+            shared_model("llama"),
+            "L1H0",
+            n_tokens=3,
+            vocabulary=lambda text: text.strip() in {"word5", "word6", "word7"},
+        )
+        assert {found.strings[token].strip() for token in found.token_ids[0].tolist()} == {"word5", "word6", "word7"}
+        assert found.left_out == {"vocabulary function": 58}

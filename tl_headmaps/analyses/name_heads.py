@@ -1,0 +1,50 @@
+"""A name for every head, and how many heads earn one."""
+
+from typing import Any
+
+from ..capture.weights import HeadWeights
+from ..results.head_names import HeadNames
+from ..types import Circuit, Preset
+from .namer import Describe
+from .salient_operations import salient_operations
+
+
+def name_heads(
+    model: Any,
+    *,
+    preset: Preset = "folded",
+    circuit: Circuit = "ov",
+    vocabulary: Any = "all",
+    describe: Describe | None = None,
+    progress: bool = True,
+) -> HeadNames:
+    """The best name for every head of a model, as :func:`salient_operations` gives them, by layer and head.
+
+    Args:
+        model: A TransformerBridge, a HookedTransformer, or HeadWeights.
+        preset: ``"folded"``: what the model computes for a token without context. ``"maps"``: the published recipe.
+        circuit: ``"ov"`` or ``"qk"``.
+        vocabulary: As for :func:`salient_operations`.
+        describe: As for :func:`salient_operations`.
+        progress: Show a progress bar on a terminal.
+    """
+    weights = HeadWeights.of(model)
+    # What is shown of each head does not matter here: names are given on the same tokens anyway.
+    found = salient_operations(
+        weights,
+        n_tokens=1,
+        n_targets=1,
+        preset=preset,
+        circuit=circuit,
+        vocabulary=vocabulary,
+        describe=describe,
+        progress=progress,
+    )
+    width = weights.n_heads
+    return HeadNames(
+        circuit=circuit,
+        names=tuple(found.names[start : start + width] for start in range(0, len(found.names), width)),
+        left_out=found.left_out,
+        failed_predicates=found.failed_predicates,
+        provenance=found.provenance,
+    )

@@ -1,0 +1,44 @@
+"""What commands share: reading heads, checking output files early, printing and saving a result."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from ..drawing import STATIC_SUFFIXES
+from ..errors import OutputError, UsageError
+from ..results.base import SAVED_SUFFIXES
+from ..types import HeadIndex
+
+
+def parse_heads(text: str) -> list[HeadIndex]:
+    """``L23H4,L23H2``."""
+    return [HeadIndex.parse(name) for name in text.split(",") if name.strip()]
+
+
+def check_outputs(paths: list[Path] | None) -> list[Path]:
+    """Refuse unknown suffixes before the long work starts."""
+    for path in paths or []:
+        suffix = path.suffix.lower()
+        if suffix not in SAVED_SUFFIXES:
+            known = ", ".join(SAVED_SUFFIXES)
+            raise UsageError(f"--out {path}: the suffix chooses what is written; use one of {known}.")
+        if suffix in STATIC_SUFFIXES:
+            from ..renderers.static import require_matplotlib
+
+            require_matplotlib()
+        if path.is_dir():
+            raise UsageError(f"--out {path} is a folder; give a file name.")
+        existing = next(parent for parent in path.absolute().parents if parent.exists())
+        if not (existing.is_dir() and os.access(existing, os.W_OK)):
+            raise OutputError(f"Cannot write {path}: {existing} is not a folder that you may write to.")
+    return list(paths or [])
+
+
+def show_and_save(result: Any, paths: list[Path]) -> None:
+    """Print a result and write it to every file asked for."""
+    typer.echo(str(result))
+    for path in paths:
+        result.save(path)
+        typer.echo(f"Wrote {path}", err=True)

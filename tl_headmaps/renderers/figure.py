@@ -1,0 +1,90 @@
+"""A figure is a value: a notebook shows it, a file holds it, and making one displays nothing."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from ..drawing import FIGURE_SUFFIXES, PAGE_SUFFIX
+from ..errors import OutputError, UsageError
+from ..files import replacing
+from ..types import check_choice
+from .page import assets, whole_page
+
+Width: TypeAlias = Literal["column", "page"]
+"""Widths of figures in print: one column of two (3.4 inches) or the whole page (7 inches)."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One picture, with its text alternative and the values it shows.
+
+    Attributes:
+        title: What it shows, in a line.
+        body: Markup of the picture without styles and scripts.
+        needs: Scripts the markup needs.
+        text: The picture in words.
+        data: The plain values that were drawn; the printed form is made from them too.
+    """
+
+    title: str
+    body: str = field(repr=False)
+    needs: tuple[str, ...] = field(repr=False)
+    text: str = field(repr=False)
+    data: Any = field(repr=False, compare=False)
+
+    @property
+    def html(self) -> str:
+        """Markup that stands alone inside any page, with styles and scripts; the same for the same values."""
+        return self.body + assets(self.needs)
+
+    def _repr_html_(self) -> str:
+        return self.html
+
+    def __repr__(self) -> str:
+        return f"Figure({self.title!r}, {type(self.data).__name__}, {len(self.body) / 1024:.0f} KB)"
+
+    def __str__(self) -> str:
+        return self.text
+
+    @property
+    def rendered(self) -> Any:
+        """The same as a ``circuitsvis`` ``RenderedHTML``; neither of its two forms asks the network."""
+        from circuitsvis.utils.render import RenderedHTML
+
+        return RenderedHTML(self.html, self.html)
+
+    def save(self, path: str | Path, *, width: Width = "page") -> Path:
+        """Write the figure; the suffix chooses the form.
+
+        ``.html`` is one page that opens offline; ``.svg``, ``.pdf`` and ``.png`` are for print (``width`` is one column
+        or the page) and need ``pip install 'tl-headmaps[figures]'``.
+        """
+        check_choice(width, Width, "width")
+        path = Path(path)
+        suffix = path.suffix.lower()
+        if suffix not in FIGURE_SUFFIXES:
+            raise UsageError(
+                f"{path.name!r} has no suffix that says what to write. Use one of: {', '.join(FIGURE_SUFFIXES)}."
+            )
+        if path.is_dir():
+            raise OutputError(f"Cannot write {path}: it is a folder. Give a file name.")
+        if suffix == PAGE_SUFFIX:
+            with replacing(path) as temporary:
+                temporary.write_text(whole_page(self.title, [self.body], self.needs), encoding="utf-8")
+        else:
+            from .static import save_static
+
+            save_static(self, path, width=width)
+        return path
+
+
+def save_page(path: str | Path, figures: Sequence[Figure], *, title: str = "Head maps") -> Path:
+    """Write several figures as one page that opens offline; styles and scripts stand in it once."""
+    path = Path(path)
+    if path.suffix.lower() != PAGE_SUFFIX:
+        raise UsageError(f"{path.name!r} is not the name of a page. Use the suffix {PAGE_SUFFIX}.")
+    needs = [need for figure in figures for need in figure.needs]
+    with replacing(path) as temporary:
+        temporary.write_text(whole_page(title, [figure.body for figure in figures], needs), encoding="utf-8")
+    return path

@@ -1,0 +1,250 @@
+"""Plain values of a heat map: checked arrays, axes and layers, whatever they were given as."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..errors import UsageError
+from ..types import HeadIndex
+from .colours import Limits, Scale
+from .page import label
+from .text import visible
+
+MAX_SIDE = 1_000
+MAX_CELLS = 250_000
+"""More cells than this no screen can show and no tab should hold."""
+
+MAX_LAYERS_CELLS = 4_000_000
+
+
+@dataclass(frozen=True)
+class MapLayer:
+    """One map of a figure that holds several: a relation, a metric, a task.
+
+    Attributes:
+        name: What the map is called in its switch or above its panel.
+        values: Numbers by row and column; NaN or None where there is none. Rows may differ in length.
+        group: A second name, for a second switch (for instance the metric, where ``name`` is the relation).
+        null: What each value would be by chance.
+        interval: Lower and upper bounds of each value.
+        details: More numbers to show with each value, by name.
+        unit: What the numbers are, if not what the figure says.
+    """
+
+    name: str
+    values: Any
+    group: str = ""
+    null: Any = None
+    interval: tuple[Any, Any] | None = None
+    details: Mapping[str, Any] = field(default_factory=dict)
+    unit: str | None = None
+
+
+@dataclass(frozen=True)
+class Axis:
+    """Rows or columns: what they are, how many, and their labels unless they are just counted from 0."""
+
+    name: str
+    n: int
+    labels: tuple[str, ...] | None = None
+
+    def label(self, index: int) -> str:
+        """The label of one row or column."""
+        return self.labels[index] if self.labels else str(index)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A checked map and its scale."""
+
+    name: str
+    group: str
+    values: np.ndarray
+    scale: Scale
+    null: np.ndarray | None = None
+    interval: tuple[np.ndarray, np.ndarray] | None = None
+    details: tuple[tuple[str, np.ndarray], ...] = ()
+
+
+@dataclass(frozen=True)
+class Heat:
+    """Everything a heat map shows, in plain values.
+
+    ``item`` says how a cell is called: ``"head"`` (``L23H4``), ``"pair"`` (row to column) or ``"component"``.
+    """
+
+    title: str
+    rows: Axis
+    columns: Axis
+    layers: tuple[Layer, ...]
+    item: str = "head"
+    lengths: tuple[int, ...] | None = None
+    panels: bool = False
+    switches: tuple[str, str] = ("map", "measure")
+    numbers: bool = False
+    drill: Mapping[str, Any] = field(default_factory=dict)
+    note: str = ""
+
+    def cell_name(self, row: int, column: int) -> str:
+        """What the cell is called."""
+        if self.item == "head":
+            return str(HeadIndex(row, column))
+        if self.item == "pair":
+            return f"{self.rows.label(row)} → {self.columns.label(column)}"
+        return f"{self.rows.name} {self.rows.label(row)}, {self.columns.label(column)}"
+
+    def highest(self, layer: Layer, n: int = 10) -> list[tuple[str, float]]:
+        """The cells of a map with the largest values, largest first."""
+        flat = np.where(np.isnan(layer.values), -np.inf, layer.values).ravel()
+        order = np.argsort(-flat, kind="stable")[:n]
+        width = self.columns.n
+        return [(self.cell_name(*divmod(int(i), width)), float(flat[i])) for i in order if np.isfinite(flat[i])]
+
+
+def checked(values: Any, what: str) -> tuple[np.ndarray, tuple[int, ...] | None]:
+    """A two-dimensional array and, if its rows differ in length, their lengths.
+
+    Numbers are those of 32-bit floats, as on the page, so that all forms of a figure say the same.
+    """
+    if hasattr(values, "detach"):
+        values = values.detach().cpu().double().numpy()
+    if not isinstance(values, np.ndarray):
+        rows = [_row(row, what) for row in values]
+        lengths = tuple(len(row) for row in rows)
+        array = np.full((len(rows), max(lengths, default=0)), np.nan)
+        for number, entries in enumerate(rows):
+            array[number, : len(entries)] = entries
+        ragged = lengths if len(set(lengths)) > 1 else None
+    else:
+        array, ragged = np.asarray(values, dtype=float), None
+    with np.errstate(over="ignore"):
+        array = array.astype(np.float32).astype(float)
+    if array.ndim != 2 or not array.size:
+        raise UsageError(f"{what} has shape {tuple(array.shape)}; a map needs rows and columns, at least one of each.")
+    if np.isinf(array).any():
+        row, column = map(int, np.argwhere(np.isinf(array))[0])
+        raise UsageError(
+            f"{what}[{row}, {column}] is infinite, which no colour can show. Put a finite number there, or NaN, "
+            "which is drawn as missing."
+        )
+    if max(array.shape) > MAX_SIDE or array.size > MAX_CELLS:
+        raise UsageError(
+            f"{what} has {array.shape[0]:,} rows and {array.shape[1]:,} columns; a figure takes up to {MAX_SIDE:,} of "
+            f"each and {MAX_CELLS:,} cells in all, beyond which nothing can be read. Choose some rows and columns, or "
+            "save the result as .csv or .safetensors."
+        )
+    return array, ragged
+
+
+def _row(row: Any, what: str) -> list[float]:
+    if hasattr(row, "tolist"):
+        row = row.tolist()
+    if not isinstance(row, Sequence) or isinstance(row, str):
+        raise UsageError(f"{what} must be a table of numbers: rows of numbers, but a row is {row!r}.")
+    try:
+        return [float("nan") if value is None else float(value) for value in row]
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"{what} must be a table of numbers; {error}.") from error
+
+
+def layers_of(values: Any) -> list[MapLayer]:
+    """One array, arrays by name, or layers, as layers."""
+    if isinstance(values, MapLayer):
+        return [values]
+    if isinstance(values, Mapping):
+        return [MapLayer(str(name), array) for name, array in values.items()]
+    if isinstance(values, Sequence) and values and all(isinstance(entry, MapLayer) for entry in values):
+        return list(values)
+    return [MapLayer("", values)]
+
+
+def heat_of(
+    values: Any,
+    *,
+    title: str,
+    unit: str,
+    rows: str,
+    columns: str,
+    row_labels: Sequence[object] | None = None,
+    column_labels: Sequence[object] | None = None,
+    signed: bool | None = None,
+    limits: Limits | None = None,
+    **details: Any,
+) -> Heat:
+    """Check everything a user can get wrong and fix the colour scales: one per unit."""
+    given = layers_of(values)
+    if not given:
+        raise UsageError("There is nothing to draw: give at least one map.")
+    names = [(entry.name, entry.group) for entry in given]
+    if len(set(names)) < len(names):
+        raise UsageError(f"Two maps are called {next(n for n in names if names.count(n) > 1)[0]!r}; name each its own.")
+    arrays, lengths = zip(*(checked(entry.values, entry.name or "values") for entry in given), strict=True)
+    shape = arrays[0].shape
+    for entry, array in zip(given, arrays, strict=True):
+        if array.shape != shape:
+            raise UsageError(f"{entry.name!r} has shape {array.shape}, but the first map has {shape}; they must agree.")
+    if sum(array.size for array in arrays) > MAX_LAYERS_CELLS:
+        raise UsageError(
+            f"{len(given)} maps of {shape[0]:,} x {shape[1]:,} are too many for one page; draw some of them "
+            "(a result has select())."
+        )
+    units = [visible(unit if entry.unit is None else entry.unit) for entry in given]
+    scales = {
+        one: Scale.over(
+            [array for array, other in zip(arrays, units, strict=True) if other == one],
+            signed=signed,
+            limits=limits,
+            unit=one,
+        )
+        for one in dict.fromkeys(units)
+    }
+    return Heat(
+        title=visible(title),
+        rows=_axis(rows, shape[0], row_labels),
+        columns=_axis(columns, shape[1], column_labels),
+        lengths=next((entry for entry in lengths if entry), None),
+        layers=tuple(_layer(entry, array, scales[one]) for entry, array, one in zip(given, arrays, units, strict=True)),
+        **details,
+    )
+
+
+def _layer(entry: MapLayer, array: np.ndarray, scale: Scale) -> Layer:
+    def like(values: Any, what: str) -> np.ndarray:
+        found, _ = checked(values, what)
+        if found.shape != array.shape:
+            raise UsageError(f"{what} has shape {found.shape}, but its values have {array.shape}; they must agree.")
+        return found
+
+    null = None if entry.null is None else like(entry.null, f"null of {entry.name!r}")
+    interval = None
+    if entry.interval is not None:
+        low, high = entry.interval
+        interval = (like(low, f"interval of {entry.name!r}"), like(high, f"interval of {entry.name!r}"))
+    details = tuple((str(name), like(values, str(name))) for name, values in entry.details.items())
+    return Layer(label(entry.name) if entry.name else "", visible(entry.group), array, scale, null, interval, details)
+
+
+def _axis(name: str, n: int, labels: Sequence[object] | None) -> Axis:
+    if labels is None:
+        return Axis(name, n)
+    if len(labels) != n:
+        raise UsageError(f"{len(labels)} labels were given for {n} {name} entries; give one for each.")
+    return Axis(name, n, tuple(map(label, labels)))
+
+
+def drill_of(drill: Mapping[Any, Any] | None, shape: tuple[int, int]) -> dict[str, list[dict[str, Any]]]:
+    """Lists to show for pinned heads: ``{head: {title: [row, ...]}}``, a row being text or a list of texts."""
+    return {str(HeadIndex.of(head).check(*shape)): drill_lists(lists) for head, lists in (drill or {}).items()}
+
+
+def drill_lists(lists: Mapping[Any, Any]) -> list[dict[str, Any]]:
+    """Lists by title as visible text."""
+    return [{"title": label(title), "rows": [_texts(row) for row in rows]} for title, rows in lists.items()]
+
+
+def _texts(row: Any) -> list[str]:
+    if isinstance(row, str) or not isinstance(row, Iterable):
+        row = [row]
+    return [f"{cell:.4g}" if isinstance(cell, float) else label(cell) for cell in row]

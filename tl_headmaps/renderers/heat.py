@@ -1,0 +1,268 @@
+"""Heat maps: heads by layer, panels side by side, components by layer, tokens by tokens.
+
+All are one drawing over :class:`~tl_headmaps.renderers.grids.Heat`, so all can be hovered, searched and walked through
+with the keyboard alike. Values are arrays, tensors or nested lists by row and column; several maps are given by name.
+
+>>> figure = head_map([[0.1, 0.7], [None, 0.2]], title="Country to capital", unit="share of pairs")
+>>> figure
+Figure('Country to capital', Heat, 1 KB)
+>>> print(figure)  # doctest: +ELLIPSIS
+Country to capital: 2 layers by 2 heads, from 0.1 to 0.7 share of pairs, 1 missing. Highest: L0H1 0.7, L1H1 0.2, ...
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from .colours import Limits
+from .figure import Figure
+from .grids import Heat, Layer, MapLayer, drill_of, heat_of
+from .page import escaped, figure_body, packed, packed_half, table
+from .text import visible
+
+_NUMBERED_CELLS = 150
+_NUMBERED_COLUMNS = 12
+"""Grids up to this size have room for the numbers in their cells."""
+
+_LISTED = 10
+
+
+def head_map(
+    values: Any,
+    *,
+    title: str = "Heads",
+    unit: str = "value",
+    signed: bool | None = None,
+    limits: Limits | None = None,
+    switches: tuple[str, str] = ("map", "measure"),
+    drill: Mapping[Any, Any] | None = None,
+    note: str = "",
+) -> Figure:
+    """Layers by heads, one map at a time; layers may have different numbers of heads.
+
+    Args:
+        values: Values by layer and head; or several maps by name, or :class:`MapLayer` entries, to switch between.
+        title: What is shown.
+        unit: What the numbers are; stands at the colour bar. Maps of one unit share one colour scale.
+        signed: Centre the colours on zero; by default if any value is negative.
+        limits: Ends of the colour bar; values beyond them take its end colours.
+        switches: What the two switches are called, if there are several maps (and groups of them).
+        drill: Lists shown when a head is pinned: ``{"L23H4": {"salient tokens": [["pasta", "Italian"], ...]}}``.
+        note: A sentence under the figure.
+    """
+    heat = heat_of(
+        values,
+        title=title,
+        unit=unit,
+        rows="layer",
+        columns="head",
+        signed=signed,
+        limits=limits,
+        switches=switches,
+        note=note,
+    )
+    return heat_figure(replace(heat, drill=drill_of(drill, (heat.rows.n, heat.columns.n))))
+
+
+def panels(
+    values: Any,
+    *,
+    title: str = "Heads",
+    unit: str = "value",
+    signed: bool | None = None,
+    limits: Limits | None = None,
+    drill: Mapping[Any, Any] | None = None,
+    note: str = "",
+) -> Figure:
+    """Several maps of layers by heads side by side, with one colour bar; arguments as for :func:`head_map`."""
+    heat = heat_of(
+        values,
+        title=title,
+        unit=unit,
+        rows="layer",
+        columns="head",
+        signed=signed,
+        limits=limits,
+        panels=True,
+        note=note,
+    )
+    return heat_figure(replace(heat, drill=drill_of(drill, (heat.rows.n, heat.columns.n))))
+
+
+def component_map(
+    values: Any,
+    columns: Sequence[str],
+    *,
+    title: str = "Components",
+    unit: str = "value",
+    signed: bool | None = None,
+    limits: Limits | None = None,
+    row_labels: Sequence[object] | None = None,
+    switches: tuple[str, str] = ("metric", "measure"),
+    note: str = "",
+) -> Figure:
+    """Layers by named components such as ``attn.q`` or ``mlp.up``; several metrics by name, to switch between.
+
+    Each metric has its own unit and colour scale; other arguments are as for :func:`head_map`.
+    """
+    if isinstance(values, Mapping):
+        values = [MapLayer(str(name), array, unit=str(name)) for name, array in values.items()]
+    return heat_figure(
+        heat_of(
+            values,
+            title=title,
+            unit=unit,
+            rows="layer",
+            columns="component",
+            row_labels=row_labels,
+            column_labels=columns,
+            signed=signed,
+            limits=limits,
+            item="component",
+            switches=switches,
+            note=note,
+        )
+    )
+
+
+def token_grid(
+    values: Any,
+    sources: Sequence[object],
+    targets: Sequence[object],
+    *,
+    title: str = "Tokens",
+    unit: str = "value",
+    rows: str = "source",
+    columns: str = "target",
+    signed: bool | None = None,
+    limits: Limits | None = None,
+    details: Mapping[str, Any] | None = None,
+    score: float | int | None = None,
+    note: str = "",
+) -> Figure:
+    """Source tokens (rows) by target tokens (columns), with the score under the grid if there is one."""
+    if score is not None:
+        note = f"score {score:.2g}" + (f" · {note}" if note else "")
+    heat = heat_of(
+        MapLayer("", values, details=details or {}),
+        title=title,
+        unit=unit,
+        rows=rows,
+        columns=columns,
+        row_labels=sources,
+        column_labels=targets,
+        signed=signed,
+        limits=limits,
+        item="pair",
+        note=note,
+    )
+    small = heat.rows.n * heat.columns.n <= _NUMBERED_CELLS and heat.columns.n <= _NUMBERED_COLUMNS
+    return heat_figure(replace(heat, numbers=small))
+
+
+def heat_figure(heat: Heat) -> Figure:
+    """The figure of a heat map: data for the script, and its text alternative."""
+    text = summary(heat)
+    body = figure_body("heat", heat.title, data=page_data(heat), alternative=_alternative(heat, text), note=heat.note)
+    return Figure(title=visible(heat.title), body=body, needs=("heat",), text=text, data=heat)
+
+
+def summary(heat: Heat) -> str:
+    """The map in words: its size, range, gaps and highest cells."""
+    what = f"{heat.rows.n} {_plural(heat.rows.name, heat.rows.n)} by {heat.columns.n} "
+    what += _plural(heat.columns.name, heat.columns.n)
+    lines = [_layer_summary(heat, layer) for layer in heat.layers]
+    if len(lines) == 1:
+        return f"{visible(heat.title)}: {what}, {lines[0]}"
+    return f"{visible(heat.title)}: {len(lines)} maps of {what}.\n" + "\n".join(lines)
+
+
+def _plural(name: str, n: int) -> str:
+    return name if n == 1 else f"{name}s"
+
+
+def _layer_summary(heat: Heat, layer: Layer) -> str:
+    finite = layer.values[np.isfinite(layer.values)]
+    title = " · ".join(part for part in (layer.group, layer.name) if part)
+    prefix = f"{title}: " if title and len(heat.layers) > 1 else ""
+    if not finite.size:
+        return f"{prefix}no values."
+    cells = sum(heat.lengths) if heat.lengths else layer.values.size
+    unit = f" {layer.scale.unit}" if layer.scale.unit else ""
+    missing = f", {cells - finite.size:,} missing" if finite.size < cells else ""
+    found = ", ".join(f"{name} {value:.4g}" for name, value in heat.highest(layer, 3))
+    return f"{prefix}from {finite.min():.4g} to {finite.max():.4g}{unit}{missing}. Highest: {found}."
+
+
+def _alternative(heat: Heat, text: str) -> str:
+    first = heat.layers[0]
+    paragraphs = "".join(f"<p>{line}</p>" for line in map(escaped, text.splitlines()[:40]))
+    if heat.numbers:
+        rows: list[list[object]] = [
+            [heat.rows.label(i), *(("" if np.isnan(v) else f"{v:.4g}") for v in first.values[i])]
+            for i in range(heat.rows.n)
+        ]
+        return paragraphs + table(["", *(heat.columns.label(j) for j in range(heat.columns.n))], rows)
+    listed = [[name, f"{value:.4g}"] for name, value in heat.highest(first, _LISTED)]
+    title = f"The {len(listed)} highest" + (f" of {first.name}" if first.name else "")
+    return paragraphs + table([heat.item, first.scale.unit or "value"], listed, title)
+
+
+def _cell_size(heat: Heat) -> tuple[float, float]:
+    """Width and height of a cell in pixels at full size."""
+    rows, columns = heat.rows.n, heat.columns.n
+    if heat.numbers:
+        return 76.0, 30.0
+    room = 230 if heat.panels and len(heat.layers) > 1 else 640
+    height = min(22.0, max(3.0, room / max(rows, 0.6 * columns)))
+    width = min(22.0, room / columns, 4 * height)
+    if heat.columns.labels is not None and heat.item == "component":
+        width = min(64.0, room / columns)
+    elif heat.columns.labels is not None:
+        width = height = max(10.0, min(22.0, room / columns))
+    return round(width, 2), round(height, 2)
+
+
+def page_data(heat: Heat) -> dict[str, Any]:
+    """What the script draws from."""
+    scales = list(dict.fromkeys(layer.scale for layer in heat.layers))
+    data: dict[str, Any] = {
+        "item": heat.item,
+        "rows": {"name": heat.rows.name, "n": heat.rows.n, "labels": heat.rows.labels},
+        "cols": {"name": heat.columns.name, "n": heat.columns.n, "labels": heat.columns.labels},
+        "cell": _cell_size(heat),
+        "panels": heat.panels,
+        "numbers": heat.numbers,
+        "switches": heat.switches,
+        "lengths": heat.lengths,
+        "drill": heat.drill,
+        "scales": [
+            {
+                "low": scale.low,
+                "high": scale.high,
+                "unit": scale.unit,
+                "signed": scale.signed,
+                "below": scale.below,
+                "above": scale.above,
+                "colours": " ".join(scale.colours),
+            }
+            for scale in scales
+        ],
+        "maps": [_map_data(layer, scales.index(layer.scale)) for layer in heat.layers],
+    }
+    return {name: value for name, value in data.items() if value not in (None, {}, False)}
+
+
+def _map_data(layer: Layer, scale: int) -> dict[str, Any]:
+    data: dict[str, Any] = {"name": layer.name, "scale": scale, "values": packed(layer.values)}
+    if layer.group:
+        data["group"] = layer.group
+    if layer.null is not None:
+        data["null"] = packed_half(layer.null)
+    if layer.interval is not None:
+        data["interval"] = [packed_half(bound) for bound in layer.interval]
+    if layer.details:
+        data["details"] = [[name, packed(values)] for name, values in layer.details]
+    return data

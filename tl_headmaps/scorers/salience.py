@@ -1,0 +1,98 @@
+r"""How much a head does about a token: the norm of what it writes over the norm of what it reads.
+
+``maps``:    ||x W_V W_O|| / ||x||, the published ratio.
+
+``folded``:  the same with the layer's norm applied, ||n(x) W_V W_O|| / ||n(x)||, where n is ln1 with its weight in
+the numerator and without it in the denominator: the same whether or not the weights were folded when the model was
+loaded.
+
+For QK, ||x W_Q W_K^T|| / ||x||: how strongly a query token's wishes about keys are felt at all.
+
+Norms go through the d_head x d_head Gram matrix of the right-hand factor, so that no vocab x d_model product is formed.
+"""
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from ..capture.weights import HeadWeights, LayerWeights
+from ..circuits.extremes import row_norms
+from ..circuits.factored import LayerMaps
+from ..types import Circuit, Preset
+
+
+def salience(
+    weights: HeadWeights,
+    layer: LayerWeights,
+    maps: LayerMaps,
+    vectors: Float[Tensor, "row d_model"],
+    *,
+    circuit: Circuit,
+    preset: Preset,
+) -> Float[Tensor, "head row"]:
+    """Salience ratio of every row of a layer's maps.
+
+    Args:
+        weights: The model.
+        layer: The layer's weights.
+        maps: The layer's maps for these rows.
+        vectors: Source vectors of the rows, before ln1.
+        circuit: Which circuit the maps are of.
+        preset: Which preset they were made with.
+    """
+    read = _norm_of_read(layer, vectors, preset)
+    norms = []
+    for number, head in enumerate(maps.heads):
+        factor = (
+            _written(weights, layer, head.head, preset)
+            if circuit == "ov"
+            else _keyed(weights, layer, head.head, preset)
+        )
+        norms.append(row_norms(maps.left_of(number), factor))
+    ratio = torch.stack(norms) / read
+    return torch.where(read > 0, ratio, torch.zeros_like(ratio))
+
+
+def _norm_of_read(layer: LayerWeights, vectors: Tensor, preset: Preset) -> Tensor:
+    if preset == "maps" or layer.ln1 is None:
+        norms: Tensor = torch.linalg.vector_norm(vectors, dim=-1)
+        return norms
+    if layer.ln1.centres:
+        mean_square = vectors.var(-1, correction=0)
+    else:
+        mean_square = torch.linalg.vector_norm(vectors, dim=-1).square() / vectors.shape[-1]
+    # The norm of x / sqrt(mean square + eps), without forming it.
+    return torch.sqrt(vectors.shape[-1] * mean_square / (mean_square + layer.ln1.eps))
+
+
+def _written(weights: HeadWeights, layer: LayerWeights, head: int, preset: Preset) -> Float[Tensor, "d_model d_head"]:
+    """W_O with what is lost on the way to the unembedding taken off; the final norm's weight is not part of it."""
+    W_O = layer.W_O[head]
+    if preset == "folded":
+        if layer.ln1_post is not None:
+            W_O = layer.ln1_post.folded_into(W_O)
+        if weights.ln_final is not None and weights.ln_final.centres:
+            W_O = W_O - W_O.mean(-1, keepdim=True)
+    return W_O.T
+
+
+def _keyed(weights: HeadWeights, layer: LayerWeights, head: int, preset: Preset) -> Float[Tensor, "d_model d_head"]:
+    """W_K with the linear part of the norms around it."""
+    W_K = layer.W_K[weights.group_of(head)]
+    if preset == "folded":
+        if layer.ln1 is not None:
+            W_K = W_K * layer.ln1.weight[:, None]
+            if layer.ln1.centres:
+                W_K = W_K - W_K.mean(0)
+        if layer.k_norm is not None:
+            W_K = W_K * layer.k_norm.weight
+    return W_K
+
+
+def most_salient(
+    ratio: Float[Tensor, "head row"], usable: Bool[Tensor, " row"], n: int
+) -> tuple[Int[Tensor, "head n"], Float[Tensor, "head n"]]:
+    """Rows of the ``n`` largest ratios of each head among the usable ones (ties: lower row), and the ratios."""
+    masked = ratio.masked_fill(~usable, float("-inf"))
+    values, rows = masked.sort(dim=-1, descending=True, stable=True)
+    return rows[:, :n], values[:, :n]
