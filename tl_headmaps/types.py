@@ -19,6 +19,12 @@ Preset: TypeAlias = Literal["folded", "maps"]
 Basis: TypeAlias = Literal["raw", "folded", "centred"]
 """State of the loaded weights; ``centred`` means processed without folding the norms."""
 
+Probe: TypeAlias = Literal["linear", "mlp"]
+"""A classifier that reads a label from heads: without or with a hidden layer."""
+
+Positions: TypeAlias = Literal["answer", "last"]
+"""Where heads are read: at the answer's tokens, or at the last token before it."""
+
 _HEAD_NAME = re.compile(r"[Ll](\d+)[Hh](\d+)")
 
 

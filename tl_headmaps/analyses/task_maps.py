@@ -29,7 +29,6 @@ from ..capture.head_features import HeadFeatures, capture_head_features
 from ..capture.weights import HeadWeights
 from ..errors import UsageError
 from ..results.task_maps import TaskMaps
-from ..scorers.probe import Probe
 from ..scorers.statistics import wilson_interval
 from ..scorers.tasks import (
     bootstrap_interval,
@@ -43,10 +42,9 @@ from ..scorers.tasks import (
 from ..scorers.words import cross_logits, majority_predictions, word_counts
 from ..task_files import load_tasks, read_tasks
 from ..tasks import Tasks
-from ..types import HeadIndex, check_choice
+from ..types import HeadIndex, Positions, Probe, check_choice
 from .verify_tasks import verify_tasks
 
-Positions: TypeAlias = Literal["answer", "last"]
 Features: TypeAlias = Literal["z"]
 
 _PLAIN, _BEYOND = 0, 1
@@ -240,6 +238,7 @@ def _result(
         interval_low=low,
         interval_high=high,
         importance_plain=function_means(found.parts[_PLAIN], labels, n_classes),
+        importance_again=beyond_again,
         null_mean=nulls.mean(0),
         null_max=null_max,
         probe_accuracy=accuracy["probe"],

@@ -15,6 +15,7 @@ from .demo import demo
 from .options import CircuitOption, DeviceOption, ModelOption, OutOption, PresetOption
 from .output import check_outputs, parse_heads, show_and_save
 from .salient import name_heads, salient
+from .tasks import tasks
 
 if TYPE_CHECKING:
     from ..relations import Relation
@@ -157,4 +158,5 @@ def model_(model: ModelOption = None, device: DeviceOption = None, out: OutOptio
 
 app.command()(salient)
 app.command("name-heads")(name_heads)
+app.command()(tasks)
 app.command()(demo)

@@ -20,7 +20,15 @@ if TYPE_CHECKING:
 STABLE = 0.8
 """Rank correlation between two seeds above which a map counts as stable."""
 
-_MAPS = ("importance", "importance_normalised", "interval_low", "interval_high", "importance_plain", "null_mean")
+_MAPS = (
+    "importance",
+    "importance_normalised",
+    "interval_low",
+    "interval_high",
+    "importance_plain",
+    "importance_again",
+    "null_mean",
+)
 _BY_FUNCTION = ("null_max", "probe_accuracy", "probe_low", "probe_high", "combined_accuracy", "stability")
 _BETWEEN = ("overlap", "correlation")
 
@@ -37,6 +45,7 @@ class TaskMaps(Result):
         importance_normalised: Its positive part, scaled to sum to one over the heads.
         interval_low, interval_high: 95% bootstrap interval of ``importance`` over matched sets (or contents).
         importance_plain: The same for a probe that is not told what the words say, as published.
+        importance_again: ``importance`` with the next seed.
         null_mean: Mean importance with labels shuffled.
         null_max: Largest importance of any head with labels shuffled.
         probe_accuracy: Share of a function's held-out items that the plain probe on all heads recognises.
@@ -48,7 +57,7 @@ class TaskMaps(Result):
         above_elbow: Heads of each function above the elbow of its sorted importances and above ``null_max``.
         overlap: Shared part of those heads between two functions (Jaccard).
         correlation: Rank correlation of two functions' importances.
-        stability: Rank correlation of each function's importances between two seeds.
+        stability: Rank correlation of ``importance`` and ``importance_again``, function by function.
     """
 
     kind: ClassVar[str] = "task_maps"
@@ -61,6 +70,7 @@ class TaskMaps(Result):
     interval_low: Float[Tensor, "function layer head"]
     interval_high: Float[Tensor, "function layer head"]
     importance_plain: Float[Tensor, "function layer head"]
+    importance_again: Float[Tensor, "function layer head"]
     null_mean: Float[Tensor, "function layer head"]
     null_max: Float[Tensor, " function"]
     probe_accuracy: Float[Tensor, " function"]

@@ -14,14 +14,11 @@ only what the features know beyond them.
 
 import math
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-
-Probe: TypeAlias = Literal["linear", "mlp"]
 
 _HIDDEN = 32
 _STEPS = 200

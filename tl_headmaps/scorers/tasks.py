@@ -19,7 +19,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..errors import UsageError
-from .probe import Linear, Perceptron, Probe, fit_linear, fit_mlp
+from ..types import Probe
+from .probe import Linear, Perceptron, fit_linear, fit_mlp
 
 PENALTY = 1e-3
 """L2 penalty of the linear probe, with features of mean squared length one."""
