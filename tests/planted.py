@@ -518,3 +518,44 @@ def _solve(matrix: Tensor, right: Tensor) -> Tensor:
     solution = torch.linalg.pinv(matrix.double(), rtol=1e-8) @ right
     assert (matrix.double() @ solution - right).abs().max() < 1e-6, "the tokens cannot be told apart"
     return solution.float()
+
+
+SLOT = 3
+"""Position the planted heads of :func:`slot_model` attend to."""
+
+
+def slot_model(markers: tuple[int, ...], answers: tuple[int, ...] = (), host: str = "bridge") -> Any:
+    """One layer of eight heads: head ``i`` sees whether ``markers[i]`` stands at ``SLOT``, the others see a bag.
+
+    Which marker stands there is a matter of order, not of words: heads beyond the planted ones attend to all
+    positions alike. If ``answers`` are given, head ``i`` then writes ``answers[i]``.
+    """
+    n_vocab, d_model, n_heads = 40, 64, 8
+    d_head = d_model // n_heads
+    source = source_model("gpt2", n_layers=1, n_heads=n_heads, n_vocab=n_vocab, d_model=d_model)
+    block = source.transformer.h[0]
+    with torch.no_grad():
+        # Tokens and positions each have a direction of their own; norms only scale.
+        source.transformer.wte.weight.copy_(torch.eye(n_vocab, d_model))
+        source.transformer.wpe.weight.zero_()
+        source.transformer.wpe.weight[: d_model - n_vocab, n_vocab:] = torch.eye(d_model - n_vocab)
+        for norm in (block.ln_1, block.ln_2, source.transformer.ln_f):
+            norm.weight.fill_(1)
+            norm.bias.zero_()
+        block.mlp.c_proj.weight.zero_()
+        block.mlp.c_proj.bias.zero_()
+        block.attn.c_proj.bias.zero_()
+        block.attn.c_proj.weight.zero_()
+        W_Q, W_K, W_V = block.attn.c_attn.weight.split(d_model, dim=1)
+        W_Q.zero_()
+        W_K.zero_()
+        block.attn.c_attn.bias.zero_()
+        for head, marker in enumerate(markers):
+            first = head * d_head
+            block.attn.c_attn.bias[first] = 10.0
+            W_K[n_vocab + SLOT, first] = 10.0
+            W_V[:, first : first + d_head] = 0
+            W_V[marker, first] = 1.0
+            if answers:
+                block.attn.c_proj.weight[first, answers[head]] = 1.0
+    return hosted(source, "gpt2", host=host)

@@ -22,7 +22,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 ORDER = (
     {"errors", "types", "files", "vocabulary", "provenance", "drawing"},
-    {"relations", "texts"},
+    {"relations", "texts", "tasks", "task_files"},
     {"capture"},
     {"circuits"},
     {"scorers"},

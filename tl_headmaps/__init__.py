@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .analyses.relation_scores import relation_scores as relation_scores
     from .analyses.reproduce import reproduce as reproduce
     from .analyses.salient_operations import salient_operations as salient_operations
+    from .analyses.task_maps import task_maps as task_maps
     from .analyses.token_grid import token_grid as token_grid
     from .analyses.validate import validate as validate
     from .analyses.value_mixing import value_mixing as value_mixing
@@ -44,10 +45,16 @@ if TYPE_CHECKING:
     from .results.relation_scores import RelationScores as RelationScores
     from .results.reproduction import Reproduction as Reproduction
     from .results.salient_operations import SalientOperations as SalientOperations
+    from .results.task_maps import TaskMaps as TaskMaps
+    from .results.task_verification import TaskVerification as TaskVerification
     from .results.token_grid import TokenGrid as TokenGrid
     from .results.validation import Validation as Validation
     from .results.value_mixing import ValueMixing as ValueMixing
     from .results.worked_example import WorkedExample as WorkedExample
+    from .task_files import load_tasks as load_tasks
+    from .task_files import read_tasks as read_tasks
+    from .tasks import TaskItem as TaskItem
+    from .tasks import Tasks as Tasks
     from .types import HeadIndex as HeadIndex
 
 __version__ = "0.1.0"
@@ -75,8 +82,10 @@ _HOMES = {
     "load_default_model": ".capture.bundled",
     "load_model": ".capture.loading",
     "load_relations": ".relations",
+    "load_tasks": ".task_files",
     "name_heads": ".analyses.name_heads",
     "predicate": ".naming.predicates",
+    "read_tasks": ".task_files",
     "Relation": ".relations",
     "relation_scores": ".analyses.relation_scores",
     "RelationScores": ".results.relation_scores",
@@ -85,6 +94,11 @@ _HOMES = {
     "Result": ".results.base",
     "salient_operations": ".analyses.salient_operations",
     "SalientOperations": ".results.salient_operations",
+    "task_maps": ".analyses.task_maps",
+    "TaskItem": ".tasks",
+    "TaskMaps": ".results.task_maps",
+    "Tasks": ".tasks",
+    "TaskVerification": ".results.task_verification",
     "token_grid": ".analyses.token_grid",
     "TokenGrid": ".results.token_grid",
     "validate": ".analyses.validate",

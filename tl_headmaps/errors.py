@@ -17,6 +17,10 @@ class RelationDataError(UsageError):
     """A relation that does not exist, cannot be read, or has no pair the model's tokenizer can write."""
 
 
+class TaskDataError(UsageError):
+    """Task items that cannot be read, are not labelled, or cannot be split fairly."""
+
+
 class UnsupportedModelError(HeadMapsError, ValueError):
     """A model without the parts an analysis needs, or with weights that cannot be read."""
 

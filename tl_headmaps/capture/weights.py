@@ -262,10 +262,10 @@ class HeadWeights:
         """SHA-256 over all the bytes of all weights read here, in their stored type."""
         digest = hashlib.sha256()
         for tensor in _tensors(self):
-            _update(digest, tensor)
+            hash_tensor(digest, tensor)
         for layer in range(self.n_layers):
             for tensor in _tensors(self.layer(layer)):
-                _update(digest, tensor)
+                hash_tensor(digest, tensor)
         return digest.hexdigest()
 
     def provenance(self, **details: Any) -> Provenance:
@@ -290,7 +290,8 @@ def _tensors(part: "HeadWeights | LayerWeights | Norm | MLP") -> Iterator[Tensor
             yield from _tensors(value)
 
 
-def _update(digest: Any, tensor: Tensor) -> None:
+def hash_tensor(digest: Any, tensor: Tensor) -> None:
+    """Add a tensor's shape and all its bytes to a digest."""
     digest.update(str(tuple(tensor.shape)).encode())
     data = tensor.detach().cpu().contiguous()
     digest.update(data.view(torch.uint8).numpy().data)

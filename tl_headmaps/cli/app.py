@@ -18,6 +18,7 @@ from .demo import demo
 from .options import CircuitOption, DeviceOption, ModelOption, OutOption, PresetOption
 from .output import check_outputs, parse_heads, show_and_save
 from .salient import name_heads, salient
+from .tasks import tasks
 
 if TYPE_CHECKING:
     from ..relations import Relation
@@ -163,6 +164,7 @@ app.command("name-heads")(name_heads)
 app.command()(groups)
 app.command()(mixing)
 app.command()(components)
+app.command()(tasks)
 app.command()(demo)
 for command in (validate, ablate, reproduce):
     app.command()(command)

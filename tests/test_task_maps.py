@@ -1,0 +1,574 @@
+"""Task maps: planted heads come out on top beyond words, parts add up, nulls are flat, ablations ablate."""
+
+import inspect
+import itertools
+import random
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from planted import SLOT, needs_hooked, random_model, shared_model, slot_model, word
+from sklearn.linear_model import LogisticRegression
+
+from tl_headmaps import HeadIndex, Result, TaskItem, TaskMaps, Tasks, TaskVerification, load_tasks, task_maps
+from tl_headmaps.analyses.verify_tasks import _random_heads, verify_tasks
+from tl_headmaps.capture.activations import run
+from tl_headmaps.capture.answers import answer_likelihoods, encode_question
+from tl_headmaps.capture.fingerprint import model_fingerprint
+from tl_headmaps.capture.head_features import capture_head_features
+from tl_headmaps.errors import TaskDataError, UsageError
+from tl_headmaps.scorers.probe import fit_linear, fit_mlp
+from tl_headmaps.scorers.tasks import content_folds, elbow, probe_fold, rank_correlations
+from tl_headmaps.scorers.words import cross_logits, majority_predictions, word_counts
+from tl_headmaps.tasks import with_alternatives
+
+MARKERS = (5, 6, 7, 8)
+ANSWERS = (30, 31, 32, 33)
+NAMES = ("retrieval", "inference", "decision_making", "math_calculation")
+
+
+def slot_tasks(n: int = 30, seed: int = 0, by_function: bool = False) -> Tasks:
+    """Every prompt holds all markers and two other words; the marker at SLOT is the function's."""
+    draw = random.Random(seed)
+    items = []
+    for number, (label, function) in itertools.product(range(n), enumerate(NAMES)):
+        others = [marker for marker in MARKERS if marker != MARKERS[label]] + draw.sample(range(10, 25), 2)
+        draw.shuffle(others)
+        words = [*others[:SLOT], MARKERS[label], *others[SLOT:]]
+        answer = ANSWERS[label] if by_function else draw.choice(ANSWERS)
+        items.append(
+            TaskItem(
+                "".join(f" {word(token)}" for token in words),
+                word(answer),
+                function,
+                alternatives=tuple(word(other) for other in ANSWERS if other != answer),
+                content=f"c{number % 10}",
+            )
+        )
+    return Tasks(tuple(items), name="slots")
+
+
+@pytest.fixture(scope="module")
+def planted() -> Any:
+    return slot_model(MARKERS)
+
+
+@pytest.fixture(scope="module")
+def planted_maps(planted: Any, tmp_path_factory: pytest.TempPathFactory) -> TaskMaps:
+    with torch.no_grad():
+        return task_maps(planted, slot_tasks(), cache_dir=tmp_path_factory.mktemp("kept"), progress=False)
+
+
+# What is found
+
+
+def test_planted_heads_come_out_on_top_for_their_function(planted_maps: TaskMaps) -> None:
+    assert planted_maps.functions == ("retrieval", "decision_making", "inference", "math_calculation")
+    for function, head in zip(NAMES, range(4), strict=True):
+        assert planted_maps.top(1, function)[0][0] == HeadIndex(0, head)
+        assert planted_maps.above_elbow[planted_maps.number(function)][0] == HeadIndex(0, head)
+        # The bag-of-words heads know nothing beyond words.
+        own = planted_maps.importance[planted_maps.number(function)]
+        assert float(own[0, 4:].max()) < 0.1 * float(own[0, head])
+
+
+def test_the_probe_knows_what_words_do_not(planted_maps: TaskMaps) -> None:
+    assert planted_maps.probe_accuracy.tolist() == [1.0] * 4
+    assert planted_maps.overall_accuracy["combined"] == 1.0
+    for name in ("majority", "format", "question", "words", "word_pairs"):
+        assert planted_maps.overall_accuracy[name] < 0.5, name
+    # Half of the eight heads know nothing, and their order is chance.
+    assert float(planted_maps.stability.min()) > 0.5
+
+
+def test_the_null_is_flat_and_maps_are_scaled(planted_maps: TaskMaps) -> None:
+    strongest = planted_maps.importance.amax((1, 2))
+    assert bool((planted_maps.null_mean.abs().amax((1, 2)) < 0.1 * strongest).all())
+    assert bool((planted_maps.null_max < 0.2 * strongest).all())
+    torch.testing.assert_close(planted_maps.importance_normalised.sum((1, 2)), torch.ones(4))
+    assert bool((planted_maps.interval_low <= planted_maps.importance).all())
+    assert bool((planted_maps.importance <= planted_maps.interval_high).all())
+    assert planted_maps.overlap.diagonal().tolist() == [1.0] * 4
+
+
+def test_labels_without_a_trace_in_the_heads_give_no_heads(planted: Any, tmp_path: Path) -> None:
+    draw = random.Random(5)
+    tasks = slot_tasks()
+    items = tuple(TaskItem(**{**vars(item), "function": draw.choice(NAMES)}) for item in tasks.items)
+    found = task_maps(planted, Tasks(items), cache_dir=tmp_path, progress=False)
+    assert found.overall_accuracy["probe"] < 0.4
+    assert sum(len(heads) for heads in found.above_elbow) <= 3
+    assert not found.stable and "UNSTABLE" in str(found)
+
+
+def test_words_that_give_the_label_away_leave_nothing_to_the_heads(tmp_path: Path) -> None:
+    """Head 0 sees the marker at the slot; if only that marker is in the prompt, words know as much."""
+    draw = random.Random(3)
+    items = []
+    for number, (label, function) in itertools.product(range(30), enumerate(NAMES[:2])):
+        words = [*draw.sample(range(10, 25), SLOT), MARKERS[label], *draw.sample(range(10, 25), 2)]
+        text = "".join(f" {word(token)}" for token in words)
+        items.append(TaskItem(text, word(draw.choice(ANSWERS)), function, content=f"c{number % 10}"))
+    found = task_maps(slot_model(MARKERS), Tasks(tuple(items)), cache_dir=tmp_path, progress=False)
+    assert found.overall_accuracy["words"] == found.overall_accuracy["probe"] == 1.0
+    assert float(found.importance_plain.max()) > 4 * float(found.importance.max())
+
+
+def test_the_last_position_and_the_mlp_probe_find_them_too(planted: Any, tmp_path: Path) -> None:
+    options = {"cache_dir": tmp_path, "progress": False, "n_null": 2, "positions": "last"}
+    for probe in ("linear", "mlp"):
+        found = task_maps(planted, slot_tasks(), probe=probe, **options)
+        assert float(found.probe_accuracy.min()) > 0.9
+        for function, head in zip(NAMES, range(4), strict=True):
+            assert found.top(1, function)[0][0] == HeadIndex(0, head)
+
+
+def test_same_input_same_bytes(planted: Any, planted_maps: TaskMaps, tmp_path: Path) -> None:
+    again = task_maps(planted, slot_tasks(), cache_dir=tmp_path, progress=False).to_dict()
+    first = planted_maps.to_dict()
+    assert (
+        first.pop("provenance")["fingerprint"] == again.pop("provenance")["fingerprint"] == model_fingerprint(planted)
+    )
+    assert first == again
+
+
+@needs_hooked
+def test_a_hooked_transformer_gives_the_same_maps(planted_maps: TaskMaps, tmp_path: Path) -> None:
+    found = task_maps(slot_model(MARKERS, host="hooked"), slot_tasks(), cache_dir=tmp_path, progress=False)
+    torch.testing.assert_close(found.importance, planted_maps.importance, atol=1e-3, rtol=1e-3)
+
+
+# The probe
+
+
+def random_problem(
+    n_items: int = 60, dim: int = 12, n_classes: int = 3, seed: int = 0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    features = torch.randn(n_items, dim, generator=generator)
+    return features, (features[:, :n_classes] + 0.5 * torch.randn(n_items, n_classes, generator=generator)).argmax(1)
+
+
+def test_linear_fits_equal_scikit_learn_each_on_its_own() -> None:
+    features, labels = random_problem()
+    sets = torch.stack([labels, labels.roll(7), labels.flip(0)])
+    penalty = 0.03
+    ours = fit_linear(features, sets, 3, penalty=penalty)
+    for number, row in enumerate(sets):
+        theirs = LogisticRegression(C=1 / (penalty * len(row)), tol=1e-8, max_iter=5000).fit(features, row)
+        np.testing.assert_allclose(ours.weight[number].T, theirs.coef_, atol=2e-4)
+        logits = ours.logits(features)[number]
+        np.testing.assert_allclose(logits.softmax(-1), theirs.predict_proba(features), atol=2e-4)
+
+
+def test_an_offset_that_knows_everything_leaves_nothing_to_learn() -> None:
+    features, labels = random_problem()
+    offsets = 50 * torch.nn.functional.one_hot(labels, 3).float()[None]
+    assert float(fit_linear(features, labels[None], 3, penalty=0.01, offsets=offsets).weight.abs().max()) < 1e-4
+
+
+def test_gradients_are_those_of_autograd() -> None:
+    features, labels = random_problem(20)
+    sets = torch.stack([labels, labels.flip(0)])
+    for fitted in (fit_linear(features, sets, 3, penalty=0.1), fit_mlp(features, sets, 3, seed=0)):
+        ours = fitted.gradients(features, sets)
+        for number, row in enumerate(sets):
+            with torch.enable_grad():
+                x = features.clone().requires_grad_()
+                fitted.logits(x)[number].gather(1, row[:, None]).sum().backward()
+            torch.testing.assert_close(ours[number], x.grad, atol=1e-5, rtol=1e-4)
+
+
+def test_mlp_fits_do_not_influence_each_other() -> None:
+    features, labels = random_problem()
+    sets = torch.stack([labels, labels.flip(0)])
+    both = fit_mlp(features, sets, 3, seed=1)
+    for number in range(2):
+        alone = fit_mlp(features, sets[number : number + 1], 3, seed=1)
+        torch.testing.assert_close(both.logits(features)[number], alone.logits(features)[0], atol=1e-3, rtol=1e-3)
+
+
+def features_of_heads(n_items: int = 80, seed: int = 0) -> torch.Tensor:
+    """[layer, item, head * d_head]: 3 layers, 2 heads of 5; the scale differs by layer, one feature is constant."""
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.randn(3, n_items, 10, generator=generator) * torch.tensor([0.01, 1.0, 100.0])[:, None, None] + 3
+    values[1, :, 4] = 7
+    return values
+
+
+@pytest.mark.parametrize("offset", [0.0, 1.0])
+def test_parts_of_all_heads_add_up_to_the_logit(offset: float) -> None:
+    """Completeness, against a dense probe in feature space."""
+    values = features_of_heads()
+    labels = torch.arange(80) % 4
+    tested = torch.arange(80) < 20
+    offsets = offset * torch.randn(1, 80, 4, generator=torch.Generator().manual_seed(1))
+    found = probe_fold(lambda layer: values[layer], 3, 2, labels[None], tested, 4, offsets=offsets, penalty=0.01)
+    flat = values.transpose(0, 1).flatten(1)
+    deviation = flat[~tested].std(0, correction=0)
+    dense = (flat - flat[~tested].mean(0)) / torch.where(deviation < 1e-5, 1.0, deviation)
+    dense[:, 14] = 0
+    dense = dense / dense[~tested].square().sum(1).mean().sqrt()
+    probe = fit_linear(dense[~tested], labels[None, ~tested], 4, penalty=0.01, offsets=offsets[:, ~tested])
+    logits = probe.logits(dense[tested]) + offsets[:, tested]
+    torch.testing.assert_close(found.logits, logits, atol=1e-3, rtol=1e-3)
+    own = labels[tested]
+    bias = probe.bias[0, own] + offsets[0, tested].gather(1, own[:, None]).squeeze(1)
+    chosen = logits[0].gather(1, own[:, None]).squeeze(1)
+    torch.testing.assert_close(found.parts[0].sum((1, 2)), chosen - bias, atol=1e-3, rtol=1e-3)
+    torch.testing.assert_close(found.rest[0], bias, atol=1e-3, rtol=1e-3)
+    by_head = (probe.weight[0].T[own] * dense[tested]).view(-1, 3, 2, 5).sum(-1)
+    torch.testing.assert_close(found.parts[0], by_head, atol=1e-3, rtol=1e-3)
+
+
+def test_the_scale_of_a_head_does_not_matter() -> None:
+    values = features_of_heads()
+    labels, tested = (torch.arange(80) % 4)[None], torch.arange(80) < 20
+    louder = values * torch.tensor([1e3, 1e-3, 1.0])[:, None, None]
+    first, second = (
+        probe_fold(lambda layer, x=x: x[layer], 3, 2, labels, tested, 4, offsets=torch.zeros(1, 80, 4)).parts
+        for x in (values, louder)
+    )
+    torch.testing.assert_close(first, second, atol=2e-3, rtol=2e-3)
+
+
+# Splits, words, curves
+
+
+@given(st.lists(st.tuples(st.integers(0, 14), st.integers(0, 2)), min_size=30, max_size=120), st.integers(0, 3))
+def test_folds_keep_contents_whole_and_need_every_function(pairs: list[tuple[int, int]], seed: int) -> None:
+    contents, labels = [f"c{content}" for content, _ in pairs], torch.tensor([label for _, label in pairs])
+    try:
+        folds = content_folds(contents, labels, 4, seed, ("a", "b", "c"))
+    except UsageError as error:
+        assert "contents" in str(error)
+        return
+    assert all(len({int(f) for f, c in zip(folds, contents, strict=True) if c == content}) == 1 for content in contents)
+    for first, second in itertools.combinations(range(4), 2):
+        assert len(labels[(folds != first) & (folds != second)].unique()) == 3
+    assert torch.equal(folds, content_folds(contents, labels, 4, seed, ("a", "b", "c")))
+
+
+def test_folds_of_the_bundled_items_are_even_and_differ_by_seed() -> None:
+    tasks = load_tasks()
+    labels = torch.tensor([tasks.functions.index(item.function) for item in tasks.items])
+    contents = [item.content for item in tasks.items]
+    folds = content_folds(contents, labels, 5, 0, tasks.functions)
+    for fold in range(5):
+        assert labels[folds == fold].bincount().tolist() == [30] * 8
+    assert not torch.equal(folds, content_folds(contents, labels, 5, 1, tasks.functions))
+
+
+def test_impossible_splits_are_refused() -> None:
+    labels = torch.tensor([0, 1] * 10)
+    with pytest.raises(UsageError, match=r"folds=2 is too few"):
+        content_folds(["a"] * 20, labels, 2, 0, ("x", "y"))
+    with pytest.raises(UsageError, match=r"have 2 contents, which cannot be split into 3 folds"):
+        content_folds(["a", "b"] * 10, labels, 3, 0, ("x", "y"))
+    contents = [f"c{i % 2}" if label else f"c{i}" for i, label in enumerate(labels.tolist())]
+    with pytest.raises(UsageError, match=r"The function 'y' has items in [12] of 3 folds; it needs three"):
+        content_folds(contents, labels, 3, 0, ("x", "y"))
+
+
+def test_words_are_counted() -> None:
+    counts = word_counts(["a b a", "A, b", "c d"])
+    assert counts.shape == (3, 2)
+    scale = float(counts[0].max()) / 2
+    torch.testing.assert_close(counts / scale, torch.tensor([[2.0, 1.0], [1.0, 1.0], [0.0, 0.0]]))
+    torch.testing.assert_close(counts.square().sum(1).mean(), torch.tensor(1.0))
+    assert word_counts(["a b", "a b"], 2).shape == (2, 3)
+    assert word_counts(["x", "y"]).abs().sum() == 0
+
+
+def test_word_logits_never_come_from_a_probe_that_saw_the_item_or_the_tested_fold() -> None:
+    generator = torch.Generator().manual_seed(0)
+    features, labels = torch.randn(40, 6, generator=generator), torch.arange(40) % 2
+    folds = torch.arange(40) // 2 % 4
+    logits = cross_logits(features, labels, folds, 2)
+    for tested, item in itertools.product(range(4), range(0, 40, 9)):
+        changed = labels.clone()
+        unseen = (folds == tested) | (folds == folds[item])
+        changed[unseen] = 1 - changed[unseen]
+        again = cross_logits(features, changed, folds, 2)
+        torch.testing.assert_close(again[tested, item], logits[tested, item])
+    outer = cross_logits(features, labels, folds, 2, inner=False)
+    torch.testing.assert_close(outer[folds, range(40)], logits[folds, range(40)])
+
+
+def test_the_majority_is_taken_from_the_other_folds() -> None:
+    labels, folds = torch.tensor([0, 0, 1, 1, 1, 0]), torch.tensor([0, 0, 1, 1, 2, 2])
+    assert majority_predictions([""] * 6, labels, folds, 2).tolist() == [1, 1, 0, 0, 0, 0]
+    assert majority_predictions(["a", "b", "a", "b", "a", "c"], labels, folds, 2).tolist() == [1, 1, 0, 0, 0, 0]
+
+
+@given(st.lists(st.floats(0, 1), min_size=3, max_size=30), st.integers(1, 5))
+def test_the_elbow_stands_behind_values_that_stick_out(low: list[float], n: int) -> None:
+    values = torch.tensor([100.0 + i for i in range(n)] + low * 10, dtype=torch.float64)
+    assert elbow(values[torch.randperm(len(values), generator=torch.Generator().manual_seed(0))]) == n
+
+
+def test_constant_values_have_no_elbow() -> None:
+    assert elbow(torch.ones(5)) == 0
+    assert elbow(torch.tensor([2.0, 1.0])) == 0
+
+
+def test_rank_correlations_equal_scipy() -> None:
+    from scipy.stats import spearmanr
+
+    generator = torch.Generator().manual_seed(0)
+    a, b = (torch.randint(0, 9, (3, 4, 5), generator=generator).float() for _ in range(2))
+    expected = [spearmanr(x.flatten(), y.flatten()).statistic for x, y in zip(a, b, strict=True)]
+    np.testing.assert_allclose(rank_correlations(a, b), expected, atol=1e-6)
+    assert rank_correlations(a, torch.ones_like(a)).tolist() == [0.0] * 3
+
+
+# Activations on disk
+
+
+def questions_of(model: Any, tasks: Tasks) -> tuple[list[tuple[int, ...]], list[tuple[int, int]]]:
+    asked = [encode_question(model, item.prompt, [item.answer]) for item in tasks.items]
+    return [q.answered for q in asked], [(len(q.prompt), len(q.answered)) for q in asked]
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_features_are_the_mean_z_over_the_span(kind: str, tmp_path: Path) -> None:
+    model = shared_model(kind)
+    prompts = [[3, 4, 5, 6, 7], [8, 9, 10], [11, 12, 13, 14, 15]]
+    spans = [(2, 5), (1, 2), (0, 5)]
+    found = capture_head_features(model, prompts, spans, cache_dir=tmp_path)
+    assert (found.n_items, found.n_layers, found.n_heads, found.n_captured) == (3, 3, 4, 1)
+    for item, (prompt, (first, end)) in enumerate(zip(prompts, spans, strict=True)):
+        _, cache = model.run_with_cache(torch.tensor([prompt]))
+        for layer in range(3):
+            expected = cache[f"blocks.{layer}.attn.hook_z"][0, first:end].mean(0).flatten()
+            torch.testing.assert_close(found.layer(layer)[item], expected)
+
+
+def test_kept_features_are_not_captured_again(planted: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts, spans = questions_of(planted, slot_tasks())
+    monkeypatch.setattr("tl_headmaps.capture.head_features._CHUNK", 32)
+    done: list[int] = []
+
+    def stop(n: int) -> None:
+        done.append(n)
+        if sum(done) > 64:
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        capture_head_features(planted, prompts, spans, cache_dir=tmp_path, progress=stop)
+    kept = sorted(tmp_path.iterdir())
+    assert len(kept) == 2 and all(path.suffix == ".safetensors" for path in kept)
+    rest = capture_head_features(planted, prompts, spans, cache_dir=tmp_path)
+    assert rest.n_captured == 2 and len(rest.chunks) == 4
+    again = capture_head_features(planted, prompts, spans, cache_dir=tmp_path)
+    assert again.n_captured == 0
+    fresh = capture_head_features(planted, prompts, spans, cache_dir=tmp_path / "other")
+    assert torch.equal(again.layer(0), fresh.layer(0))
+
+
+def test_other_positions_prompts_models_and_damaged_files_are_captured_anew(tmp_path: Path) -> None:
+    model = random_model("gpt2")
+    prompts, spans = [[3, 4, 5], [6, 7, 8]], [(1, 3), (1, 3)]
+
+    def captured(*arguments: Any) -> int:
+        return capture_head_features(*arguments, cache_dir=tmp_path).n_captured
+
+    assert captured(model, prompts, spans) == 1
+    assert captured(model, prompts, spans) == 0
+    assert captured(model, prompts, [(1, 3), (2, 3)]) == 1
+    assert captured(model, [[3, 4, 5], [6, 7, 9]], spans) == 1
+    before = model_fingerprint(model)
+    with torch.no_grad():
+        next(iter(model.blocks[2].mlp.parameters()))[0] += 1e-3
+    assert model_fingerprint(model) != before
+    assert captured(model, prompts, spans) == 1
+    for path in tmp_path.iterdir():
+        path.write_bytes(path.read_bytes()[:100])
+    assert captured(model, prompts, spans) == 1
+    assert captured(model, prompts, spans) == 0
+
+
+# Answers and ablation
+
+
+def test_likelihoods_equal_one_pass_per_option() -> None:
+    model = shared_model("llama")
+    asked = [
+        encode_question(model, f" {word(5)} {word(6)}", [word(7), word(8), f"{word(9)}-"]),
+        encode_question(model, f" {word(5)}", [f"{word(7)}--", f"{word(8)}--", f"{word(7)}-"]),
+    ]
+    assert [len(option) for option in asked[1].options] == [3, 3, 2]
+    ablated = torch.zeros(2, 3, 4, dtype=torch.bool)
+    ablated[0, 1, 2] = ablated[1, 0, 3] = ablated[1, 2, 0] = True
+    for mask in (None, ablated):
+        found = answer_likelihoods(model, asked, ablated=mask)
+        for number, question in enumerate(asked):
+            for option, value in zip(question.options, found[number], strict=True):
+                hooks = []
+                for layer, head in [] if mask is None else mask[number].nonzero().tolist():
+
+                    def zero(z: torch.Tensor, hook: Any, head: int = head) -> torch.Tensor:
+                        z = z.clone()
+                        z[:, :, head] = 0
+                        return z
+
+                    hooks.append((f"blocks.{layer}.attn.hook_z", zero))
+                ids = torch.tensor([[*question.prompt, *option]])
+                logits = model.run_with_hooks(ids, return_type="logits", fwd_hooks=hooks).log_softmax(-1)
+                start = len(question.prompt) - 1
+                expected = sum(float(logits[0, start + i, token]) for i, token in enumerate(option))
+                assert value == pytest.approx(expected, abs=1e-4)
+
+
+def test_an_answer_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    items = [TaskItem(f" {word(3 + i)}" * 32, word(5), NAMES[i % 2], content=f"c{i}") for i in range(20)]
+    with pytest.raises(UsageError, match=r"does not fit behind its prompt \(32 tokens: .*context holds 32\. Shorten"):
+        task_maps(shared_model("gpt2"), Tasks(tuple(items)), cache_dir=tmp_path, progress=False)
+
+
+def test_ablating_the_heads_of_a_function_breaks_that_function_alone(planted_maps: TaskMaps) -> None:
+    """Head i alone writes the answer of function i; its heads are given by hand, in the order of NAMES."""
+    model = slot_model(MARKERS, ANSWERS)
+    tasks = slot_tasks(by_function=True)
+    labels = torch.tensor([planted_maps.functions.index(item.function) for item in tasks.items])
+    folds = content_folds([item.content for item in tasks.items], labels, 5, 0, planted_maps.functions)
+    importance = torch.zeros(5, 4, 1, 8)
+    for number, function in enumerate(planted_maps.functions):
+        importance[:, number, 0, NAMES.index(function)] = 1
+    given = {"folds": folds, "fold_importance": importance, "max_heads": 1, "progress": False}
+    found = verify_tasks(model, tasks, planted_maps, n_items=10, **given)
+    assert found.clean.tolist() == [1.0] * 4
+    assert torch.equal(found.accuracy, 1 - torch.eye(4))
+    assert found.n_items == (10,) * 4 and found.n_ablated == (1,) * 4
+    assert bool((found.random > 0.5).all())
+    torch.testing.assert_close(found.chance, torch.full((4,), 0.25))
+    assert bool((found.accuracy_low <= found.accuracy).all() and (found.accuracy <= found.accuracy_high).all())
+    everything = verify_tasks(model, tasks, planted_maps, n_items=None, n_random=1, **given)
+    assert everything.n_items == (30,) * 4
+    assert "random others" in str(found)
+    with pytest.raises(UsageError, match="n_random=0 must be at least 1"):
+        verify_tasks(model, tasks, planted_maps, n_random=0, **given)
+
+
+def test_verify_of_a_result_asks_held_out_items(planted_maps: TaskMaps) -> None:
+    found = planted_maps.verify(n_items=5, n_random=1, max_heads=2, progress=False)
+    assert isinstance(found, TaskVerification)
+    assert found.functions == planted_maps.functions
+    with pytest.raises(UsageError, match=r"8 heads are to be ablated|Use max_heads=4 or less|must be at least"):
+        planted_maps.verify(max_heads=0)
+
+
+def test_random_heads_are_never_the_functions_own() -> None:
+    generator = np.random.default_rng(0)
+    own = torch.rand(3, 2, 4, 5, generator=torch.Generator().manual_seed(0)) < 0.3
+    labels, folds = torch.arange(12) % 2, torch.arange(12) % 3
+    for _ in range(20):
+        drawn = _random_heads(own, [3, 4], labels, folds, generator)
+        assert not bool((drawn & own[folds, labels]).any())
+        assert drawn.sum((1, 2)).tolist() == [3, 4] * 6
+
+
+def test_missing_alternatives_are_answers_of_like_items() -> None:
+    items = [
+        TaskItem(f"q {f} {i}", f"{f[0]}{'x' * (i % 4)}{i}", f, content=f"c{i}") for f in NAMES[:2] for i in range(12)
+    ]
+    tasks = Tasks(tuple(items))
+    for before, item in zip(items, with_alternatives(tasks).items, strict=True):
+        assert len(item.alternatives) == 3
+        assert item.answer not in item.alternatives
+        assert all(other[0] == item.function[0] for other in item.alternatives)
+        assert max(abs(len(other) - len(item.answer)) for other in item.alternatives) <= 2
+        assert with_alternatives(tasks).items[items.index(before)] == item
+    same = Tasks(tuple(TaskItem(f"q {f} {i}", "same", f, content=f"c{i}") for f in NAMES[:2] for i in range(12)))
+    with pytest.raises(TaskDataError, match=r"has no alternatives, and all items of retrieval"):
+        with_alternatives(same)
+
+
+# Results
+
+
+@pytest.mark.parametrize("suffix", [".json", ".safetensors"])
+def test_results_come_back_from_files(planted_maps: TaskMaps, tmp_path: Path, suffix: str) -> None:
+    verified = planted_maps.verify(n_items=2, n_random=1, max_heads=1, progress=False)
+    for result in (planted_maps, verified):
+        loaded = Result.load(result.save(tmp_path / f"{result.kind}{suffix}"))
+        assert loaded == result
+    maps = TaskMaps.load(tmp_path / f"task_maps{suffix}")
+    with pytest.raises(UsageError, match=r"no longer has its model and items at hand"):
+        maps.verify()
+
+
+def test_json_has_the_agreed_names(planted_maps: TaskMaps) -> None:
+    values = planted_maps.to_dict()
+    assert values["kind"] == "task_maps"
+    assert list(values["axes"]) == ["function", "layer", "head"]
+    for name in ("importance", "importance_normalised", "null_mean"):
+        assert np.shape(values[name]) == (4, 1, 8)
+    assert np.shape(values["probe_accuracy"]) == (4,)
+    assert all(np.shape(found) == (4,) for found in values["baseline_accuracy"].values())
+    assert values["provenance"]["seed"] == 0 and values["provenance"]["data"]["slots"] == slot_tasks().digest
+
+
+def test_tables_selections_and_text(planted_maps: TaskMaps, tmp_path: Path) -> None:
+    rows = list(planted_maps.to_rows())
+    assert len(rows) == 4 * 8
+    assert rows[0]["function"] == "retrieval" and isinstance(rows[0]["above_elbow"], bool)
+    chosen = planted_maps.select("inference")
+    assert chosen.functions == ("inference",) and chosen.overlap.shape == (1, 1)
+    assert torch.equal(chosen.importance[0], planted_maps.importance[planted_maps.number("inference")])
+    with pytest.raises(UsageError, match="no function 'chess'; it has retrieval"):
+        planted_maps.select("chess")
+    text = str(planted_maps)
+    assert "L0H0" in text and ("UNSTABLE" in text) == (not planted_maps.stable)
+    assert planted_maps.top(2)[0][1] == float(planted_maps.importance.max())
+    for name in ("maps.html", "maps.csv"):
+        assert planted_maps.save(tmp_path / name).stat().st_size > 500
+    page = planted_maps.figure().html
+    assert "Math Calculation" in page and "Decision-making" in page
+    assert "rank correlation" in planted_maps.figure(stability=True).html
+    assert "random others" in planted_maps.verify(n_items=2, n_random=1, progress=False).figure().html
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"features": "q"}, "features='q' is not known"),
+        ({"positions": "first"}, "positions='first' is not known"),
+        ({"probe": "tree"}, "probe='tree' is not known"),
+        ({"n_null": 0}, "no map is given without its null"),
+        ({"folds": 2}, "folds=2 is too few"),
+        ({"folds": 11}, "have 10 contents, which cannot be split into 11 folds"),
+    ],
+)
+def test_bad_options_are_refused_before_the_model_runs(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        inspect.unwrap(task_maps)(None, slot_tasks(), **options)
+
+
+def test_hooks_of_the_user_are_left_alone(planted: Any, tmp_path: Path) -> None:
+    seen: list[str] = []
+    with planted.hooks(fwd_hooks=[("blocks.0.attn.hook_z", lambda z, hook: seen.append(hook.name))]):
+        task_maps(planted, slot_tasks(), cache_dir=tmp_path, progress=False, n_null=1)
+        assert seen == []
+        planted(torch.tensor([[3, 4]]))
+        assert len(seen) == 1
+    run(planted, [[3, 4]])
+
+
+# The default model
+
+
+@pytest.mark.model
+def test_two_contents_of_the_default_model(default_model: Any, tmp_path: Path) -> None:
+    """A short pass: forty-eight items. The figures for all of them are in the benchmarks."""
+    tasks = load_tasks()
+    chosen = tuple(item for item in tasks.items if item.format == "place_sentence" and item.content in ("g0", "g1"))
+    asked = [encode_question(default_model, item.prompt, (item.answer, *item.alternatives)) for item in chosen]
+    likelihoods = answer_likelihoods(default_model, asked)
+    right = [values[0] > max(values[1:]) for values in likelihoods]
+    assert sum(right) / len(right) > 0.45

@@ -1,0 +1,96 @@
+"""Whether a model gets worse at a function when that function's heads are taken away, and only then."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ..provenance import Provenance
+from .base import Result
+
+if TYPE_CHECKING:
+    from typing import Self
+
+_MATRICES = ("accuracy", "accuracy_low", "accuracy_high")
+_BY_FUNCTION = ("clean", "clean_low", "clean_high", "random", "random_low", "random_high", "chance")
+
+
+@dataclass(frozen=True, eq=False)
+class TaskVerification(Result):
+    """Accuracy on the items of a function (columns) after ablating the heads of a function (rows).
+
+    An item counts as right when the model finds the right answer likelier than every alternative. Its heads were chosen
+    without it: by a probe that did not see its content. Intervals are 95% Wilson intervals over items.
+
+    Attributes:
+        functions: Names of the functions, for both axes.
+        n_items: Items of each function that were asked.
+        n_ablated: Heads taken away for each function.
+        accuracy: After ablating the heads of the row's function, on the items of the column's.
+        accuracy_low, accuracy_high: Its interval.
+        clean: With all heads.
+        random: With as many other heads taken away, drawn at random from those that are not the function's own, on
+            the function's own items; mean over several draws.
+        chance: Expected share of right answers when one of the alternatives is drawn.
+    """
+
+    kind: ClassVar[str] = "task_verification"
+    functions: tuple[str, ...]
+    n_items: tuple[int, ...]
+    n_ablated: tuple[int, ...]
+    accuracy: Float[Tensor, "function function"]
+    accuracy_low: Float[Tensor, "function function"]
+    accuracy_high: Float[Tensor, "function function"]
+    clean: Float[Tensor, " function"]
+    clean_low: Float[Tensor, " function"]
+    clean_high: Float[Tensor, " function"]
+    random: Float[Tensor, " function"]
+    random_low: Float[Tensor, " function"]
+    random_high: Float[Tensor, " function"]
+    chance: Float[Tensor, " function"]
+    provenance: Provenance
+
+    @property
+    def values(self) -> Float[Tensor, "function function"]:
+        """The accuracies after ablation."""
+        return self.accuracy
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        axes = {"ablated": list(self.functions), "tested": list(self.functions)}
+        result: dict[str, Any] = {"kind": self.kind, "axes": axes}
+        result |= {"n_items": list(self.n_items), "n_ablated": list(self.n_ablated)}
+        result |= {name: getattr(self, name).tolist() for name in (*_MATRICES, *_BY_FUNCTION)}
+        result["provenance"] = self.provenance.to_dict()
+        return result
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "Self":
+        """Inverse of :meth:`to_dict`."""
+        tensors: dict[str, Any] = {
+            name: torch.tensor(values[name], dtype=torch.float32) for name in (*_MATRICES, *_BY_FUNCTION)
+        }
+        return cls(
+            functions=tuple(values["axes"]["tested"]),
+            n_items=tuple(values["n_items"]),
+            n_ablated=tuple(values["n_ablated"]),
+            provenance=Provenance.from_dict(values["provenance"]),
+            **tensors,
+        )
+
+    def to_rows(self) -> Iterable[dict[str, Any]]:
+        """One record per pair of functions."""
+        for row, ablated in enumerate(self.functions):
+            for column, tested in enumerate(self.functions):
+                record: dict[str, Any] = {"ablated": ablated, "tested": tested, "n_ablated": self.n_ablated[row]}
+                record |= {name: float(getattr(self, name)[row, column]) for name in _MATRICES}
+                record |= {name: float(getattr(self, name)[column]) for name in _BY_FUNCTION}
+                yield record | {"n_items": self.n_items[column]}
+
+    def __str__(self) -> str:
+        from ..renderers.text_tasks import task_verification_text
+
+        return task_verification_text(self)
