@@ -18,13 +18,10 @@ from torch import Tensor
 
 from ..errors import UnsupportedModelError, UsageError
 from ..types import Basis
-from .weights import ACTIVATIONS, MLP, LayerWeights, Norm, check_finite
+from .weights import ACTIVATIONS, MLP, LayerWeights, Norm, basis_of, check_finite
 
 _CHECK_TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3, torch.float16: 2e-2, torch.bfloat16: 8e-2}
 """Largest accepted difference to the model's own computation, relative to the largest value."""
-
-_CENTRED_TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 2e-3}
-"""How far from zero the mean of a centred unembedding may be, relative to its size (float32: 1e-4)."""
 
 _HOOK_DICTIONARIES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -149,8 +146,8 @@ class _Reader:
     def stored(self, tensor: Tensor) -> Tensor:
         return tensor.detach().to(self.device).contiguous()
 
-    def tensor(self, module: Any, *names: str) -> Tensor | None:
-        """The first attribute that exists and is not None, as float32."""
+    def tensor(self, module: Any, *names: str, dtype: torch.dtype | None = torch.float32) -> Tensor | None:
+        """The first attribute that exists and is not None, as float32 (or in its stored type)."""
         for name in names:
             value = getattr(module, name, None)
             if value is not None:
@@ -159,7 +156,7 @@ class _Reader:
                         f"{name} is stored as {value.dtype}, a quantised type. Load the model in "
                         "float32, bfloat16 or float16."
                     )
-                read: Tensor = value.detach().to(device=self.device, dtype=torch.float32)
+                read: Tensor = value.detach().to(device=self.device, dtype=dtype or value.dtype)
                 return read
         return None
 
@@ -240,7 +237,9 @@ class _Reader:
         embedded = self.model.embed(token).double().flatten()
         plain = self.model.embed.W_E[:2].double().flatten()
         scale = float(embedded @ plain / (plain @ plain).clamp_min(1e-30))
-        return 1.0 if abs(scale - 1) < 1e-3 else scale
+        # A measurement that shows a factor models use is that factor, as exact as the stored type has it.
+        known = (1.0, float(torch.tensor(self.model.embed.W_E.shape[1] ** 0.5, dtype=self.dtype)))
+        return next((factor for factor in known if abs(scale / factor - 1) < 1e-3), scale)
 
     def first_mlp(self) -> tuple[Norm | None, MLP | None, Norm | None, str | None]:
         """Norm, MLP and norm after the MLP of layer 0, and why they cannot be used if they cannot."""
@@ -251,7 +250,7 @@ class _Reader:
         # Parallel blocks with one norm (Phi, GPT-J) feed it to attention and MLP alike.
         ln2 = self.norm(getattr(block, "ln2", None) or getattr(block, "ln1", None))
         ln2_post = self.norm(getattr(block, "ln2_post", None))
-        W_in, W_out = self.tensor(module, "W_in"), self.tensor(module, "W_out")
+        W_in, W_out, W_gate = (self.tensor(module, name, dtype=None) for name in ("W_in", "W_out", "W_gate"))
         activation = str(getattr(self.model.cfg, "act_fn", None))
         if W_in is None or W_out is None or W_in.ndim != 2:
             reason = f"its first MLP is a {type(module).__name__} (mixture of experts or unknown parts)"
@@ -262,7 +261,7 @@ class _Reader:
             W_in=W_in,
             W_out=W_out,
             activation=activation,
-            W_gate=self.tensor(module, "W_gate"),
+            W_gate=W_gate,
             b_in=self.tensor(module, "b_in"),
             b_gate=self.tensor(module, "b_gate"),
             b_out=self.tensor(module, "b_out"),
@@ -312,17 +311,10 @@ class _Reader:
                 )
 
     def basis(self, ln_final: Norm | None, W_U: Tensor) -> Basis:
-        """Raw, folded or centred, judged by the weights; flags only break the tie of untrained norms."""
         norms = [ln_final, *(self.norm(getattr(block, "ln1", None)) for block in self.model.blocks)]
-        unit = all(norm is None or norm.is_unit for norm in norms)
-        mean = W_U.float().mean(0).abs().max()
-        size = W_U.float().square().mean().sqrt()
-        centred = bool(mean <= _CENTRED_TOLERANCE.get(self.dtype, 1e-4) * size)
-        if not unit:
-            return "centred" if centred else "raw"
         norm_type = str(getattr(self.model.cfg, "normalization_type", ""))
         processed = norm_type.endswith("Pre") or bool(getattr(self.model, "_weights_processed", False))
-        return "folded" if centred or processed else "raw"
+        return basis_of(norms, W_U, processed)
 
 
 def _probe(width: int, device: torch.device) -> Tensor:
