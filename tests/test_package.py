@@ -21,7 +21,7 @@ PACKAGE = ROOT / "tl_headmaps"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 ORDER = (
-    {"errors", "types", "files", "vocabulary", "provenance"},
+    {"errors", "types", "files", "vocabulary", "provenance", "runs"},
     {"relations"},
     {"capture"},
     {"circuits"},

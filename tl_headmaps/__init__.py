@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .analyses.describe_model import describe_model as describe_model
+    from .analyses.describe_run import describe_run as describe_run
     from .analyses.relation_scores import relation_scores as relation_scores
     from .analyses.token_grid import token_grid as token_grid
     from .capture.bundled import load_default_model as load_default_model
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from .relations import load_relations as load_relations
     from .results.base import Result as Result
     from .results.relation_scores import RelationScores as RelationScores
+    from .results.run_state import RunState as RunState
     from .results.token_grid import TokenGrid as TokenGrid
     from .types import HeadIndex as HeadIndex
 
@@ -30,8 +32,10 @@ _HOMES = {
     "Relation": ".relations",
     "RelationScores": ".results.relation_scores",
     "Result": ".results.base",
+    "RunState": ".results.run_state",
     "TokenGrid": ".results.token_grid",
     "describe_model": ".analyses.describe_model",
+    "describe_run": ".analyses.describe_run",
     "load_default_model": ".capture.bundled",
     "load_relations": ".relations",
     "load_model": ".capture.loading",

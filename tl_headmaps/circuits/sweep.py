@@ -1,5 +1,6 @@
 """Maps of one circuit for given source tokens, layer after layer."""
 
+import threading
 from collections.abc import Sequence
 
 import torch
@@ -15,12 +16,16 @@ from .vectors import token_vectors, vocabulary_vectors
 
 
 class CircuitMaps:
-    """Builds the maps of each layer; token vectors, the same for all layers above 0, are computed once."""
+    """Builds the maps of each layer; token vectors, the same for all layers above 0, are computed once.
+
+    Several threads may ask for layers at the same time.
+    """
 
     def __init__(
         self, weights: HeadWeights, ids: Int[Tensor, " row"], *, circuit: Circuit = "ov", preset: Preset = "folded"
     ) -> None:
         self.weights, self.ids, self.circuit, self.preset = weights, ids, circuit, preset
+        self._lock = threading.Lock()
         self._rows: tuple[bool, Tensor] | None = None
         self._keys: tuple[bool, Tensor] | None = None
 
@@ -40,11 +45,14 @@ class CircuitMaps:
             return qk_maps(self.weights, weights, rows, self._key_vectors(layer), heads, self.preset)
 
     def _row_vectors(self, layer: int) -> Float[Tensor, "row d_model"]:
-        if self._rows is None or self._rows[0] != (layer > 0):
-            self._rows = (layer > 0, token_vectors(self.weights, self.ids, layer, self.preset))
-        return self._rows[1]
+        with self._lock:
+            if self._rows is None or self._rows[0] != (layer > 0):
+                self._rows = (layer > 0, token_vectors(self.weights, self.ids, layer, self.preset))
+            return self._rows[1]
 
     def _key_vectors(self, layer: int) -> Float[Tensor, "vocab d_model"]:
-        if self._keys is None or self._keys[0] != (layer > 0):
-            self._keys = (layer > 0, vocabulary_vectors(self.weights, layer, self.preset))
-        return self._keys[1]
+        with self._lock:
+            if self._keys is None or self._keys[0] != (layer > 0):
+                self._keys = None
+                self._keys = (layer > 0, vocabulary_vectors(self.weights, layer, self.preset))
+            return self._keys[1]

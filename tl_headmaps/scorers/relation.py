@@ -15,7 +15,7 @@ It is needed only where a score is above zero, and there only for rows in which 
 the top k at all: found by ranking each row's best target first, leaving early.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -46,6 +46,10 @@ class Pairs:
     columns: Int[Tensor, " pair"]
     relation: Int[Tensor, " pair"]
     k: Int[Tensor, " relation"]
+
+    def to(self, device: torch.device) -> "Pairs":
+        """The same pairs on another device."""
+        return Pairs(*(getattr(self, entry.name).to(device) for entry in fields(self)))
 
     @property
     def sizes(self) -> Int[Tensor, " relation"]:
