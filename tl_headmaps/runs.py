@@ -227,7 +227,7 @@ def _is_ours(name: str) -> bool:
 
 
 def _require_same(folder: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    for field, theirs, ours in _differences(found, json.loads(_canonical(wanted)), ""):
+    for field, theirs, ours in _differences(found, json.loads(json.dumps(wanted)), ""):
         raise UsageError(
             f"The run in {folder} was started with {field} = {_short(theirs)}, but this call has {_short(ours)}. Give "
             "another folder for another run, or remove that one."

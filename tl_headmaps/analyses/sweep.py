@@ -164,7 +164,7 @@ def _elsewhere(
     task: LayerTask, layers: Sequence[int], executor: Any, identity: dict[str, Any]
 ) -> Generator[Outcome, None, None]:
     """Layers as they are finished; after a failure, those under way are still waited for and given out."""
-    if not callable(getattr(executor, "submit", None)):
+    if isinstance(executor, type) or not callable(getattr(executor, "submit", None)):
         raise UsageError(
             f"executor= is a {type(executor).__name__}, which has no submit(). Pass a concurrent.futures.Executor: a "
             "ProcessPoolExecutor, client.get_executor() of Dask, an MPIPoolExecutor, ..."

@@ -6,7 +6,7 @@ wherever the checkpoint has one beside its weight.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 from ..errors import UnsupportedModelError
@@ -37,6 +37,8 @@ class Architecture:
         embeds_scaled: Embeddings are multiplied by sqrt(d_model).
         ignored: Tensors within a layer that are no weights (masks and rotary tables of old files).
         refused: Configuration fields that change the computation when set, with what they do.
+        defaults: What the family's configuration class takes where a file leaves a field out.
+        aliases: Names a file has for fields that others call otherwise.
     """
 
     bodies: tuple[str, ...]
@@ -51,15 +53,9 @@ class Architecture:
     fused: Fused | None = None
     embeds_scaled: bool = False
     ignored: tuple[str, ...] = ("self_attn.rotary_emb.inv_freq",)
-    refused: Mapping[str, str] | None = None
-
-    def score_scale(self, config: Any, d_head: int, layer: int) -> float:
-        """What attention scores are multiplied by."""
-        if not getattr(config, "scale_attn_weights", True):
-            scale = 1.0
-        else:
-            scale = float(getattr(config, "query_pre_attn_scalar", None) or d_head) ** -0.5
-        return scale / (layer + 1) if getattr(config, "scale_attn_by_inverse_layer_idx", False) else scale
+    refused: Mapping[str, str] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    aliases: Mapping[str, str] = field(default_factory=dict)
 
 
 _LLAMA = Architecture(
@@ -77,6 +73,7 @@ _LLAMA = Architecture(
         "mlp_gate": "mlp.gate_proj",
         "mlp_out": "mlp.down_proj",
     },
+    defaults={"rms_norm_eps": 1e-6, "hidden_act": "silu", "tie_word_embeddings": False},
 )
 _QK_NORMS = {"q_norm": "self_attn.q_norm", "k_norm": "self_attn.k_norm"}
 _GEMMA2 = replace(
@@ -90,6 +87,14 @@ _GEMMA2 = replace(
     norm="rms + 1",
     activation=("hidden_activation", "hidden_act"),
     embeds_scaled=True,
+    defaults={
+        "rms_norm_eps": 1e-6,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "tie_word_embeddings": True,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "query_pre_attn_scalar": 256,
+    },
 )
 _GEMMA3 = replace(
     _GEMMA2,
@@ -99,9 +104,13 @@ _GEMMA3 = replace(
 
 ARCHITECTURES: Mapping[str, Architecture] = {
     "llama": _LLAMA,
-    "mistral": _LLAMA,
-    "qwen2": _LLAMA,
-    "qwen3": replace(_LLAMA, parts={**_LLAMA.parts, **_QK_NORMS}),
+    "mistral": replace(_LLAMA, defaults={**_LLAMA.defaults, "num_key_value_heads": 8}),
+    "qwen2": replace(_LLAMA, defaults={**_LLAMA.defaults, "num_key_value_heads": 32}),
+    "qwen3": replace(
+        _LLAMA,
+        parts={**_LLAMA.parts, **_QK_NORMS},
+        defaults={**_LLAMA.defaults, "num_key_value_heads": 32, "head_dim": 128},
+    ),
     "gemma2": _GEMMA2,
     "gemma3_text": _GEMMA3,
     # The text half of a model with vision; files from before transformers 4.52 put the parts the other way round.
@@ -129,6 +138,8 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         fused="thirds",
         ignored=("attn.bias", "attn.masked_bias"),
         refused={"add_cross_attention": "adds attention to an encoder"},
+        defaults={"layer_norm_epsilon": 1e-5, "activation_function": "gelu_new", "tie_word_embeddings": True},
+        aliases={"num_attention_heads": "n_head", "num_hidden_layers": "n_layer", "hidden_size": "n_embd"},
     ),
     "gpt_neox": Architecture(
         bodies=("gpt_neox.",),
@@ -147,6 +158,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         eps="layer_norm_eps",
         fused="by head",
         ignored=("attention.bias", "attention.masked_bias", "attention.rotary_emb.inv_freq"),
+        defaults={"layer_norm_eps": 1e-5, "hidden_act": "gelu", "tie_word_embeddings": False},
     ),
     "phi": Architecture(
         bodies=("model.",),
@@ -166,6 +178,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         norm="layer",
         eps="layer_norm_eps",
         refused={"qk_layernorm": "normalises queries and keys with LayerNorms of their own"},
+        defaults={"layer_norm_eps": 1e-5, "hidden_act": "gelu_new", "tie_word_embeddings": False},
     ),
 }
 

@@ -49,7 +49,8 @@ def open_checkpoint(name: str, device: torch.device, revision: str | None = None
 
 @lru_cache(maxsize=2)
 def _reopened(name: str, folder: str, device: str) -> HeadWeights:
-    return _Checkpoint(name, Path(folder), torch.device(device)).weights()
+    # Without the tokenizer: what is sent to a worker speaks of token ids.
+    return _Checkpoint(name, Path(folder), torch.device(device)).weights(with_tokenizer=False)
 
 
 @dataclass(frozen=True)
@@ -75,16 +76,16 @@ class CheckpointOrigin:
 
 
 class _Checkpoint:
-    """One folder: its configuration, its table, and where each tensor is."""
+    """One folder: its configuration, its table, and its tensors."""
 
     def __init__(self, name: str, folder: Path, device: torch.device) -> None:
         self.name, self.folder, self.device = name, folder, device
         self.shards = Shards(name, folder)
-        raw = self._raw_config()
-        self.architecture: Architecture = architecture_of(raw.get("model_type"), repr(name))
-        self.class_name = str((raw.get("architectures") or [raw["model_type"]])[0])
-        self._require_plain(raw)
-        self.config = self._config()
+        self.raw = self._raw_config()
+        self.architecture: Architecture = architecture_of(self.raw.get("model_type"), repr(name))
+        named = self.raw.get("architectures")
+        self.class_name = str(named[0] if isinstance(named, list) and named else self.raw["model_type"])
+        self._require_plain()
         self.n_layers = self._count("num_hidden_layers")
         self.n_heads = self._count("num_attention_heads")
         self.d_model = self._count("hidden_size")
@@ -108,46 +109,54 @@ class _Checkpoint:
             raise ModelLoadError(f"{path} holds a {type(raw).__name__}, not the configuration of a model.")
         return raw
 
-    def _require_plain(self, raw: dict[str, Any]) -> None:
-        """Heads and layers are named (defaults would be another model's), and nothing is quantised."""
-        inner = raw.get("text_config")
-        text: dict[str, Any] = inner if isinstance(inner, dict) else raw
-        for names in (("num_attention_heads", "n_head"), ("num_hidden_layers", "n_layer")):
-            if not any(isinstance(text.get(name), int) and text[name] > 0 for name in names):
-                raise UnsupportedModelError(
-                    f"{self.folder / 'config.json'} says nothing about {' or '.join(names)}, so its weights cannot be "
-                    "cut into heads. Add the field, or use a checkpoint with a complete configuration."
-                )
-        if raw.get("quantization_config"):
+    def setting(self, field: str) -> Any:
+        """A field of the configuration (of its text half, in a model with vision), or the family's default."""
+        name = self.architecture.aliases.get(field, field)
+        inner = self.raw.get("text_config")
+        for source in (inner, self.raw):
+            if isinstance(source, dict) and source.get(name) is not None:
+                return source[name]
+        return self.architecture.defaults.get(field)
+
+    def _require_plain(self) -> None:
+        if self.raw.get("quantization_config"):
             raise UnsupportedModelError(
                 f"{self.name!r} is a quantised checkpoint (its config.json has a quantization_config). Use the "
                 "checkpoint in float32, bfloat16 or float16."
             )
-        for name, effect in (self.architecture.refused or {}).items():
-            if text.get(name):
+        for name, effect in self.architecture.refused.items():
+            if self.setting(name):
                 raise UnsupportedModelError(
                     f"{self.name!r} sets {name}, which {effect}; such checkpoints cannot be read as head maps."
                 )
 
-    def _config(self) -> Any:
-        """The configuration with the defaults of its class, which files leave out."""
-        from transformers import AutoConfig
-
-        try:
-            return AutoConfig.from_pretrained(self.folder, trust_remote_code=False).get_text_config()
-        except Exception as error:
-            # Whatever transformers raises about a damaged file (it validates with classes of its own).
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise ModelLoadError(f"transformers cannot read {self.folder / 'config.json'}: {reason}") from error
-
     def _count(self, field: str, default: int | None = None) -> int:
-        value = getattr(self.config, field, None)
+        value = self.setting(field)
         value = default if value is None else value
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            name = self.architecture.aliases.get(field, field)
+            found = "is missing" if value is None else f"is {value!r}"
             raise UnsupportedModelError(
-                f"{self.folder / 'config.json'}: {field} is {value!r}, but a positive number was expected."
+                f"{self.folder / 'config.json'}: {name} {found}, but a positive number was expected: without it the "
+                "weights cannot be cut into heads. Use a checkpoint with a complete configuration."
             )
         return value
+
+    @cached_property
+    def eps(self) -> float:
+        """Epsilon of all norms."""
+        value = self.setting(self.architecture.eps)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise UnsupportedModelError(
+                f"{self.folder / 'config.json'}: {self.architecture.eps} is {value!r}, but a number was expected."
+            )
+        return float(value)
+
+    def score_scale(self, layer: int) -> float:
+        """What attention scores are multiplied by."""
+        divisor = self.setting("query_pre_attn_scalar") or self.d_head
+        scale = 1.0 if self.setting("scale_attn_weights") is False else float(divisor) ** -0.5
+        return scale / (layer + 1) if self.setting("scale_attn_by_inverse_layer_idx") else scale
 
     @cached_property
     def body(self) -> str:
@@ -178,7 +187,7 @@ class _Checkpoint:
         for name in self.architecture.unembed:
             if f"{name}.weight" in self.shards:
                 return name
-        if not getattr(self.config, "tie_word_embeddings", False):
+        if not self.setting("tie_word_embeddings"):
             raise self._missing(f"{self.architecture.unembed[0]}.weight")
         embed = self.full_name("embed")
         assert embed is not None
@@ -241,7 +250,7 @@ class _Checkpoint:
             bias = torch.zeros_like(weight)
         for value in (weight, bias):
             check_finite(value, f"The norm {name}")
-        return Norm(kind == "layer", weight, bias, float(getattr(self.config, self.architecture.eps)))
+        return Norm(kind == "layer", weight, bias, self.eps)
 
     def layer(self, layer: int) -> LayerWeights:
         """Attention of one layer."""
@@ -262,7 +271,7 @@ class _Checkpoint:
             W_K=W_K,
             W_V=W_V,
             W_O=W_O.view(self.d_model, self.n_heads, self.d_head).permute(1, 2, 0),
-            score_scale=self.architecture.score_scale(self.config, self.d_head, layer),
+            score_scale=self.score_scale(layer),
             b_Q=b_Q,
             b_K=b_K,
             b_V=b_V,
@@ -281,8 +290,7 @@ class _Checkpoint:
 
     def first_mlp(self) -> tuple[MLP | None, str | None]:
         """MLP of layer 0 in its stored type, and why it cannot be used if it cannot."""
-        config = self.config
-        named = (getattr(config, field, None) for field in self.architecture.activation)
+        named = (self.setting(field) for field in self.architecture.activation)
         activation = str(next((name for name in named if name), None))
         if activation not in ACTIVATIONS:
             return None, f"its activation function {activation!r} is not known here"
@@ -330,7 +338,7 @@ class _Checkpoint:
                 "give token ids."
             ) from error
 
-    def weights(self) -> HeadWeights:
+    def weights(self, with_tokenizer: bool = True) -> HeadWeights:
         self.shards.require(self.needed_tensors())
         self._require_known()
         W_E = self.vocabulary_matrix(self.full_name("embed"), "The embedding W_E")
@@ -357,6 +365,6 @@ class _Checkpoint:
             ln2_post=self.norm("ln2_post", 0),
             mlp_refusal=refusal,
             read_layer=self.layer,
-            tokenizer=self.tokenizer(),
+            tokenizer=self.tokenizer() if with_tokenizer else None,
             origin=CheckpointOrigin(self.name, str(self.folder), str(self.device)),
         )

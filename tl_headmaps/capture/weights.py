@@ -204,7 +204,7 @@ class Origin(Protocol):
         """Digests of parts that are known already."""
 
     def reopen(self) -> "HeadWeights":
-        """The same weights, read anew; once per process."""
+        """The same weights without their tokenizer, read anew; once per process."""
 
 
 @dataclass(frozen=True, eq=False)
