@@ -37,7 +37,8 @@ OTHER = Relation.from_pairs("all", PAIRS[1:])
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_checkpoint(source_model("llama", n_layers=N_LAYERS), tmp_path_factory.mktemp("model") / "llama")
+    source = source_model("llama", n_layers=N_LAYERS)
+    return save_checkpoint(source, tmp_path_factory.mktemp("model") / "llama", tokenizer=False)
 
 
 @pytest.fixture(scope="module")

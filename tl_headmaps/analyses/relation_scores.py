@@ -169,11 +169,11 @@ def _checked_k(entry: Encoded, k: int | None, n_targets: int) -> int:
 
 def _joined(encoded: list[Encoded], k: list[int]) -> tuple[Tensor, Pairs]:
     """Unique source ids, and all pairs with their rows among them."""
-    sources = torch.tensor([i for entry in encoded for i in entry.source_ids])
-    targets = torch.tensor([i for entry in encoded for i in entry.target_ids])
-    number = torch.tensor([n for n, entry in enumerate(encoded) for _ in entry.source_ids])
+    sources = torch.tensor([i for entry in encoded for i in entry.source_ids], device="cpu")
+    targets = torch.tensor([i for entry in encoded for i in entry.target_ids], device="cpu")
+    number = torch.tensor([n for n, entry in enumerate(encoded) for _ in entry.source_ids], device="cpu")
     ids, rows = sources.unique(return_inverse=True)
-    return ids, Pairs(rows, targets, number, torch.tensor(k))
+    return ids, Pairs(rows, targets, number, torch.tensor(k, device="cpu"))
 
 
 class _Tables:
@@ -181,8 +181,8 @@ class _Tables:
 
     def __init__(self, n_relations: int, n_layers: int, n_heads: int, n_ranked_pairs: int) -> None:
         shape = (n_relations, n_layers, n_heads)
-        self.maps = [{name: torch.full(shape, float("nan")) for name in _SCORES} for _ in _SIDES]
-        self.ranks = [torch.full((n_ranked_pairs, n_layers, n_heads), -1) for _ in range(2)]
+        self.maps = [{name: torch.full(shape, float("nan"), device="cpu") for name in _SCORES} for _ in _SIDES]
+        self.ranks = [torch.full((n_ranked_pairs, n_layers, n_heads), -1, device="cpu") for _ in _SIDES]
 
     def put(self, layer: int, heads: list[int], tensors: Mapping[str, Tensor]) -> None:
         for side, maps, ranks in zip(_SIDES, self.maps, self.ranks, strict=True):

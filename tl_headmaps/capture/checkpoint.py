@@ -346,7 +346,10 @@ class _Checkpoint:
         W_U = W_E if tied else self.vocabulary_matrix(self.unembed, "The unembedding W_U")
         ln_final = self.norm("ln_final")
         mlp, refusal = self.first_mlp()
-        scale = float(torch.tensor(self.d_model**0.5, dtype=W_E.dtype)) if self.architecture.embeds_scaled else 1.0
+        scale = 1.0
+        if self.architecture.embeds_scaled:
+            # As exact as the stored type has it, like the model itself.
+            scale = float(torch.tensor(self.d_model**0.5, dtype=W_E.dtype, device="cpu"))
         return HeadWeights(
             model_name=self.name,
             architecture=self.class_name,

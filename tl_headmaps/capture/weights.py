@@ -38,6 +38,9 @@ _LARGEST_COPY = 512 << 20
 _BLOCK_ENTRIES = 1 << 23
 """Entries of a large matrix that are converted at a time."""
 
+_WITHOUT_FLOAT64 = ("mps",)
+"""Devices that cannot compute in double precision."""
+
 _MLP_BLOCK = 4096
 """Neurons of the first MLP that are converted to float32 at a time."""
 
@@ -182,14 +185,23 @@ def row_blocks(matrix: Tensor) -> Iterator[Tensor]:
     yield from matrix.split(max(1, _BLOCK_ENTRIES // per_row))
 
 
+def in_float64(tensor: Tensor) -> Tensor:
+    """The tensor in double precision, on the CPU if its device has none (Apple's GPUs)."""
+    return (tensor.cpu() if tensor.device.type in _WITHOUT_FLOAT64 else tensor).to(torch.float64)
+
+
+def _mean_row(matrix: Float[Tensor, "row width"]) -> Float[Tensor, " width"]:
+    """Mean of the rows of a large matrix, summed in float64 whatever its device and type."""
+    parts = [in_float64(rows).sum(0) for rows in row_blocks(matrix)]
+    return (torch.stack(parts).sum(0) / matrix.shape[0]).to(device=matrix.device, dtype=torch.float32)
+
+
 def basis_of(norms: Iterable[Norm | None], W_U: Float[Tensor, "vocab_out d_model"], processed: bool) -> Basis:
     """Raw, folded or centred, judged by the weights; what the host says only breaks the tie of untrained norms."""
     unit = all(norm is None or norm.is_unit for norm in norms)
-    total = sum(rows.sum(0, dtype=torch.float64) for rows in row_blocks(W_U))
-    square = sum(float(rows.to(torch.float32).square().sum(dtype=torch.float64)) for rows in row_blocks(W_U))
-    mean = float((torch.as_tensor(total) / W_U.shape[0]).abs().max())
+    square = sum(float(in_float64(rows).square().sum()) for rows in row_blocks(W_U))
     size = (square / W_U.numel()) ** 0.5
-    centred = mean <= _CENTRED_TOLERANCE.get(W_U.dtype, 1e-4) * size
+    centred = float(_mean_row(W_U).abs().max()) <= _CENTRED_TOLERANCE.get(W_U.dtype, 1e-4) * size
     if not unit:
         return "centred" if centred else "raw"
     return "folded" if centred or processed else "raw"
@@ -341,8 +353,7 @@ class HeadWeights:
     @cached_property
     def mean_unembedding(self) -> Float[Tensor, " d_model"]:
         """Mean of the unembedding over the vocabulary, which folded maps take off each row."""
-        total = sum(rows.sum(0, dtype=torch.float64) for rows in row_blocks(self.W_U))
-        return (torch.as_tensor(total) / self.W_U.shape[0]).to(torch.float32)
+        return _mean_row(self.W_U)
 
     @cached_property
     def unembedding_order(self) -> Int[Tensor, " vocab_out"]:
