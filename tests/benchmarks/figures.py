@@ -6,6 +6,7 @@ import re
 import shlex
 import sys
 from pathlib import Path
+from typing import Any
 
 from typer.testing import CliRunner
 
@@ -48,7 +49,34 @@ def bench_table() -> str:
             f"{min(speedups):.0f} to {max(speedups):.0f} times faster than all blocks",
         ),
     ]
+    rows += large_rows(figures)
     return "| | |\n|---|---|\n" + "".join(f"| {what} | {figure} |\n" for what, figure in rows)
+
+
+def large_rows(figures: dict[str, Any]) -> list[tuple[str, str]]:
+    """Models larger than memory, as far as they were measured."""
+    rows = []
+    if disk := figures.get("default_from_checkpoint"):
+        rows.append(
+            (
+                "the default model from its checkpoint instead of loaded",
+                f"{disk['checkpoint_over_loaded']:.2f} times the time, {disk['memory_ratio']:.2f} times the peak memory",
+            )
+        )
+    if workers := figures.get("workers"):
+        rows.append(("two worker processes instead of one, one thread each", f"{workers['speedup']:.2f} times faster"))
+    if large := figures.get("llama_70b_shape"):
+        rows += [
+            (
+                "Llama-3.1-70B's shapes, 1,000 sources: peak resident memory",
+                f"{large['peak_resident_gib']:.1f} GiB, of it {large['peak_anonymous_gib']:.1f} anonymous",
+            ),
+            (
+                "the same: time per layer, and for 80 layers by extrapolation",
+                f"{large['seconds_per_layer']:.0f} s, {large['hours_for_80_layers']:.1f} h",
+            ),
+        ]
+    return rows
 
 
 def main() -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 import torch
+from large import bench_70b, bench_default_from_disk, bench_workers
 
 from tl_headmaps import HeadWeights, load_default_model, load_relations, relation_scores
 from tl_headmaps.circuits.extremes import largest_entries
@@ -186,7 +187,14 @@ def bench_relations(weights: HeadWeights) -> dict[str, Any]:
     }
 
 
-BENCHES = {"ranks": bench_ranks, "largest_entries": bench_largest, "relation_scores": bench_relations}
+BENCHES = {
+    "ranks": bench_ranks,
+    "largest_entries": bench_largest,
+    "relation_scores": bench_relations,
+    "default_from_checkpoint": bench_default_from_disk,
+    "workers": bench_workers,
+    "llama_70b_shape": bench_70b,
+}
 
 
 def main() -> None:
