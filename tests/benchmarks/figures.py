@@ -57,12 +57,9 @@ def large_rows(figures: dict[str, Any]) -> list[tuple[str, str]]:
     """Models larger than memory, as far as they were measured."""
     rows = []
     if disk := figures.get("default_from_checkpoint"):
-        rows.append(
-            (
-                "the default model from its checkpoint instead of loaded",
-                f"{disk['checkpoint_over_loaded']:.2f} times the time, {disk['memory_ratio']:.2f} times the peak memory",
-            )
-        )
+        time, memory = disk["checkpoint_over_loaded"], disk["memory_ratio"]
+        figure = f"{time:.2f} times the time, {memory:.2f} times the peak memory"
+        rows.append(("the default model from its checkpoint instead of loaded", figure))
     if workers := figures.get("workers"):
         rows.append(("two worker processes instead of one, one thread each", f"{workers['speedup']:.2f} times faster"))
     if large := figures.get("llama_70b_shape"):

@@ -98,7 +98,7 @@ def measured(code: str, **arguments: Any) -> dict[str, Any]:
 
 
 def write_70b(folder: Path) -> None:
-    """All that is read of a model of this shape, random, bfloat16; the MLPs of later layers, never read, are left out."""
+    """All that is read of a model of this shape, random, bfloat16; later layers' MLPs, never read, are left out."""
     s = SHAPE
     config = {
         "model_type": "llama",
