@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from planted import DECODERS, GROUPED, hosted, random_model, save_checkpoint, source_model
+from planted import DECODERS, GROUPED, Anatomy, hosted, random_model, save_checkpoint, source_model
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -164,6 +164,34 @@ class TestSameAsTheLoadedModel:
         relation_scores(read, RELATION, heads="L0H1", progress=False)
         with pytest.raises(UnsupportedModelError, match="only layer 0 can be mapped"):
             relation_scores(read, RELATION, heads="L1H1", progress=False)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_matrix_of_every_layer(kind: str, tmp_path: Path) -> None:
+    """Rows inputs, columns outputs, in the stored type: for analyses that look at more than attention."""
+    source = source_model(kind).bfloat16()
+    save_checkpoint(source, tmp_path)
+    origin, parts = HeadWeights.from_checkpoint(tmp_path).origin, Anatomy(source, kind)
+    assert origin is not None
+    gated = kind in GROUPED
+    assert origin.components == ("attn.q", "attn.k", "attn.v", "attn.o", "mlp.up", "mlp.down", *["mlp.gate"] * gated)
+    for layer in range(3):
+        heads, mlp = parts.heads(layer), parts.part(layer, "mlp")
+        for name in ("q", "k", "v", "o"):
+            by_head = getattr(heads, f"W_{name.upper()}")
+            expected = by_head.flatten(0, 1) if name == "o" else by_head.transpose(0, 1).flatten(1)
+            assert torch.equal(origin.component(layer, f"attn.{name}"), expected)
+        x = torch.randn(5, 32, generator=torch.Generator().manual_seed(0)).bfloat16()
+        up, down = origin.component(layer, "mlp.up"), origin.component(layer, "mlp.down")
+        assert (up.shape, down.shape) == ((32, up.shape[1]), (up.shape[1], 32))
+        assert up.dtype == torch.bfloat16
+        inner = {"gpt2": "c_fc", "neox": "dense_h_to_4h", "phi": "fc1"}.get(kind, "up_proj")
+        module = getattr(mlp, inner)
+        ours = x @ up if module.bias is None else x @ up + module.bias
+        torch.testing.assert_close(ours, module(x), rtol=2e-2, atol=2e-2)
+    for name, layer in (("mlp.side", 0), ("attn.q", 3)):
+        with pytest.raises(UsageError, match=f"There is no {name} in layer {layer}; there are attn.q"):
+            origin.component(layer, name)
 
 
 @pytest.mark.parametrize("model_type", ARCHITECTURES)
@@ -412,7 +440,7 @@ class TestBadInput:
 
     def test_a_config_with_rubbish_elsewhere(self, single: Path) -> None:
         change_config(single, rms_norm_eps="small", architectures="Llama")
-        self.refused(single, UnsupportedModelError, "rms_norm_eps is 'small', but a number was expected")
+        self.refused(single, UnsupportedModelError, "rms_norm_eps is 'small', but a positive number was expected")
 
     def test_heads_that_do_not_fit(self, single: Path) -> None:
         change_config(single, num_key_value_heads=3)

@@ -7,7 +7,6 @@ What a checkpoint means is in :mod:`.architectures`. Names, shapes and configura
 tensor that is missing, of another shape, or unknown to the table is refused, not guessed at.
 """
 
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,12 +18,22 @@ import torch
 from torch import Tensor
 
 from ..errors import ModelLoadError, UnsupportedModelError, UsageError
-from .architectures import Architecture, architecture_of
+from .config import Config
 from .digests import DigestFile
 from .hub import fetched
 from .shards import Shards
 from .weights import ACTIVATIONS, MLP, HeadWeights, LayerWeights, Norm, basis_of, check_finite
 
+_COMPONENTS = {
+    "attn.q": "q",
+    "attn.k": "k",
+    "attn.v": "v",
+    "attn.o": "o",
+    "mlp.up": "mlp_in",
+    "mlp.down": "mlp_out",
+    "mlp.gate": "mlp_gate",
+}
+_FUSED = ("q", "k", "v")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model")
 
 
@@ -65,10 +74,26 @@ class CheckpointOrigin:
         return _reopened(self.name, self.folder, self.device)
 
     @cached_property
+    def _checkpoint(self) -> "_Checkpoint":
+        return _Checkpoint(self.name, Path(self.folder), torch.device(self.device))
+
+    @cached_property
     def digests(self) -> DigestFile:
         folder = Path(self.folder)
-        files = _Checkpoint(self.name, folder, torch.device(self.device)).needed_files()
+        files = self._checkpoint.needed_files()
         return DigestFile([folder / "config.json", *(folder / file for file in files)])
+
+    @property
+    def components(self) -> tuple[str, ...]:
+        """The weight matrices every layer has, as ``attn.q`` or ``mlp.up``."""
+        known = self._checkpoint.architecture.parts
+        return tuple(name for name, part in _COMPONENTS.items() if part in known or ("qkv" in known and part in _FUSED))
+
+    def component(self, layer: int, name: str) -> Tensor:
+        """One weight matrix of any layer in its stored type, rows inputs and columns outputs, heads side by side."""
+        if name not in self.components or not 0 <= layer < self._checkpoint.n_layers:
+            raise UsageError(f"There is no {name} in layer {layer}; there are {', '.join(self.components)}.")
+        return self._checkpoint.component(layer, _COMPONENTS[name])
 
     def __getstate__(self) -> dict[str, str]:
         # A worker trusts its own files, not what is known about those of the sender.
@@ -81,82 +106,10 @@ class _Checkpoint:
     def __init__(self, name: str, folder: Path, device: torch.device) -> None:
         self.name, self.folder, self.device = name, folder, device
         self.shards = Shards(name, folder)
-        self.raw = self._raw_config()
-        self.architecture: Architecture = architecture_of(self.raw.get("model_type"), repr(name))
-        named = self.raw.get("architectures")
-        self.class_name = str(named[0] if isinstance(named, list) and named else self.raw["model_type"])
-        self._require_plain()
-        self.n_layers = self._count("num_hidden_layers")
-        self.n_heads = self._count("num_attention_heads")
-        self.d_model = self._count("hidden_size")
-        self.n_kv_heads = self._count("num_key_value_heads", self.n_heads)
-        self.d_head = self._count("head_dim", self.d_model // self.n_heads)
-        if self.n_heads % self.n_kv_heads:
-            raise UnsupportedModelError(
-                f"{name!r}: {self.n_heads} heads cannot share {self.n_kv_heads} key/value heads evenly. Check "
-                "num_attention_heads and num_key_value_heads in its config.json."
-            )
-
-    def _raw_config(self) -> dict[str, Any]:
-        path = self.folder / "config.json"
-        try:
-            raw = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise ModelLoadError(
-                f"Cannot read {path}: {getattr(error, 'strerror', None) or error}. Fetch the checkpoint again."
-            ) from error
-        if not isinstance(raw, dict):
-            raise ModelLoadError(f"{path} holds a {type(raw).__name__}, not the configuration of a model.")
-        return raw
-
-    def setting(self, field: str) -> Any:
-        """A field of the configuration (of its text half, in a model with vision), or the family's default."""
-        name = self.architecture.aliases.get(field, field)
-        inner = self.raw.get("text_config")
-        for source in (inner, self.raw):
-            if isinstance(source, dict) and source.get(name) is not None:
-                return source[name]
-        return self.architecture.defaults.get(field)
-
-    def _require_plain(self) -> None:
-        if self.raw.get("quantization_config"):
-            raise UnsupportedModelError(
-                f"{self.name!r} is a quantised checkpoint (its config.json has a quantization_config). Use the "
-                "checkpoint in float32, bfloat16 or float16."
-            )
-        for name, effect in self.architecture.refused.items():
-            if self.setting(name):
-                raise UnsupportedModelError(
-                    f"{self.name!r} sets {name}, which {effect}; such checkpoints cannot be read as head maps."
-                )
-
-    def _count(self, field: str, default: int | None = None) -> int:
-        value = self.setting(field)
-        value = default if value is None else value
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            name = self.architecture.aliases.get(field, field)
-            found = "is missing" if value is None else f"is {value!r}"
-            raise UnsupportedModelError(
-                f"{self.folder / 'config.json'}: {name} {found}, but a positive number was expected: without it the "
-                "weights cannot be cut into heads. Use a checkpoint with a complete configuration."
-            )
-        return value
-
-    @cached_property
-    def eps(self) -> float:
-        """Epsilon of all norms."""
-        value = self.setting(self.architecture.eps)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise UnsupportedModelError(
-                f"{self.folder / 'config.json'}: {self.architecture.eps} is {value!r}, but a number was expected."
-            )
-        return float(value)
-
-    def score_scale(self, layer: int) -> float:
-        """What attention scores are multiplied by."""
-        divisor = self.setting("query_pre_attn_scalar") or self.d_head
-        scale = 1.0 if self.setting("scale_attn_weights") is False else float(divisor) ** -0.5
-        return scale / (layer + 1) if self.setting("scale_attn_by_inverse_layer_idx") else scale
+        self.config = Config(name, folder)
+        self.architecture, self.class_name = self.config.architecture, self.config.class_name
+        self.n_layers, self.n_heads = self.config.n_layers, self.config.n_heads
+        self.n_kv_heads, self.d_head, self.d_model = self.config.n_kv_heads, self.config.d_head, self.config.d_model
 
     @cached_property
     def body(self) -> str:
@@ -187,7 +140,7 @@ class _Checkpoint:
         for name in self.architecture.unembed:
             if f"{name}.weight" in self.shards:
                 return name
-        if not self.setting("tie_word_embeddings"):
+        if not self.config.setting("tie_word_embeddings"):
             raise self._missing(f"{self.architecture.unembed[0]}.weight")
         embed = self.full_name("embed")
         assert embed is not None
@@ -228,6 +181,26 @@ class _Checkpoint:
             return self.shards.sized(name, n_in, n_out).T
         return self.shards.sized(name, n_out, n_in)
 
+    def component(self, layer: int, part: str) -> Tensor:
+        """Any matrix of a layer [in, out], stored type."""
+        n_q, n_kv, d_model = self.n_heads * self.d_head, self.n_kv_heads * self.d_head, self.d_model
+        if part in _FUSED and self.architecture.fused is not None:
+            matrix = self._unfused(self.matrix("qkv", layer, 3 * n_q, d_model))[_FUSED.index(part)]
+        elif part.startswith("mlp_"):
+            reads = part != "mlp_out"
+            width = self._mlp_width(layer)
+            matrix = self.matrix(part, layer, width if reads else d_model, d_model if reads else width)
+        elif part == "o":
+            matrix = self.matrix("o", layer, d_model, n_q)
+        else:
+            matrix = self.matrix(part, layer, n_q if part == "q" else n_kv, d_model)
+        check_finite(matrix, f"{self.full_name(part, layer) or part} of layer {layer}")
+        return matrix.T.to(self.device)
+
+    def _mlp_width(self, layer: int) -> int:
+        stored = self.shards.stored(f"{self.full_name('mlp_in', layer)}.weight")
+        return stored.shape[1 if self.architecture.inputs_first else 0]
+
     def bias(self, part: str, layer: int, n_out: int) -> Tensor | None:
         name = f"{self.full_name(part, layer)}.bias"
         return self.float32(self.shards.sized(name, n_out)) if name in self.shards else None
@@ -250,7 +223,7 @@ class _Checkpoint:
             bias = torch.zeros_like(weight)
         for value in (weight, bias):
             check_finite(value, f"The norm {name}")
-        return Norm(kind == "layer", weight, bias, self.eps)
+        return Norm(kind == "layer", weight, bias, self.config.eps)
 
     def layer(self, layer: int) -> LayerWeights:
         """Attention of one layer."""
@@ -271,7 +244,7 @@ class _Checkpoint:
             W_K=W_K,
             W_V=W_V,
             W_O=W_O.view(self.d_model, self.n_heads, self.d_head).permute(1, 2, 0),
-            score_scale=self.score_scale(layer),
+            score_scale=self.config.score_scale(layer),
             b_Q=b_Q,
             b_K=b_K,
             b_V=b_V,
@@ -290,12 +263,10 @@ class _Checkpoint:
 
     def first_mlp(self) -> tuple[MLP | None, str | None]:
         """MLP of layer 0 in its stored type, and why it cannot be used if it cannot."""
-        named = (self.setting(field) for field in self.architecture.activation)
-        activation = str(next((name for name in named if name), None))
+        activation = self.config.activation
         if activation not in ACTIVATIONS:
             return None, f"its activation function {activation!r} is not known here"
-        stored = self.shards.stored(f"{self.full_name('mlp_in', 0)}.weight")
-        width = stored.shape[1 if self.architecture.inputs_first else 0]
+        width = self._mlp_width(0)
         gated = "mlp_gate" in self.architecture.parts
         mlp = MLP(
             W_in=self.matrix("mlp_in", 0, width, self.d_model).T.to(self.device),

@@ -49,21 +49,27 @@ class Shards:
     def require(self, tensors: Iterable[str]) -> None:
         """Refuse a folder in which a file with one of these tensors is missing or cut off."""
         for file in self.holding(tensors):
-            path = self.folder / file
-            if not path.is_file():
-                raise ModelLoadError(
-                    f"The shard {file} of {self.name!r} is missing (or a link that leads nowhere), and tensors that "
-                    f"are needed are in it. Put it into {self.folder}."
-                )
+            path = self._present(file)
             try:
                 with safe_open(path, framework="pt"):
                     pass
             except (SafetensorError, OSError) as error:
                 raise _unreadable(path, error) from error
 
+    def _present(self, file: str) -> Path:
+        path = self.folder / file
+        if not path.is_file():
+            raise ModelLoadError(
+                f"The shard {file} of {self.name!r} is missing (or a link that leads nowhere), and tensors that are "
+                f"needed are in it. Put it into {self.folder}."
+            )
+        return path
+
     def stored(self, tensor: str) -> Tensor:
         """A tensor as it lies in the file, mapped."""
-        path = self.folder / self.files[tensor]
+        if tensor not in self.files:
+            raise UnsupportedModelError(f"{self.name!r} has no tensor {tensor!r}. The checkpoint is not complete.")
+        path = self._present(self.files[tensor])
         try:
             with safe_open(path, framework="pt") as stream:
                 found: Tensor = stream.get_tensor(tensor)

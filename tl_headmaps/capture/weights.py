@@ -215,6 +215,13 @@ class Origin(Protocol):
     def digests(self) -> MutableMapping[str, str]:
         """Digests of parts that are known already."""
 
+    @property
+    def components(self) -> tuple[str, ...]:
+        """The weight matrices every layer has, as ``attn.q`` or ``mlp.up``."""
+
+    def component(self, layer: int, name: str) -> Tensor:
+        """One of them, of any layer, in its stored type: rows inputs and columns outputs, heads side by side."""
+
     def reopen(self) -> "HeadWeights":
         """The same weights without their tokenizer, read anew; once per process."""
 
