@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,7 +31,7 @@ needs_hooked = pytest.mark.skipif(
 DECODERS = ("gpt2", "neox", "llama", "gemma2", "gemma3", "qwen2", "qwen3", "phi")
 """Causal language models with an attention layer and a plain MLP in every block."""
 
-GROUPED = ("llama", "gemma2", "gemma3", "qwen2", "qwen3", "mixtral")
+GROUPED = ("llama", "mistral", "gemma2", "gemma3", "qwen2", "qwen3", "mixtral")
 """Architectures that can share a key/value head among query heads; the others ignore ``n_kv_heads``."""
 
 N_SPECIAL = 3
@@ -111,6 +112,7 @@ def config_of(
     name = {
         "neox": "GPTNeoXConfig",
         "llama": "LlamaConfig",
+        "mistral": "MistralConfig",
         "gemma2": "Gemma2Config",
         "gemma3": "Gemma3TextConfig",
         "qwen2": "Qwen2Config",
@@ -209,6 +211,15 @@ def hosted(source: Any, kind: str, *, host: str = "bridge", processed: bool = Fa
         model.tokenizer = None
     model.cfg.model_name = f"tiny-{kind}"
     return model
+
+
+def save_checkpoint(source: Any, folder: Path, *, tokenizer: bool = True, shard_size: str = "1GB") -> Path:
+    """Write a transformers model as a Hugging Face folder."""
+    with quiet():
+        source.save_pretrained(folder, max_shard_size=shard_size)
+        if tokenizer:
+            word_tokenizer(source.config.get_text_config().vocab_size).save_pretrained(folder)
+    return folder
 
 
 def _reopened(tokenizer: Any, folder: str) -> Any:
@@ -312,6 +323,7 @@ _NAMES = {
     },
     "phi": _LLAMA | {"ln_final": "final_layernorm", "ln2": "input_layernorm", "out": "dense"},
     "llama": _LLAMA,
+    "mistral": _LLAMA,
     "qwen2": _LLAMA,
     "qwen3": _LLAMA,
     "mixtral": _LLAMA,

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .analyses.component_map import component_map as component_map
     from .analyses.component_map import head_component_map as head_component_map
     from .analyses.describe_model import describe_model as describe_model
+    from .analyses.describe_run import describe_run as describe_run
     from .analyses.grouping_profile import grouping_profile as grouping_profile
     from .analyses.name_heads import name_heads as name_heads
     from .analyses.relation_scores import relation_scores as relation_scores
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from .results.head_names import HeadNames as HeadNames
     from .results.relation_scores import RelationScores as RelationScores
     from .results.reproduction import Reproduction as Reproduction
+    from .results.run_state import RunState as RunState
     from .results.salient_operations import SalientOperations as SalientOperations
     from .results.task_maps import TaskMaps as TaskMaps
     from .results.task_verification import TaskVerification as TaskVerification
@@ -70,6 +72,7 @@ _HOMES = {
     "component_map": ".analyses.component_map",
     "ComponentMap": ".results.component_map",
     "describe_model": ".analyses.describe_model",
+    "describe_run": ".analyses.describe_run",
     "Figure": ".renderers.figure",
     "grouping_profile": ".analyses.grouping_profile",
     "GroupingProfile": ".results.grouping_profile",
@@ -92,6 +95,7 @@ _HOMES = {
     "reproduce": ".analyses.reproduce",
     "Reproduction": ".results.reproduction",
     "Result": ".results.base",
+    "RunState": ".results.run_state",
     "salient_operations": ".analyses.salient_operations",
     "SalientOperations": ".results.salient_operations",
     "task_maps": ".analyses.task_maps",

@@ -35,3 +35,7 @@ class ModelLoadError(HeadMapsError):
 
 class OutputError(HeadMapsError, OSError):
     """A result could not be written or read."""
+
+
+class RunError(HeadMapsError, RuntimeError):
+    """A worker died or failed; what was finished is kept where a run folder was given."""

@@ -6,6 +6,7 @@ import re
 import shlex
 import sys
 from pathlib import Path
+from typing import Any
 
 from typer.testing import CliRunner
 
@@ -54,7 +55,31 @@ def bench_table() -> str:
         ),
         ("one head of weights already in use", f"{salient['seconds']['one_head']:.2f} s"),
     ]
+    rows += large_rows(figures)
     return "| | |\n|---|---|\n" + "".join(f"| {what} | {figure} |\n" for what, figure in rows)
+
+
+def large_rows(figures: dict[str, Any]) -> list[tuple[str, str]]:
+    """Models larger than memory, as far as they were measured."""
+    rows = []
+    if disk := figures.get("default_from_checkpoint"):
+        time, memory = disk["checkpoint_over_loaded"], disk["memory_ratio"]
+        figure = f"{time:.2f} times the time, {memory:.2f} times the peak memory"
+        rows.append(("the default model from its checkpoint instead of loaded", figure))
+    if workers := figures.get("workers"):
+        rows.append(("two worker processes instead of one, one thread each", f"{workers['speedup']:.2f} times faster"))
+    if large := figures.get("llama_70b_shape"):
+        rows += [
+            (
+                "Llama-3.1-70B's shapes, 1,000 sources: peak resident memory",
+                f"{large['peak_resident_gib']:.1f} GiB, of it {large['peak_anonymous_gib']:.1f} anonymous",
+            ),
+            (
+                "the same: time per layer, and for 80 layers by extrapolation",
+                f"{large['seconds_per_layer']:.0f} s, {large['hours_for_80_layers']:.1f} h",
+            ),
+        ]
+    return rows
 
 
 def main() -> None:

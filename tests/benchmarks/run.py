@@ -17,6 +17,7 @@ from typing import Any
 
 import psutil
 import torch
+from large import bench_70b, bench_default_from_disk, bench_workers
 
 from tl_headmaps import (
     HeadWeights,
@@ -301,6 +302,9 @@ BENCHES = {
     "salient_operations": bench_salient,
     "spectra": bench_spectra,
     "contribution": bench_contribution,
+    "default_from_checkpoint": bench_default_from_disk,
+    "workers": bench_workers,
+    "llama_70b_shape": bench_70b,
 }
 
 

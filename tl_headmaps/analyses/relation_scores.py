@@ -1,22 +1,24 @@
 """Which heads implement a relation, from the weights alone (the MAPS method and a folded variant)."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from jaxtyping import Int
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from ..capture.weights import HeadWeights
 from ..circuits.sweep import CircuitMaps
 from ..errors import RelationDataError, UsageError
 from ..relations import Encoded, MultiToken, Relation, RelationLike, encode, resolve
 from ..results.relation_scores import RelationScores
-from ..scorers.relation import Direction, Pairs, score_layer
+from ..scorers.relation import Pairs, score_layer
 from ..scorers.statistics import q_values, wilson_interval
 from ..types import Circuit, HeadLike, Preset, check_choice, head_names
 from .heads import heads_by_layer
+from .sweep import Step, digest_of_ids, sweep
 
 
 def relation_scores(
@@ -30,6 +32,8 @@ def relation_scores(
     multi_token: MultiToken = "skip",
     ranks: bool = False,
     data_dir: str | Path | None = None,
+    run_dir: str | Path | None = None,
+    executor: Any = None,
     progress: bool = True,
 ) -> RelationScores:
     """How accurately every head maps the sources of a relation to its targets, with nulls and intervals.
@@ -44,6 +48,8 @@ def relation_scores(
         multi_token: ``"skip"`` leaves out targets of several tokens, ``"first"`` takes their first token.
         ranks: Also keep the exact rank of every pair (slower: nothing can be left early).
         data_dir: Folder of relations instead of the bundled one.
+        run_dir: Keep finished layers in this folder; the same call goes on from there after it was killed.
+        executor: Compute layers there: a ``concurrent.futures.Executor`` of any make (processes, Dask, MPI, Slurm).
         progress: Show a progress bar on a terminal.
     """
     check_choice(circuit, Circuit, "circuit")
@@ -64,26 +70,57 @@ def relation_scores(
         for relation in resolved
     ]
     chosen_k = [checked_k(entry, k, n_targets) for entry in encoded]
-    ids, pairs = _joined(encoded, chosen_k, weights.device)
-    circuits = CircuitMaps(weights, ids, circuit=circuit, preset=preset)
-    tables = _Tables(len(encoded), weights.n_layers, weights.n_heads, len(pairs.rows) if ranks else 0)
-    bar = tqdm(
-        [(layer, numbers) for layer, numbers in enumerate(by_layer) if numbers],
-        desc=f"{len(encoded)} relations" if len(encoded) > 1 else encoded[0].relation.name,
-        unit="layer",
-        disable=None if progress else True,
-    )
-    for layer, numbers in bar:
-        tables.put(layer, numbers, score_layer(circuits.layer(layer, numbers), pairs, exact_ranks=ranks))
+    ids, pairs = _joined(encoded, chosen_k)
     options = {"preset": preset, "k": k, "multi_token": multi_token, "heads": head_names(heads)}
-    return tables.result(
-        encoded,
-        pairs,
-        circuit=circuit,
+    swept = sweep(
+        _ScoreLayers(weights, ids, pairs, by_layer, circuit, preset, ranks),
+        [layer for layer, numbers in enumerate(by_layer) if numbers],
+        kind=RelationScores.kind,
         provenance=weights.provenance(
             options=options, data={entry.relation.name: entry.relation.digest for entry in encoded}
         ),
+        details={"circuit": circuit, "ranks": ranks, "token_ids": digest_of_ids(ids, pairs.rows, pairs.columns)},
+        run_dir=run_dir,
+        executor=executor,
+        description=f"{len(encoded)} relations" if len(encoded) > 1 else encoded[0].relation.name,
+        progress=progress,
     )
+    tables = _Tables(len(encoded), weights.n_layers, weights.n_heads, len(pairs.rows) if ranks else 0)
+    for layer, tensors in swept.layers.items():
+        tables.put(layer, by_layer[layer], tensors)
+    return tables.result(encoded, pairs, circuit=circuit, provenance=swept.provenance)
+
+
+@dataclass(frozen=True)
+class _ScoreLayers:
+    """Scores of all relations for the chosen heads of a layer."""
+
+    weights: HeadWeights
+    ids: Int[Tensor, " source"]
+    pairs: Pairs
+    by_layer: list[list[int]]
+    circuit: Circuit
+    preset: Preset
+    ranks: bool
+
+    def prepare(self) -> Step:
+        circuits = CircuitMaps(self.weights, self.ids.to(self.weights.device), circuit=self.circuit, preset=self.preset)
+        pairs = self.pairs.to(self.weights.device)
+
+        def step(layer: int) -> dict[str, Tensor]:
+            scored = score_layer(circuits.layer(layer, self.by_layer[layer]), pairs, exact_ranks=self.ranks)
+            names = (*_SCORES, "ranks") if self.ranks else _SCORES
+            return {
+                f"{side}_{name}": getattr(values, name)
+                for side, values in zip(_SIDES, scored, strict=True)
+                for name in names
+            }
+
+        return step
+
+
+_SIDES = ("promote", "suppress")
+_SCORES = ("score", "null_mean", "p_value")
 
 
 def require_distinct(relations: Sequence[Relation]) -> None:
@@ -110,30 +147,29 @@ def checked_k(entry: Encoded, k: int | None, n_targets: int) -> int:
     return chosen
 
 
-def _joined(encoded: list[Encoded], k: list[int], device: torch.device) -> tuple[Tensor, Pairs]:
+def _joined(encoded: list[Encoded], k: list[int]) -> tuple[Tensor, Pairs]:
     """Unique source ids, and all pairs with their rows among them."""
-    sources = torch.tensor([i for entry in encoded for i in entry.source_ids], device=device)
-    targets = torch.tensor([i for entry in encoded for i in entry.target_ids], device=device)
-    number = torch.tensor([n for n, entry in enumerate(encoded) for _ in entry.source_ids], device=device)
+    sources = torch.tensor([i for entry in encoded for i in entry.source_ids], device="cpu")
+    targets = torch.tensor([i for entry in encoded for i in entry.target_ids], device="cpu")
+    number = torch.tensor([n for n, entry in enumerate(encoded) for _ in entry.source_ids], device="cpu")
     ids, rows = sources.unique(return_inverse=True)
-    return ids, Pairs(rows, targets, number, torch.tensor(k, device=device))
+    return ids, Pairs(rows, targets, number, torch.tensor(k, device="cpu"))
 
 
 class _Tables:
     """Maps over relation, layer and head, filled layer by layer."""
 
     def __init__(self, n_relations: int, n_layers: int, n_heads: int, n_ranked_pairs: int) -> None:
-        names = ("score", "null_mean", "p_value")
         shape = (n_relations, n_layers, n_heads)
-        self.maps = [{name: torch.full(shape, float("nan")) for name in names} for _ in range(2)]
-        self.ranks = [torch.full((n_ranked_pairs, n_layers, n_heads), -1) for _ in range(2)]
+        self.maps = [{name: torch.full(shape, float("nan"), device="cpu") for name in _SCORES} for _ in _SIDES]
+        self.ranks = [torch.full((n_ranked_pairs, n_layers, n_heads), -1, device="cpu") for _ in _SIDES]
 
-    def put(self, layer: int, heads: list[int], directions: tuple[Direction, Direction]) -> None:
-        for maps, ranks, scored in zip(self.maps, self.ranks, directions, strict=True):
+    def put(self, layer: int, heads: list[int], tensors: Mapping[str, Tensor]) -> None:
+        for side, maps, ranks in zip(_SIDES, self.maps, self.ranks, strict=True):
             for name, values in maps.items():
-                values[:, layer, heads] = getattr(scored, name).cpu()
+                values[:, layer, heads] = tensors[f"{side}_{name}"].cpu()
             if len(ranks):
-                ranks[:, layer, heads] = scored.ranks.T.cpu()
+                ranks[:, layer, heads] = tensors[f"{side}_ranks"].T.cpu()
 
     def result(self, encoded: list[Encoded], pairs: Pairs, **details: Any) -> RelationScores:
         promote, suppress = self.maps

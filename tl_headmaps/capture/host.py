@@ -10,7 +10,7 @@ misread.
 import math
 from collections import OrderedDict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -18,13 +18,10 @@ from torch import Tensor
 
 from ..errors import UnsupportedModelError, UsageError
 from ..types import Basis
-from .weights import ACTIVATIONS, MLP, LayerWeights, Norm, check_finite
+from .weights import ACTIVATIONS, MLP, LayerWeights, Norm, basis_of, check_finite, in_float64
 
 _CHECK_TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3, torch.float16: 2e-2, torch.bfloat16: 8e-2}
 """Largest accepted difference to the model's own computation, relative to the largest value."""
-
-_CENTRED_TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 2e-3}
-"""How far from zero the mean of a centred unembedding may be, relative to its size (float32: 1e-4)."""
 
 _HOOK_DICTIONARIES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -75,10 +72,28 @@ def evaluating(model: torch.nn.Module) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def present(*modules: Any) -> Iterator[None]:
+    """Weights that a ``device_map`` keeps on disk or in another memory are here inside this block, and only there.
+
+    Accelerate leaves placeholders on the meta device and brings the weights in for a module's own forward pass.
+    """
+    given = [module for module in modules if isinstance(module, torch.nn.Module)]
+    if not any(parameter.is_meta for module in given for parameter in module.parameters()):
+        yield
+        return
+    from accelerate.utils import align_module_device
+
+    with ExitStack() as stack:
+        for part in {id(part): part for module in given for part in module.modules()}.values():
+            stack.enter_context(align_module_device(part))
+        yield
+
+
 def read_model(model: Any, device: str | torch.device | None) -> dict[str, Any]:
     """Fields of HeadWeights for a loaded TransformerBridge or HookedTransformer."""
     _require_decoder(model)
-    with evaluating(model):
+    with evaluating(model), present(model.embed, model.unembed):
         return _Reader(model, device).fields()
 
 
@@ -103,11 +118,19 @@ def _require_decoder(model: Any) -> None:
             "language model such as GPT-2, Llama or Gemma."
         )
     for layer, block in enumerate(model.blocks):
-        if not hasattr(block, "attn") or not hasattr(block.attn, "W_V"):
+        if not _has_heads(block):
             raise UnsupportedModelError(
                 f"{architecture} has no attention heads in layer {layer} ({type(block).__name__}). "
                 "Head maps need a model with attention in every layer."
             )
+
+
+def _has_heads(block: Any) -> bool:
+    try:
+        return hasattr(block, "attn") and hasattr(block.attn, "W_V")
+    except NotImplementedError:
+        # TransformerLens refuses to show weights that are not in memory: they exist.
+        return True
 
 
 def _architecture(model: Any) -> str:
@@ -126,7 +149,9 @@ class _Reader:
                 f"The weights are stored as {embedding.dtype}, a quantised type. Load the model in "
                 "float32, bfloat16 or float16."
             )
-        self.dtype = embedding.dtype
+        self.dtype, self.d_model = embedding.dtype, embedding.shape[1]
+        # Kept: an embedding that lies on disk goes back there after its own forward pass.
+        self.sample = embedding[:8].detach().clone()
         self.device = torch.device(device) if device is not None else embedding.device
 
     def fields(self) -> dict[str, Any]:
@@ -163,8 +188,8 @@ class _Reader:
     def stored(self, tensor: Tensor) -> Tensor:
         return tensor.detach().to(self.device).contiguous()
 
-    def tensor(self, module: Any, *names: str) -> Tensor | None:
-        """The first attribute that exists and is not None, as float32."""
+    def tensor(self, module: Any, *names: str, dtype: torch.dtype | None = torch.float32) -> Tensor | None:
+        """The first attribute that exists and is not None, as float32 (or in its stored type)."""
         for name in names:
             value = getattr(module, name, None)
             if value is not None:
@@ -173,7 +198,7 @@ class _Reader:
                         f"{name} is stored as {value.dtype}, a quantised type. Load the model in "
                         "float32, bfloat16 or float16."
                     )
-                read: Tensor = value.detach().to(device=self.device, dtype=torch.float32)
+                read: Tensor = value.detach().to(device=self.device, dtype=dtype or value.dtype)
                 return read
         return None
 
@@ -189,7 +214,7 @@ class _Reader:
     def layer(self, layer: int) -> LayerWeights:
         block = self.model.blocks[layer]
         attn = block.attn
-        with evaluating(block):
+        with evaluating(block), present(block):
             return LayerWeights(
                 layer=layer,
                 W_Q=self.required(attn, "W_Q"),
@@ -224,11 +249,15 @@ class _Reader:
         """Measure a norm: two opposite probes separate weight from bias, a shifted one shows centring."""
         if module is None or isinstance(getattr(module, "original_component", None), torch.nn.Identity):
             return None
+        with present(module):
+            return self.measured(module, width)
+
+    def measured(self, module: Any, width: int | None) -> Norm:
         stored = getattr(module, "weight", getattr(module, "w", None))
         for parameter in module.parameters():
             check_finite(parameter.detach(), f"A norm ({getattr(module, 'name', None) or type(module).__name__})")
-        like = stored if isinstance(stored, Tensor) else self.model.embed.W_E
-        probe = _probe(width or self.model.embed.W_E.shape[1], like.device)
+        like = stored if isinstance(stored, Tensor) else self.sample
+        probe = _probe(width or self.d_model, like.device)
         up, down, shifted = (
             module(x.to(like.dtype)[None, None]).detach()[0, 0].float() for x in (probe, -probe, probe + 0.5)
         )
@@ -250,22 +279,27 @@ class _Reader:
         return float(self.model.cfg.eps)
 
     def embed_scale(self) -> float:
-        token = torch.tensor([[0, 1]], device=self.model.embed.W_E.device)
-        embedded = self.model.embed(token).double().flatten()
-        plain = self.model.embed.W_E[:2].double().flatten()
+        token = torch.tensor([[0, 1]], device=self.sample.device)
+        embedded = in_float64(self.model.embed(token)).flatten()
+        plain = in_float64(self.sample[:2]).flatten()
         scale = float(embedded @ plain / (plain @ plain).clamp_min(1e-30))
-        return 1.0 if abs(scale - 1) < 1e-3 else scale
+        # A measurement that shows a factor models use is that factor, as exact as the stored type has it.
+        known = (1.0, float(torch.tensor(self.d_model**0.5, dtype=self.dtype, device="cpu")))
+        return next((factor for factor in known if abs(scale / factor - 1) < 1e-3), scale)
 
     def first_mlp(self) -> tuple[Norm | None, MLP | None, Norm | None, str | None]:
         """Norm, MLP and norm after the MLP of layer 0, and why they cannot be used if they cannot."""
-        block = self.model.blocks[0]
+        with present(self.model.blocks[0]):
+            return self.mlp_of(self.model.blocks[0])
+
+    def mlp_of(self, block: Any) -> tuple[Norm | None, MLP | None, Norm | None, str | None]:
         module = getattr(block, "mlp", None)
         if module is None:
             return None, None, None, None
         # Parallel blocks with one norm (Phi, GPT-J) feed it to attention and MLP alike.
         ln2 = self.norm(getattr(block, "ln2", None) or getattr(block, "ln1", None))
         ln2_post = self.norm(getattr(block, "ln2_post", None))
-        W_in, W_out = self.tensor(module, "W_in"), self.tensor(module, "W_out")
+        W_in, W_out, W_gate = (self.tensor(module, name, dtype=None) for name in ("W_in", "W_out", "W_gate"))
         activation = str(getattr(self.model.cfg, "act_fn", None))
         if W_in is None or W_out is None or W_in.ndim != 2:
             reason = f"its first MLP is a {type(module).__name__} (mixture of experts or unknown parts)"
@@ -276,7 +310,7 @@ class _Reader:
             W_in=W_in,
             W_out=W_out,
             activation=activation,
-            W_gate=self.tensor(module, "W_gate"),
+            W_gate=W_gate,
             b_in=self.tensor(module, "b_in"),
             b_gate=self.tensor(module, "b_gate"),
             b_out=self.tensor(module, "b_out"),
@@ -284,9 +318,9 @@ class _Reader:
         for name, value in vars(mlp).items():
             if isinstance(value, Tensor):
                 check_finite(value, f"{name} of the first MLP")
-        sample = self.model.embed.W_E[:8].detach()
+        sample = self.sample
         sample = sample / sample.float().square().mean(-1, keepdim=True).sqrt().clamp_min(1e-6).to(sample.dtype)
-        theirs = module(sample[None])
+        theirs = module(sample.to(next(module.parameters()).device)[None])
         theirs = (theirs[0] if isinstance(theirs, tuple) else theirs)[0]
         difference = self.difference(mlp(sample.to(self.device, torch.float32)), theirs)
         if difference > _CHECK_TOLERANCE[self.dtype]:
@@ -308,7 +342,7 @@ class _Reader:
                     seen[key] = value.detach()
 
                 hooks.append((f"blocks.{weights.layer}.{name}", keep))
-        tokens = torch.tensor([[1, 2, 3]], device=self.model.embed.W_E.device)
+        tokens = torch.tensor([[1, 2, 3]], device=self.sample.device)
         self.model.run_with_hooks(tokens, return_type=None, fwd_hooks=hooks)
         for weights in layers:
             x = seen[weights.layer, "hook_resid_pre"].to(self.device, torch.float32)
@@ -326,17 +360,10 @@ class _Reader:
                 )
 
     def basis(self, ln_final: Norm | None, W_U: Tensor) -> Basis:
-        """Raw, folded or centred, judged by the weights; flags only break the tie of untrained norms."""
         norms = [ln_final, *(self.norm(getattr(block, "ln1", None)) for block in self.model.blocks)]
-        unit = all(norm is None or norm.is_unit for norm in norms)
-        mean = W_U.float().mean(0).abs().max()
-        size = W_U.float().square().mean().sqrt()
-        centred = bool(mean <= _CENTRED_TOLERANCE.get(self.dtype, 1e-4) * size)
-        if not unit:
-            return "centred" if centred else "raw"
         norm_type = str(getattr(self.model.cfg, "normalization_type", ""))
         processed = norm_type.endswith("Pre") or bool(getattr(self.model, "_weights_processed", False))
-        return "folded" if centred or processed else "raw"
+        return basis_of(norms, W_U, processed)
 
 
 def _probe(width: int, device: torch.device) -> Tensor:

@@ -1,10 +1,10 @@
 """Opening a model by name: the default model, a folder in Hugging Face format, or a name on the hub."""
 
-from pathlib import Path
 from typing import Any
 
 from ..errors import ModelLoadError, UsageError
 from .bundled import load_default_model, quiet_transformers
+from .checkpoint import local_folder
 
 
 def load_model(name: str | None = None, device: str | None = None) -> Any:
@@ -16,15 +16,15 @@ def load_model(name: str | None = None, device: str | None = None) -> Any:
     """
     if name is None:
         return load_default_model(device)
-    looks_like_path = name.startswith((".", "/", "~")) or "\\" in name or Path(name).exists()
-    if looks_like_path and not (Path(name).expanduser() / "config.json").is_file():
+    folder = local_folder(name)
+    if folder is not None and not (folder / "config.json").is_file():
         raise UsageError(
             f"{name!r} is not a folder with a model: there is no config.json in it. Give the folder of a "
             "Hugging Face checkpoint, a name on the hub, or leave --model out for the default model."
         )
     from transformer_lens.model_bridge import TransformerBridge
 
-    where = str(Path(name).expanduser()) if looks_like_path else name
+    where = name if folder is None else str(folder)
     try:
         with quiet_transformers():
             return TransformerBridge.boot_transformers(where, device=device)

@@ -4,24 +4,28 @@ Conventions (TransformerLens' names and shapes):
 
 * ``W_Q`` [head, d_model, d_head], ``W_K`` and ``W_V`` [kv_head, d_model, d_head], ``W_O`` [head, d_head,
   d_model]. Grouped key/value heads stay grouped: head ``h`` reads group ``h // (n_heads // n_kv_heads)``.
-* ``W_E`` and ``W_U`` are both [vocab, d_model] (rows are tokens), kept in their stored type; everything else
-  is float32 on ``device``.
+* ``W_E`` and ``W_U`` are both [vocab, d_model] (rows are tokens), kept in their stored type like the matrices of the
+  first MLP; everything else is float32 on ``device``.
 * A norm's ``weight`` is the factor it really multiplies by (Gemma's ``1 + w``), whatever the module stores.
+* Matrices lie in memory as checkpoints store them (outputs by inputs) and a bias of zeros is no bias, whoever filled
+  the classes: products round by memory order, and equal weights must give equal ranks and equal fingerprints.
 
-Nothing here knows TransformerLens: :mod:`.host` fills these classes from a loaded model.
+Nothing here knows TransformerLens or files: :mod:`.host` fills these classes from a loaded model, :mod:`.checkpoint`
+from safetensors on disk.
 """
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..errors import UnsupportedModelError, WeightBasisError
+from ..errors import UnsupportedModelError, UsageError, WeightBasisError
 from ..provenance import Provenance
 from ..types import Basis, HeadIndex, HeadLike, Preset
 
@@ -30,6 +34,18 @@ if TYPE_CHECKING:
 
 _LARGEST_COPY = 512 << 20
 """Bytes of unembedding up to which a second, reordered copy is kept."""
+
+_BLOCK_ENTRIES = 1 << 23
+"""Entries of a large matrix that are converted at a time."""
+
+_WITHOUT_FLOAT64 = ("mps",)
+"""Devices that cannot compute in double precision."""
+
+_MLP_BLOCK = 4096
+"""Neurons of the first MLP that are converted to float32 at a time."""
+
+_CENTRED_TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 2e-3}
+"""How far from zero the mean of a centred unembedding may be, relative to its size (float32: 1e-4)."""
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": torch.nn.functional.silu,
@@ -86,19 +102,39 @@ class MLP:
     b_gate: Float[Tensor, " d_mlp"] | None = None
     b_out: Float[Tensor, " d_model"] | None = None
 
+    def __post_init__(self) -> None:
+        for name in ("W_in", "W_gate", "W_out"):
+            value = getattr(self, name)
+            if value is not None:
+                object.__setattr__(self, name, value.T.contiguous().T)
+        _drop_zero_biases(self)
+
     def __call__(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
-        """Output of the MLP, without the residual."""
+        """Output of the MLP in float32, without the residual."""
         act = ACTIVATIONS[self.activation]
-        hidden = _affine(x, self.W_in, self.b_in)
-        if self.W_gate is None:
-            hidden = act(hidden)
-        else:
-            hidden = act(_affine(x, self.W_gate, self.b_gate)) * hidden
-        return _affine(hidden, self.W_out, self.b_out)
+        output: Tensor | None = None
+        for start in range(0, self.W_in.shape[1], _MLP_BLOCK):
+            neurons = slice(start, start + _MLP_BLOCK)
+            hidden = _affine(x, self.W_in, self.b_in, neurons)
+            if self.W_gate is None:
+                hidden = act(hidden)
+            else:
+                hidden = act(_affine(x, self.W_gate, self.b_gate, neurons)) * hidden
+            part = hidden @ self.W_out[neurons].to(torch.float32)
+            output = part if output is None else output.add_(part)
+        assert output is not None
+        return output if self.b_out is None else output + self.b_out
 
 
-def _affine(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return x @ weight if bias is None else x @ weight + bias
+def _affine(x: Tensor, weight: Tensor, bias: Tensor | None, columns: slice) -> Tensor:
+    product = x @ weight[:, columns].to(torch.float32)
+    return product if bias is None else product + bias[columns]
+
+
+def _drop_zero_biases(part: "MLP | LayerWeights") -> None:
+    for name, value in vars(part).items():
+        if name.startswith("b_") and value is not None and not bool(value.any()):
+            object.__setattr__(part, name, None)
 
 
 @dataclass(frozen=True)
@@ -120,6 +156,10 @@ class LayerWeights:
     k_norm: Norm | None = None
 
     def __post_init__(self) -> None:
+        for name in ("W_Q", "W_K", "W_V"):
+            object.__setattr__(self, name, getattr(self, name).mT.contiguous().mT)
+        object.__setattr__(self, "W_O", self.W_O.permute(2, 0, 1).contiguous().permute(1, 2, 0))
+        _drop_zero_biases(self)
         for name, value in vars(self).items():
             if isinstance(value, Tensor):
                 check_finite(value, f"{name} of layer {self.layer}")
@@ -129,9 +169,9 @@ class LayerWeights:
 
 def check_finite(tensor: Tensor, name: str) -> None:
     """Refuse NaN and infinite weights: every rank they touch would be silently wrong."""
-    # The sum is one pass without a copy; it is finite unless an entry is not (or adding overflows).
-    if not bool(torch.isfinite(tensor.sum(dtype=torch.float64))):
-        bad = int((~torch.isfinite(tensor)).sum())
+    # A sum is finite unless an entry is not (or adding overflows), and costs less than looking at each.
+    if not all(bool(torch.isfinite(rows.sum(dtype=torch.float32))) for rows in row_blocks(tensor)):
+        bad = sum(int((~torch.isfinite(rows)).sum()) for rows in row_blocks(tensor))
         if bad:
             raise UnsupportedModelError(
                 f"{name} holds {bad} NaN or infinite value{'s' if bad > 1 else ''}; scores need "
@@ -139,11 +179,59 @@ def check_finite(tensor: Tensor, name: str) -> None:
             )
 
 
+def row_blocks(matrix: Tensor) -> Iterator[Tensor]:
+    """A large matrix a few rows at a time, so that no converted copy of the whole is ever made."""
+    per_row = max(1, matrix.numel() // max(1, len(matrix)))
+    yield from matrix.split(max(1, _BLOCK_ENTRIES // per_row))
+
+
+def in_float64(tensor: Tensor) -> Tensor:
+    """The tensor in double precision, on the CPU if its device has none (Apple's GPUs)."""
+    return (tensor.cpu() if tensor.device.type in _WITHOUT_FLOAT64 else tensor).to(torch.float64)
+
+
+def _mean_row(matrix: Float[Tensor, "row width"]) -> Float[Tensor, " width"]:
+    """Mean of the rows of a large matrix, summed in float64 whatever its device and type."""
+    parts = [in_float64(rows).sum(0) for rows in row_blocks(matrix)]
+    return (torch.stack(parts).sum(0) / matrix.shape[0]).to(device=matrix.device, dtype=torch.float32)
+
+
+def basis_of(norms: Iterable[Norm | None], W_U: Float[Tensor, "vocab_out d_model"], processed: bool) -> Basis:
+    """Raw, folded or centred, judged by the weights; what the host says only breaks the tie of untrained norms."""
+    unit = all(norm is None or norm.is_unit for norm in norms)
+    square = sum(float(in_float64(rows).square().sum()) for rows in row_blocks(W_U))
+    size = (square / W_U.numel()) ** 0.5
+    centred = float(_mean_row(W_U).abs().max()) <= _CENTRED_TOLERANCE.get(W_U.dtype, 1e-4) * size
+    if not unit:
+        return "centred" if centred else "raw"
+    return "folded" if centred or processed else "raw"
+
+
+@runtime_checkable
+class Origin(Protocol):
+    """Where weights come from, in a form that can be sent to another process."""
+
+    @property
+    def digests(self) -> MutableMapping[str, str]:
+        """Digests of parts that are known already."""
+
+    @property
+    def components(self) -> tuple[str, ...]:
+        """The weight matrices every layer has, as ``attn.q`` or ``mlp.up``."""
+
+    def component(self, layer: int, name: str) -> Tensor:
+        """One of them, of any layer, in its stored type: rows inputs and columns outputs, heads side by side."""
+
+    def reopen(self) -> "HeadWeights":
+        """The same weights without their tokenizer, read anew; once per process."""
+
+
 @dataclass(frozen=True, eq=False)
 class HeadWeights:
     """Everything weight-only analyses read from a model, layer by layer.
 
-    Build it with :meth:`from_model`; every analysis also takes the model itself and does this for you.
+    Build it with :meth:`from_model` or :meth:`from_checkpoint`; every analysis also takes the model itself and does
+    this for you.
 
     Attributes:
         W_E: Token embeddings, stored type.
@@ -154,6 +242,8 @@ class HeadWeights:
         mlp_refusal: Why the first MLP cannot be computed (mixture of experts, ...), or None.
         basis: Whether norms were already folded into the weights when they were read.
         read_layer: Reads one layer; called by :meth:`layer`.
+        origin: The checkpoint these weights are read from, which another process can open again; None for weights of a
+            model in memory.
     """
 
     model_name: str
@@ -174,6 +264,7 @@ class HeadWeights:
     ln2_post: Norm | None = None
     mlp_refusal: str | None = None
     tokenizer: Any = field(default=None, repr=False)
+    origin: Origin | None = field(default=None, repr=False)
 
     @classmethod
     def from_model(cls, model: Any, device: str | torch.device | None = None) -> "Self":
@@ -186,6 +277,39 @@ class HeadWeights:
         from .host import read_model
 
         return cls(**read_model(model, device))
+
+    @classmethod
+    def from_checkpoint(
+        cls,
+        folder_or_repo_id: str | Path,
+        *,
+        device: str | torch.device = "cpu",
+        revision: str | None = None,
+    ) -> "HeadWeights":
+        """Read a Hugging Face checkpoint from its safetensors, memory-mapped; the model is never built.
+
+        Only embedding, unembedding, norms, the first MLP and the attention of the layer being looked at are read, so a
+        model much larger than memory can be mapped. Numbers are those of the same model loaded in its stored type.
+
+        Args:
+            folder_or_repo_id: A folder with config.json and .safetensors, or a name on the hub (only the files that are
+                needed are downloaded, into huggingface_hub's cache).
+            device: Where to compute; a layer's tensors are moved there as they are read.
+            revision: Branch, tag or commit on the hub.
+        """
+        from .checkpoint import open_checkpoint
+
+        return open_checkpoint(str(folder_or_repo_id), torch.device(device), revision)
+
+    def __reduce__(self) -> Any:
+        """Travel to another process as the name of the checkpoint; the receiver opens it itself."""
+        if self.origin is None:
+            raise UsageError(
+                f"The weights of {self.model_name!r} were read from a model in this process and cannot be sent to "
+                "another one. Use HeadWeights.from_checkpoint(folder), which every worker opens itself, or a "
+                "ThreadPoolExecutor."
+            )
+        return self.origin.reopen, ()
 
     @classmethod
     def of(cls, model_or_weights: Any) -> "HeadWeights":
@@ -241,13 +365,12 @@ class HeadWeights:
     @cached_property
     def mean_unembedding(self) -> Float[Tensor, " d_model"]:
         """Mean of the unembedding over the vocabulary, which folded maps take off each row."""
-        total = sum(rows.sum(0, dtype=torch.float64) for rows in self.W_U.split(8192))
-        return (torch.as_tensor(total) / self.W_U.shape[0]).to(torch.float32)
+        return _mean_row(self.W_U)
 
     @cached_property
     def unembedding_order(self) -> Int[Tensor, " vocab_out"]:
         """Token ids from the largest to the smallest unembedding norm: where large entries are found first."""
-        norms = torch.cat([rows.float().norm(dim=-1) for rows in self.W_U.split(8192)])
+        norms = torch.cat([rows.float().norm(dim=-1) for rows in row_blocks(self.W_U)])
         return norms.argsort(descending=True, stable=True)
 
     @cached_property
@@ -259,14 +382,28 @@ class HeadWeights:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 over all the bytes of all weights read here, in their stored type."""
-        digest = hashlib.sha256()
-        for tensor in _tensors(self):
-            hash_tensor(digest, tensor)
+        """SHA-256 over all the bytes of all weights read here, in their stored type: over one digest for each part."""
+        digest = hashlib.sha256(self.shared_digest.encode())
         for layer in range(self.n_layers):
-            for tensor in _tensors(self.layer(layer)):
-                hash_tensor(digest, tensor)
+            digest.update(self.layer_digest(layer).encode())
         return digest.hexdigest()
+
+    @cached_property
+    def shared_digest(self) -> str:
+        """SHA-256 over what all layers share: embedding, unembedding, final norm, and the first MLP with its norms."""
+        return self._digest("shared", lambda: self)
+
+    def layer_digest(self, layer: int) -> str:
+        """SHA-256 over the weights of one layer."""
+        return self._digest(f"layer {layer}", lambda: self.layer(layer))
+
+    def _digest(self, name: str, read: "Callable[[], HeadWeights | LayerWeights]") -> str:
+        known = None if self.origin is None else self.origin.digests.get(name)
+        if known is None:
+            known = digest_of(read())
+            if self.origin is not None:
+                self.origin.digests[name] = known
+        return known
 
     def provenance(self, **details: Any) -> Provenance:
         """Provenance of a result computed from these weights."""
@@ -291,7 +428,16 @@ def _tensors(part: "HeadWeights | LayerWeights | Norm | MLP") -> Iterator[Tensor
 
 
 def hash_tensor(digest: Any, tensor: Tensor) -> None:
-    """Add a tensor's shape and all its bytes to a digest."""
+    """Add a tensor's shape and all its bytes to a digest: in memory order, a few rows at a time."""
     digest.update(str(tuple(tensor.shape)).encode())
-    data = tensor.detach().cpu().contiguous()
-    digest.update(data.view(torch.uint8).numpy().data)
+    order = sorted(range(tensor.ndim), key=tensor.stride, reverse=True)
+    for rows in row_blocks(tensor.detach().permute(order)):
+        digest.update(rows.cpu().contiguous().view(torch.uint8).numpy().data)
+
+
+def digest_of(part: "HeadWeights | LayerWeights") -> str:
+    """SHA-256 over all tensors of a part."""
+    digest = hashlib.sha256()
+    for tensor in _tensors(part):
+        hash_tensor(digest, tensor)
+    return digest.hexdigest()

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from ..capture.weights import in_float64
 from ..errors import UsageError
 from .blocks import (
     DEFAULT_BUDGET,
@@ -177,27 +178,30 @@ def _merged(best: Tensor, best_columns: Tensor, rows: Tensor, columns: Tensor, v
 
 def _settle_ties(maps: LayerMaps, tied: Tensor, sign: float, best: Tensor, best_columns: Tensor) -> None:
     """Redo rows whose last place is shared, from the whole row in a stable order."""
-    everything = slice(0, maps.columns.count)
+    blocks = list(spans(slice(0, maps.columns.count), MAX_WIDTH))
     n_heads, keep = len(maps.heads), best.shape[-1]
     for head in range(n_heads):
         for rows in tied[head].nonzero()[:, 0].split(64):
             counts = [len(rows) if h == head else 0 for h in range(n_heads)]
-            block = maps.columns.block(everything, counts)
-            values = product(block, head, maps.left_of(head)[rows])
+            left = maps.left_of(head)[rows]
+            values = torch.cat([product(maps.columns.block(here, counts), head, left) for here in blocks], dim=1)
             ordered, columns = (values * sign).sort(dim=-1, descending=True, stable=True)
             best[head, rows], best_columns[head, rows] = ordered[:, :keep], columns[:, :keep]
 
 
 def row_norms(left: Float[Tensor, "row rank"], factor: Float[Tensor, "column rank"]) -> Float[Tensor, " row"]:
     """Norm of every row of ``left @ factor^T`` through the rank x rank Gram matrix of the factor."""
-    gram = torch.zeros(factor.shape[1], factor.shape[1], dtype=torch.float64, device=factor.device)
-    for block in factor.split(8192):
-        gram += block.double().T @ block.double()
     # A square root of the Gram matrix: norms come out as norms, not as roots of rounded differences.
-    eigenvalues, vectors = torch.linalg.eigh(gram)
-    root = (vectors * eigenvalues.clamp_min(0).sqrt()).to(left.dtype)
+    eigenvalues, vectors = torch.linalg.eigh(_gram(factor))
+    root = (vectors * eigenvalues.clamp_min(0).sqrt()).to(left)
     norms: Tensor = torch.linalg.vector_norm(left @ root, dim=-1)
     return norms
+
+
+def _gram(factor: Float[Tensor, "column rank"]) -> Float[Tensor, "rank rank"]:
+    """Gram matrix of a factor's columns in float64, a few thousand rows at a time."""
+    blocks = (in_float64(block) for block in factor.split(8192))
+    return torch.stack([block.T @ block for block in blocks]).sum(0)
 
 
 @dataclass(frozen=True)
@@ -266,14 +270,14 @@ def _balanced_norms(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
     Any invertible T gives the same map, ``(left T)(T^-1 right^T)``. The T that makes both Gram matrices the same
     diagonal minimises the product of the mean squared norms: an entry then uses all directions as evenly as it can.
     """
-    gram_left, gram_right = left.double().T @ left.double(), right.double().T @ right.double()
+    gram_left, gram_right = _gram(left), _gram(right)
     values, vectors = torch.linalg.eigh(gram_left)
     scale = values.clamp_min(values.max().clamp_min(1e-300) * 1e-12).sqrt()
     root = vectors * scale
     singular, rotation = torch.linalg.eigh(root.T @ gram_right @ root)
     singular = singular.clamp_min(singular.max().clamp_min(1e-300) * 1e-12) ** 0.25
-    forward = ((vectors / scale) @ rotation * singular).to(left.dtype)
-    backward = (root @ rotation / singular).to(right.dtype)
+    forward = ((vectors / scale) @ rotation * singular).to(left)
+    backward = (root @ rotation / singular).to(right)
     return torch.linalg.vector_norm(left @ forward, dim=-1), torch.linalg.vector_norm(right @ backward, dim=-1)
 
 

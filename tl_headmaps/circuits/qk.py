@@ -16,7 +16,10 @@ from torch import Tensor
 
 from ..capture.weights import HeadWeights, LayerWeights, Norm
 from ..types import HeadIndex, Preset
+from .blocks import spans
 from .factored import FactorColumns, LayerMaps
+
+_KEY_BLOCK = 4096
 
 
 def qk_maps(
@@ -30,16 +33,22 @@ def qk_maps(
     """QK maps of some heads of a layer: a row for each query vector, a column for each key vector."""
     folded = preset == "folded"
     scale = layer.score_scale if folded else weights.d_head**-0.5
-    if folded and layer.ln1 is not None:
-        queries, keys = layer.ln1(queries), layer.ln1(keys)
+    ln1 = layer.ln1 if folded else None
+    if ln1 is not None:
+        queries = ln1(queries)
     groups = sorted({weights.group_of(head) for head in heads})
     left = [_project(queries, layer.W_Q[h], layer.b_Q, h, layer.q_norm, folded) * scale for h in heads]
-    right = [_project(keys, layer.W_K[g], layer.b_K, g, layer.k_norm, folded) for g in groups]
+    right = keys.new_empty(len(groups), len(keys), layer.W_K.shape[-1])
+    # A normed copy of all keys of a large model would not fit beside them.
+    for here in spans(slice(0, len(keys)), _KEY_BLOCK):
+        some = keys[here] if ln1 is None else ln1(keys[here])
+        for number, g in enumerate(groups):
+            right[number, here] = _project(some, layer.W_K[g], layer.b_K, g, layer.k_norm, folded)
     return LayerMaps(
         heads=tuple(HeadIndex(layer.layer, head) for head in heads),
         left=torch.stack(left),
         group=tuple(range(len(heads))),
-        columns=FactorColumns(torch.stack(right), tuple(groups.index(weights.group_of(head)) for head in heads)),
+        columns=FactorColumns(right, tuple(groups.index(weights.group_of(head)) for head in heads)),
         offset=queries.new_zeros(len(heads), queries.shape[0]),
     )
 

@@ -1,5 +1,6 @@
 """Maps of one circuit for given source tokens, layer after layer."""
 
+import threading
 from collections.abc import Sequence
 
 import torch
@@ -17,7 +18,7 @@ from .vectors import token_vectors, vocabulary_vectors
 class CircuitMaps:
     """Builds the maps of each layer for some rows (None: a row for every token of the vocabulary).
 
-    Token vectors, the same for all layers above 0, are computed once.
+    Token vectors, the same for all layers above 0, are computed once. Several threads may ask at the same time.
     """
 
     def __init__(
@@ -29,6 +30,7 @@ class CircuitMaps:
         preset: Preset = "folded",
     ) -> None:
         self.weights, self.ids, self.circuit, self.preset = weights, ids, circuit, preset
+        self._lock = threading.Lock()
         self._rows: tuple[bool, Tensor] | None = None
 
     @property
@@ -44,14 +46,17 @@ class CircuitMaps:
             rows = self.row_vectors(layer)
             if self.circuit == "ov":
                 return ov_maps(self.weights, weights, rows, heads, self.preset)
-            return qk_maps(
-                self.weights, weights, rows, vocabulary_vectors(self.weights, layer, self.preset), heads, self.preset
-            )
+            return qk_maps(self.weights, weights, rows, self._vocabulary(layer), heads, self.preset)
 
     def row_vectors(self, layer: int) -> Float[Tensor, "row d_model"]:
         """Source vectors of the rows, before ln1."""
         if self.ids is None:
+            return self._vocabulary(layer)
+        with self._lock:
+            if self._rows is None or self._rows[0] != (layer > 0):
+                self._rows = (layer > 0, token_vectors(self.weights, self.ids, layer, self.preset))
+            return self._rows[1]
+
+    def _vocabulary(self, layer: int) -> Float[Tensor, "vocab d_model"]:
+        with self._lock:
             return vocabulary_vectors(self.weights, layer, self.preset)
-        if self._rows is None or self._rows[0] != (layer > 0):
-            self._rows = (layer > 0, token_vectors(self.weights, self.ids, layer, self.preset))
-        return self._rows[1]

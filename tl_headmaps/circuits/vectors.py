@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..capture.weights import HeadWeights
 from ..types import Preset
+from .blocks import spans
 
 _VOCAB_BLOCK = 4096
 
@@ -52,7 +53,10 @@ def vocabulary_vectors(weights: HeadWeights, layer: int, preset: Preset) -> Floa
     if layer > 0 and preset in kept:
         return kept[preset]
     everything = torch.arange(weights.n_vocab, device=weights.device)
-    vectors = torch.cat([token_vectors(weights, ids, layer, preset) for ids in everything.split(_VOCAB_BLOCK)])
+    # Filled in place: with a large vocabulary there is no room for the parts and the whole.
+    vectors = torch.empty(weights.n_vocab, weights.d_model, device=weights.device)
+    for here in spans(slice(0, weights.n_vocab), _VOCAB_BLOCK):
+        vectors[here] = token_vectors(weights, everything[here], layer, preset)
     if layer > 0:
         kept.clear()
         kept[preset] = vectors

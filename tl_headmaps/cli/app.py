@@ -5,6 +5,7 @@ Exit code 0: done; 1: the analysis could not be done; 2: wrong usage.
 """
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,7 +16,18 @@ from .attention import groups, mixing
 from .checks import ablate, reproduce, validate
 from .components import components
 from .demo import demo
-from .options import CircuitOption, DeviceOption, ModelOption, OutOption, PresetOption
+from .options import (
+    CheckpointOption,
+    CircuitOption,
+    DeviceOption,
+    ModelOption,
+    OutOption,
+    PresetOption,
+    RunDirOption,
+    WorkersOption,
+    open_weights,
+    worker_pool,
+)
 from .output import check_outputs, parse_heads, show_and_save
 from .salient import name_heads, salient
 from .tasks import tasks
@@ -84,17 +96,18 @@ def grid(
     circuit: CircuitOption = "ov",
     preset: PresetOption = "folded",
     model: ModelOption = None,
+    checkpoint: CheckpointOption = None,
     device: DeviceOption = None,
     out: OutOption = None,
 ) -> None:
     """Show what one head does with a few chosen tokens."""
-    from .. import HeadIndex, load_model, token_grid
+    from .. import HeadIndex, token_grid
 
     paths = check_outputs(out)
     HeadIndex.parse(head)
     words = [split_tokens(text) for text in (sources, targets)]
-    result = token_grid(load_model(model, device), head, words[0], words[1], circuit=circuit, preset=preset)
-    show_and_save(result, paths)
+    weights = open_weights(model, checkpoint, device)
+    show_and_save(token_grid(weights, head, words[0], words[1], circuit=circuit, preset=preset), paths)
 
 
 @app.command()
@@ -110,23 +123,37 @@ def relations(
     circuit: CircuitOption = "ov",
     preset: PresetOption = "folded",
     model: ModelOption = None,
+    checkpoint: CheckpointOption = None,
     device: DeviceOption = None,
+    run_dir: RunDirOption = None,
+    workers: WorkersOption = None,
     out: OutOption = None,
 ) -> None:
     """Score how accurately each head implements relations such as country to capital."""
-    from .. import load_model, load_relations, relation_scores
+    from .. import load_relations, relation_scores
     from ..relations import resolve
 
     paths = check_outputs(out)
     if show_list:
-        typer.echo(_relation_list(load_relations(category), load_model(model, device)))
+        typer.echo(_relation_list(load_relations(category), open_weights(model, checkpoint, device)))
         return
     chosen = None if heads is None else parse_heads(heads)
     named = [resolve(name) for name in names or []]
-    loaded = load_model(model, device)
-    if not named:
-        named = load_relations(category, model=loaded)
-    result = relation_scores(loaded, named, preset=preset, k=k, circuit=circuit, heads=chosen, multi_token=multi_token)
+    with worker_pool(workers, checkpoint) as pool:
+        loaded = open_weights(model, checkpoint, device)
+        if not named:
+            named = load_relations(category, model=loaded)
+        result = relation_scores(
+            loaded,
+            named,
+            preset=preset,
+            k=k,
+            circuit=circuit,
+            heads=chosen,
+            multi_token=multi_token,
+            run_dir=run_dir,
+            executor=pool,
+        )
     show_and_save(result, paths)
 
 
@@ -139,7 +166,7 @@ def _relation_list(listed: list["Relation"], model: Any) -> str:
             relation.category,
             relation.name,
             len(relation.pairs),
-            kept_pairs(relation, model.tokenizer),
+            "-" if model.tokenizer is None else kept_pairs(relation, model.tokenizer),
             relation.k,
             relation.title,
         ]
@@ -151,12 +178,26 @@ def _relation_list(listed: list["Relation"], model: Any) -> str:
 
 
 @app.command("model")
-def model_(model: ModelOption = None, device: DeviceOption = None, out: OutOption = None) -> None:
+def model_(
+    model: ModelOption = None,
+    checkpoint: CheckpointOption = None,
+    device: DeviceOption = None,
+    out: OutOption = None,
+) -> None:
     """Show what was found in a model: its size, weight basis, norms, and what can be analysed."""
-    from .. import describe_model, load_model
+    from .. import describe_model
 
     paths = check_outputs(out)
-    show_and_save(describe_model(load_model(model, device)), paths)
+    show_and_save(describe_model(open_weights(model, checkpoint, device)), paths)
+
+
+@app.command()
+def runs(run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR")], out: OutOption = None) -> None:
+    """Show how far a run in a --run-dir is, and how long the rest will take."""
+    from .. import describe_run
+
+    paths = check_outputs(out)
+    show_and_save(describe_run(run_dir), paths)
 
 
 app.command()(salient)

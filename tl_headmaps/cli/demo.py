@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from .options import DeviceOption, ModelOption
+from .options import CheckpointOption, DeviceOption, ModelOption, open_weights
 
 _RELATIONS = ("country_to_capital", "country_to_language", "name_copying", "past_tense", "comparative", "antonym")
 _SOURCES = ("France", "Germany", "Egypt")
@@ -14,13 +14,14 @@ _TARGETS = ("Cairo", "Paris", "Berlin")
 
 def demo(
     model: ModelOption = None,
+    checkpoint: CheckpointOption = None,
     device: DeviceOption = None,
     folder: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Where to write the results.")] = Path("demo"),
 ) -> None:
     """Take the tour: what was found in the model, which heads know capitals, and one of them at work."""
-    from .. import HeadWeights, describe_model, load_model, relation_scores, token_grid
+    from .. import HeadWeights, describe_model, relation_scores, token_grid
 
-    weights = HeadWeights.from_model(load_model(model, device))
+    weights = HeadWeights.of(open_weights(model, checkpoint, device))
     description = describe_model(weights)
     _section("The model", str(description))
 

@@ -1,15 +1,34 @@
-"""Options that several commands share."""
+"""Options that several commands share, and what they open."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
+from ..errors import UsageError
 from ..types import Circuit, Preset
 
 ModelOption = Annotated[
     str | None,
     typer.Option("--model", metavar="NAME_OR_FOLDER", help="Hub name or folder; default: SmolLM2-135M-Instruct."),
+]
+CheckpointOption = Annotated[
+    str | None,
+    typer.Option(
+        "--checkpoint",
+        metavar="FOLDER",
+        help="Read weights from this folder's safetensors (or a hub name) without building the model.",
+    ),
+]
+RunDirOption = Annotated[
+    Path | None,
+    typer.Option("--run-dir", metavar="DIR", help="Keep finished layers here; go on from there after a kill."),
+]
+WorkersOption = Annotated[
+    int | None,
+    typer.Option("--workers", metavar="N", min=1, help="Compute layers in N processes (needs --checkpoint)."),
 ]
 DeviceOption = Annotated[str | None, typer.Option("--device", help="cpu, cuda, mps; default: the model's own.")]
 PresetOption = Annotated[
@@ -26,3 +45,33 @@ OutOption = Annotated[
         "--out", metavar="FILE", help="Write the result; .json, .csv, .html, .svg, .png, .pdf. May be repeated."
     ),
 ]
+
+
+def open_weights(model: str | None, checkpoint: str | None, device: str | None) -> Any:
+    """The model or the checkpoint asked for; the default model if neither was."""
+    from .. import HeadWeights, load_model
+
+    if checkpoint is None:
+        return load_model(model, device)
+    if model is not None:
+        raise UsageError(f"--model {model} and --checkpoint {checkpoint} were both given; give one of them.")
+    return HeadWeights.from_checkpoint(checkpoint, device=device or "cpu")
+
+
+@contextmanager
+def worker_pool(n_workers: int | None, checkpoint: str | None) -> Iterator[Any]:
+    """A process pool of that size, the cores shared out among the workers; None if none was asked for."""
+    if n_workers is None:
+        yield None
+        return
+    if checkpoint is None:
+        raise UsageError("--workers needs --checkpoint: worker processes open the weights themselves.")
+    import multiprocessing
+    from concurrent.futures import ProcessPoolExecutor
+
+    import torch
+
+    threads = max(1, torch.get_num_threads() // n_workers)
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(n_workers, spawn, initializer=torch.set_num_threads, initargs=(threads,)) as pool:
+        yield pool

@@ -15,7 +15,7 @@ It is needed only where a score is above zero, and there only for rows in which 
 the top k at all: found by ranking each row's best target first, leaving early.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -47,6 +47,10 @@ class Pairs:
     relation: Int[Tensor, " pair"]
     k: Int[Tensor, " relation"]
 
+    def to(self, device: torch.device) -> "Pairs":
+        """The same pairs on another device."""
+        return Pairs(*(getattr(self, entry.name).to(device) for entry in fields(self)))
+
     @property
     def sizes(self) -> Int[Tensor, " relation"]:
         """Number of pairs of each relation."""
@@ -54,9 +58,10 @@ class Pairs:
 
     def share(self, hit: Tensor) -> Float[Tensor, "relation head"]:
         """Share of each relation's pairs that are true, from [head, pair]."""
-        total = torch.zeros(len(self.k), hit.shape[0], dtype=torch.float64, device=hit.device)
-        total.index_add_(0, self.relation, hit.T.double())
-        return (total / self.sizes[:, None]).float()
+        # On the CPU, like all that follows from counts: not every device has double precision.
+        total = torch.zeros(len(self.k), hit.shape[0], dtype=torch.float64, device="cpu")
+        total.index_add_(0, self.relation.cpu(), hit.T.cpu().double())
+        return (total / self.sizes[:, None].cpu()).float()
 
 
 @dataclass(frozen=True)
@@ -95,7 +100,7 @@ def _null(
     """Null means and p-values; 0 and 1 where nothing was hit."""
     hits = torch.zeros(len(pairs.k), hit.shape[0], dtype=torch.int64, device=hit.device)
     hits.index_add_(0, pairs.relation, hit.T.long())
-    null_mean, p_value = torch.zeros(hits.shape), torch.ones(hits.shape)
+    null_mean, p_value = torch.zeros(hits.shape, device="cpu"), torch.ones(hits.shape, device="cpu")
     chances, relation, hits = chance.cpu(), pairs.relation.cpu(), hits.cpu()
     for number, head in hits.nonzero().tolist():
         mine = chances[head, relation == number]
@@ -106,7 +111,7 @@ def _null(
 
 def _target_weights(pairs: Pairs, n_columns: int) -> Float[Tensor, "relation column"]:
     """Share of each token among a relation's targets."""
-    weight = torch.zeros(len(pairs.k), n_columns, dtype=torch.float64, device=pairs.rows.device)
+    weight = torch.zeros(len(pairs.k), n_columns, dtype=torch.float64, device="cpu")
     one = torch.ones_like(pairs.columns, dtype=torch.float64)
     weight.index_put_((pairs.relation, pairs.columns), one / pairs.sizes[pairs.relation], accumulate=True)
     return weight
@@ -119,9 +124,9 @@ def _chances(maps: LayerMaps, pairs: Pairs, hit: Tensor, budget: int) -> Float[T
     scored.index_add_(2, pairs.relation, hit.long())
     active = scored[:, :, pairs.relation] > 0
     best, has_best = _best_targets(maps, pairs, scored > 0)
-    weight = _target_weights(pairs, maps.columns.count)
+    weight = _target_weights(pairs.to(torch.device("cpu")), maps.columns.count)
     everyone = torch.arange(n_rows, device=hit.device)
-    chance = torch.zeros(hit.shape, dtype=torch.float64, device=hit.device)
+    chance = torch.zeros(hit.shape, dtype=torch.float64, device="cpu")
     for direction, side in enumerate(SIDES):
         if not bool(has_best[direction].any()):
             continue
@@ -137,13 +142,13 @@ def _chances(maps: LayerMaps, pairs: Pairs, hit: Tensor, budget: int) -> Float[T
                 continue
             rows, place = pairs.rows[mine].unique(return_inverse=True)
             top = top_k(maps.of_head(head).at_rows(rows), limit, largest=side == "greater", budget=budget)
-            columns = top.columns[0][place]
-            relation, target = pairs.relation[mine], pairs.columns[mine]
-            inside = torch.arange(limit, device=rows.device) < pairs.k[relation, None]
+            columns, hits = top.columns[0][place].cpu(), hit[direction, head, mine].cpu()
+            relation, target = pairs.relation[mine].cpu(), pairs.columns[mine].cpu()
+            inside = torch.arange(limit, device="cpu") < pairs.k.cpu()[relation, None]
             # A target that ties with the k-th place hits by rank and may be missing from the k tokens listed.
             listed = ((columns == target[:, None]) & inside).any(1)
-            unlisted = weight[relation, target] * (hit[direction, head, mine] & ~listed)
-            chance[direction, head, mine] = (weight[relation[:, None], columns] * inside).sum(1) + unlisted
+            unlisted = weight[relation, target] * (hits & ~listed)
+            chance[direction, head, mine.cpu()] = (weight[relation[:, None], columns] * inside).sum(1) + unlisted
     return chance.clamp(max=1.0)
 
 

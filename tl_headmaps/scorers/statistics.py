@@ -18,7 +18,7 @@ def wilson_interval(share: Float[Tensor, "*shape"], n: Tensor | int) -> tuple[Te
         (0.4038, 0.5962)
     """
     z2 = _Z95**2
-    count = torch.as_tensor(n, dtype=torch.float64)
+    count = torch.as_tensor(n, dtype=torch.float64, device=share.device)
     p = share.double()
     centre = (p + z2 / (2 * count)) / (1 + z2 / count)
     half = _Z95 / (1 + z2 / count) * torch.sqrt(p * (1 - p) / count + z2 / (4 * count**2))

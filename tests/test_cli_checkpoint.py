@@ -1,0 +1,123 @@
+"""``--checkpoint``, ``--run-dir``, ``--workers`` and ``tl-headmaps runs`` on a small checkpoint."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from planted import save_checkpoint, source_model, word
+
+from tl_headmaps.cli.app import main
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_checkpoint(source_model("llama"), tmp_path_factory.mktemp("cli") / "llama")
+
+
+@pytest.fixture
+def relation(tmp_path: Path) -> str:
+    path = tmp_path / "pairs.json"
+    path.write_text(json.dumps([[source, source + 7] for source in range(3, 30)]))
+    return str(path)
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """main() in this process: exit code, stdout, stderr."""
+
+    def call(*arguments: str | Path) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["tl-headmaps", *map(str, arguments)])
+        capsys.readouterr()
+        try:
+            main()
+            code = 0
+        except SystemExit as leaving:
+            code = int(leaving.code or 0)
+        shown = capsys.readouterr()
+        return code, shown.out, shown.err
+
+    return call
+
+
+def refused(answer: tuple[int, str, str], code: int, *parts: str) -> None:
+    assert answer[0] == code and answer[1] == "" and "Traceback" not in answer[2]
+    assert answer[2].startswith("tl-headmaps: ") and answer[2].count("\n") == 1
+    for part in parts:
+        assert part in answer[2]
+
+
+def test_grid_and_model(run: Run, checkpoint: Path, tmp_path: Path) -> None:
+    arguments = ("--head", "L1H2", "--sources", word(5), "--targets", f"{word(9)},#7")
+    code, out, _ = run("grid", *arguments, "--checkpoint", checkpoint, "--out", tmp_path / "grid.json")
+    assert code == 0 and "L1H2 OV map" in out
+    saved = json.loads((tmp_path / "grid.json").read_text())
+    assert saved["token_ids"] == {"source": [5], "target": [9, 7]}
+    assert saved["provenance"]["model"] == str(checkpoint)
+    code, out, _ = run("model", "--checkpoint", checkpoint)
+    assert code == 0 and re.search(r"architecture\s+LlamaForCausalLM", out)
+
+
+def test_a_run_that_goes_on_writes_the_same_bytes(run: Run, checkpoint: Path, relation: str, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    command = ["relations", relation, "--checkpoint", checkpoint, "--run-dir", run_dir, "--out"]
+    code, first, _ = run(*command, tmp_path / "first.json")
+    assert code == 0
+    code, shown, _ = run("runs", run_dir, "--out", tmp_path / "state.json")
+    assert code == 0
+    assert re.search(r"state\s+finished", shown) and re.search(r"layers\s+3 of 3 finished", shown)
+    assert json.loads((tmp_path / "state.json").read_text())["seconds_left"] == 0.0
+
+    (run_dir / "layer-0001.safetensors").unlink()
+    code, shown, _ = run("runs", run_dir)
+    assert code == 0
+    assert re.search(r"state\s+stopped", shown) and re.search(r"missing\s+1\n", shown)
+    assert re.search(r"time left\s+\d", shown)
+    code, again, _ = run(*command, tmp_path / "again.json")
+    assert (code, again) == (0, first)
+    assert (tmp_path / "again.json").read_bytes() == (tmp_path / "first.json").read_bytes()
+
+    refused(run(*command, tmp_path / "x.json", "--preset", "maps"), 2, "started with options.preset", "another folder")
+    refused(run("runs", tmp_path), 2, "is not a run folder")
+
+
+def test_workers(checkpoint: Path, relation: str, tmp_path: Path, run: Run) -> None:
+    """As a user starts it: worker processes must not run the command again."""
+    command = ["relations", relation, "--checkpoint", str(checkpoint), "--out"]
+    done = subprocess.run(
+        [sys.executable, "-m", "tl_headmaps", *command, str(tmp_path / "two.json"), "--workers", "2"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    code, out, _ = run(*command, tmp_path / "one.json")
+    assert (code, out) == (0, done.stdout)
+    one, two = (json.loads((tmp_path / name).read_text()) for name in ("one.json", "two.json"))
+    for values in (one, two):
+        values["provenance"].pop("created")
+    assert one == two
+
+
+def test_wrong_usage(run: Run, checkpoint: Path, relation: str, tmp_path: Path) -> None:
+    refused(run("model", "--checkpoint", checkpoint, "--model", "gpt2"), 2, "--model gpt2 and --checkpoint", "give one")
+    refused(run("relations", relation, "--workers", "2"), 2, "--workers needs --checkpoint")
+    refused(run("model", "--checkpoint", tmp_path), 2, "is not a folder with a checkpoint")
+    broken = shutil.copytree(checkpoint, tmp_path / "broken")
+    (broken / "model.safetensors").write_bytes(b"")
+    refused(run("model", "--checkpoint", broken), 1, "damaged or not complete")
+
+
+def test_without_a_tokenizer(run: Run, tmp_path: Path, relation: str) -> None:
+    folder = save_checkpoint(source_model("llama", n_layers=1), tmp_path / "bare", tokenizer=False)
+    code, _, _ = run("relations", relation, "--checkpoint", folder)
+    assert code == 0
+    refused(run("relations", "antonym", "--checkpoint", folder), 2, "The model has no tokenizer")
+    code, out, _ = run("relations", "--list", "--checkpoint", folder)
+    assert code == 0 and "antonym" in out

@@ -1,0 +1,248 @@
+"""A run folder: the finished layers of a sweep on disk, so that a killed run goes on where it was.
+
+::
+
+    RUN_DIR/run.json                    what is computed: kind, layers, provenance, when it was started
+    RUN_DIR/layer-0007.safetensors      one finished layer: its tensors; in the header layer, provenance and checksum
+    RUN_DIR/times.jsonl                 how long each layer took (only for the time left)
+    RUN_DIR/run.lock                    held while a process works on the run
+
+A piece appears in one rename and its checksum covers tensors and header, so a piece is right or it is made again. Bytes
+of a piece depend on the input alone. Nothing here is ever unpickled.
+"""
+
+import hashlib
+import json
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from .errors import OutputError, UsageError
+from .files import replacing
+
+RUN_FILE = "run.json"
+_LOCK = "run.lock"
+_TIMES = "times.jsonl"
+_FORMAT = 1
+
+
+class DamagedPieceError(ValueError):
+    """A piece that is not what was written, or of another run."""
+
+
+def pack(layer: int, tensors: Mapping[str, Tensor], identity: Mapping[str, Any]) -> bytes:
+    """One finished layer as bytes that can be checked."""
+    # Clones: the library refuses tensors that share memory.
+    plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    header = {"layer": layer, "provenance": identity, "checksum": _checksum(layer, plain, identity)}
+    # One entry: the library does not promise an order among several.
+    return save(plain, metadata={"piece": json.dumps(header, sort_keys=True, allow_nan=False)})
+
+
+def unpack(data: bytes, layer: int, identity: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Tensors of a packed layer; raises unless it is whole and of this run."""
+    try:
+        tensors = load(data)
+        length = int.from_bytes(data[:8], "little")
+        header = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["piece"])
+        stated, found = header["checksum"], header["provenance"]
+    except (SafetensorError, ValueError, KeyError, TypeError) as error:
+        raise DamagedPieceError(f"it cannot be read ({type(error).__name__}: {error})") from error
+    if header.get("layer") != layer or _canonical(found) != _canonical(identity):
+        raise DamagedPieceError("it is of another run")
+    if stated != _checksum(layer, tensors, identity):
+        raise DamagedPieceError("its checksum is wrong")
+    return tensors
+
+
+def _canonical(values: Any) -> str:
+    return json.dumps(values, sort_keys=True)
+
+
+def _checksum(layer: int, tensors: Mapping[str, Tensor], identity: Mapping[str, Any]) -> str:
+    digest = hashlib.sha256(_canonical([layer, identity]).encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(_canonical([name, str(tensor.dtype), list(tensor.shape)]).encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """What ``run.json`` says.
+
+    Attributes:
+        identity: Everything that decides the numbers; two runs with the same identity have the same pieces.
+        layers: The layers of the sweep.
+        provenance: Provenance of the result, with the time the run was started.
+    """
+
+    identity: dict[str, Any]
+    layers: tuple[int, ...]
+    provenance: dict[str, Any]
+
+    @classmethod
+    def read(cls, folder: Path) -> "RunRecord":
+        """The record of an existing run."""
+        path = folder / RUN_FILE
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+            record = cls(dict(found["identity"]), tuple(map(int, found["layers"])), dict(found["provenance"]))
+            known = found["format"] == _FORMAT
+        except FileNotFoundError as error:
+            raise UsageError(f"{folder} is not a run folder: there is no {RUN_FILE} in it.") from error
+        except OSError as error:
+            raise OutputError(f"Cannot read {path}: {error.strerror or error}.") from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise OutputError(
+                f"{path} is damaged ({type(error).__name__}: {error}). Remove the folder and start the run again."
+            ) from error
+        if not known:
+            raise OutputError(f"{path} was written by another version of this package. Give another folder.")
+        return record
+
+    def write(self, folder: Path) -> None:
+        content = {
+            "format": _FORMAT,
+            "identity": self.identity,
+            "layers": list(self.layers),
+            "provenance": self.provenance,
+        }
+        with replacing(folder / RUN_FILE) as temporary:
+            temporary.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+class RunFolder:
+    """The pieces of one run."""
+
+    def __init__(self, folder: Path, record: RunRecord) -> None:
+        self.folder, self.record = folder, record
+
+    def path(self, layer: int) -> Path:
+        return self.folder / f"layer-{layer:04d}.safetensors"
+
+    def load(self, layer: int) -> dict[str, Tensor] | None:
+        """A finished layer; None if it is not there. Raises DamagedPieceError."""
+        try:
+            data = self.path(layer).read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise DamagedPieceError(f"it cannot be read ({error.strerror or error})") from error
+        return unpack(data, layer, self.record.identity)
+
+    def store(self, layer: int, data: bytes, seconds: float) -> None:
+        """Write a packed layer, and how long it took."""
+        try:
+            with replacing(self.path(layer)) as temporary:
+                temporary.write_bytes(data)
+            entry = {"layer": layer, "seconds": round(seconds, 3), "finished": round(time.time(), 3)}
+            with (self.folder / _TIMES).open("a", encoding="utf-8") as stream:
+                stream.write(json.dumps(entry) + "\n")
+        except OSError as error:
+            raise OutputError(
+                f"Layer {layer} could not be kept in {self.folder} ({error}). All layers finished before are kept: "
+                "make room there, and start the same call again for the rest."
+            ) from error
+
+    def times(self) -> list[tuple[float, float]]:
+        """(started, finished) of each layer that was computed, in order; a torn last line is left out."""
+        found = []
+        try:
+            lines = (self.folder / _TIMES).read_text(encoding="utf-8", errors="replace").splitlines()
+        except OSError:
+            return []
+        for line in lines:
+            try:
+                entry = json.loads(line)
+                found.append((float(entry["finished"]) - float(entry["seconds"]), float(entry["finished"])))
+            except (ValueError, KeyError, TypeError):
+                continue
+        return found
+
+    def is_running(self) -> bool:
+        """Whether a process holds the run's lock."""
+        from filelock import FileLock, Timeout
+
+        lock = self.folder / _LOCK
+        if not lock.exists():
+            return False
+        try:
+            with FileLock(lock, timeout=0):
+                return False
+        except Timeout:
+            return True
+        except (NotImplementedError, OSError):
+            return False
+
+
+@contextmanager
+def open_run(folder: Path, record: RunRecord) -> Iterator[RunFolder]:
+    """Start a run in an empty folder, or go on with the same run; one process at a time."""
+    from filelock import FileLock, Timeout
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        strange = next((entry.name for entry in sorted(folder.iterdir()) if not _is_ours(entry.name)), None)
+    except OSError as error:
+        raise OutputError(f"Cannot use {folder} as a run folder: {error.strerror or error}.") from error
+    if strange is not None and not (folder / RUN_FILE).exists():
+        raise UsageError(f"{folder} is not a run folder: it holds {strange!r}. Give a new or empty folder.")
+    lock = FileLock(folder / _LOCK, timeout=0)
+    try:
+        lock.acquire()
+    except Timeout as error:
+        raise UsageError(
+            f"Another process is working on the run in {folder}. Wait for it ('tl-headmaps runs {folder}' shows how "
+            "far it is), or give another folder."
+        ) from error
+    except (NotImplementedError, OSError):
+        # File systems without locks: two processes would do the same work and write the same pieces.
+        pass
+    try:
+        for leftover in folder.glob(".*.part"):
+            leftover.unlink(missing_ok=True)
+        if (folder / RUN_FILE).exists():
+            found = RunRecord.read(folder)
+            _require_same(folder, found.identity, record.identity)
+            record = found
+        else:
+            record.write(folder)
+        yield RunFolder(folder, record)
+    finally:
+        lock.release()
+
+
+def _is_ours(name: str) -> bool:
+    return name in (RUN_FILE, _LOCK, _TIMES) or (name.startswith(".") and name.endswith(".part"))
+
+
+def _require_same(folder: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    for field, theirs, ours in _differences(found, json.loads(json.dumps(wanted)), ""):
+        raise UsageError(
+            f"The run in {folder} was started with {field} = {_short(theirs)}, but this call has {_short(ours)}. Give "
+            "another folder for another run, or remove that one."
+        )
+
+
+def _differences(found: Any, wanted: Any, field: str) -> Iterator[tuple[str, Any, Any]]:
+    if isinstance(found, dict) and isinstance(wanted, dict):
+        for name in [*wanted, *(name for name in found if name not in wanted)]:
+            inside = f"{field}.{name}" if field else str(name)
+            yield from _differences(found.get(name), wanted.get(name), inside)
+    elif found != wanted:
+        yield field, found, wanted
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 80 else f"{text[:77]}..."
