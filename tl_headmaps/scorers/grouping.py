@@ -121,7 +121,11 @@ def sharpness(weights: Float[Tensor, "token token"], labels: Int[Tensor, " token
     bound = weights.sum(1) > 0
     if draws < 1 or int(bound.sum()) < 2:
         return Sharpness(found, float("nan"), float("nan"), float("nan"))
-    inner, k = weights[bound][:, bound], len(labels[bound].unique())
+    k = len(labels[bound].unique())
+    if k == 1:
+        # One group has modularity 0 in every graph: nothing needs drawing.
+        return Sharpness(found, 0.0, float("nan"), 1.0)
+    inner = weights[bound][:, bound]
     drawn = torch.tensor(
         [modularity(graph, cluster(graph, k=k)) for graph in shuffled(inner, draws=draws, seed=_NULL_SEED)],
         dtype=torch.float64,
