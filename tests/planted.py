@@ -569,5 +569,7 @@ def slot_model(markers: tuple[int, ...], answers: tuple[int, ...] = (), host: st
             W_V[:, first : first + d_head] = 0
             W_V[marker, first] = 1.0
             if answers:
+                # Without its marker a head writes a little of its answer too, so that ablation takes the answer last.
+                block.attn.c_attn.bias[2 * d_model + first] = 0.4
                 block.attn.c_proj.weight[first, answers[head]] = 1.0
     return hosted(source, "gpt2", host=host)

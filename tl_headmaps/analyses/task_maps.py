@@ -39,7 +39,7 @@ from ..scorers.tasks import (
     probe_fold,
     rank_correlations,
 )
-from ..scorers.words import cross_logits, majority_predictions, word_counts
+from ..scorers.words import calibrated, cross_logits, majority_predictions, word_counts
 from ..task_files import load_tasks, read_tasks
 from ..tasks import Tasks
 from ..types import HeadIndex, Positions, Probe, check_choice
@@ -167,7 +167,7 @@ def _probed(
 ) -> _Probed:
     """Probes on heads alone, beyond words, and with labels (and what words say of them) shuffled within folds."""
     n_classes, n_folds = len(tasks.functions), int(folds.max()) + 1
-    words = cross_logits(counts, labels, folds, n_classes)
+    words = calibrated(cross_logits(counts, labels, folds, n_classes), labels, folds)
     orders = [torch.arange(len(labels))] * 2 + _shuffles(folds, n_null, seed)
     targets = torch.stack([labels[order] for order in orders])
     parts = torch.zeros(len(orders), len(labels), captured.n_layers, captured.n_heads)
