@@ -4,6 +4,8 @@ import csv
 import io
 import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -297,3 +299,11 @@ def test_replacing_gives_a_path_beside_the_target(tmp_path: Path) -> None:
 
 def test_errors_have_one_parent() -> None:
     assert issubclass(OutputError, HeadMapsError) and issubclass(UsageError, HeadMapsError)
+
+
+def test_a_fresh_process_loads_every_kind(tmp_path: Path) -> None:
+    path = tmp_path / "grid.json"
+    grid([[1.0, 2.0]]).save(path)
+    code = f"from tl_headmaps import Result; print(type(Result.load({str(path)!r})).__name__)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.stdout.strip(), done.stderr) == ("TokenGrid", "")

@@ -1,5 +1,6 @@
 """A name for every head, and how many heads earn one."""
 
+from pathlib import Path
 from typing import Any
 
 from ..capture.weights import HeadWeights
@@ -16,6 +17,8 @@ def name_heads(
     circuit: Circuit = "ov",
     vocabulary: Any = "all",
     describe: Describe | None = None,
+    run_dir: str | Path | None = None,
+    executor: Any = None,
     progress: bool = True,
 ) -> HeadNames:
     """The best name for every head of a model, as :func:`salient_operations` gives them, by layer and head.
@@ -26,6 +29,8 @@ def name_heads(
         circuit: ``"ov"`` or ``"qk"``.
         vocabulary: As for :func:`salient_operations`.
         describe: As for :func:`salient_operations`.
+        run_dir: Keep finished layers in this folder, and go on from there after a kill.
+        executor: Where to compute layers: anything with the interface of ``concurrent.futures.Executor``.
         progress: Show a progress bar on a terminal.
     """
     weights = HeadWeights.of(model)
@@ -38,6 +43,8 @@ def name_heads(
         circuit=circuit,
         vocabulary=vocabulary,
         describe=describe,
+        run_dir=run_dir,
+        executor=executor,
         progress=progress,
     )
     width = weights.n_heads

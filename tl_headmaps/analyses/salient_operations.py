@@ -1,12 +1,13 @@
 """What a head does when nobody says what to look for: its salient tokens, their targets, and a name."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import torch
+from jaxtyping import Bool
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from ..capture.weights import HeadWeights
 from ..circuits.extremes import largest_entries, top_and_bottom
@@ -19,6 +20,7 @@ from ..types import Circuit, HeadIndex, HeadLike, Preset, check_choice, head_lis
 from ..vocabulary import token_strings
 from .heads import heads_by_layer
 from .namer import NAMING_TARGETS, NAMING_TOKENS, Describe, Namer
+from .sweep import Step, digest_of_ids, sweep
 
 VocabularyFilter: TypeAlias = Literal["all", "words"]
 
@@ -34,6 +36,8 @@ def salient_operations(
     vocabulary: VocabularyFilter | Callable[[str], bool] = "all",
     largest: int = 0,
     describe: Describe | None = None,
+    run_dir: str | Path | None = None,
+    executor: Any = None,
     progress: bool = True,
 ) -> SalientOperations:
     """The tokens each head does most about, what it writes for them, and the best name for that.
@@ -49,6 +53,8 @@ def salient_operations(
             or a function of a token's text that says whether to consider it as a source.
         largest: Also find this many largest entries of each whole map.
         describe: A function (a language model, say) of the head, its mappings and a prompt that returns a description.
+        run_dir: Keep finished layers in this folder, and go on from there after a kill.
+        executor: Where to compute layers: anything with the interface of ``concurrent.futures.Executor``.
         progress: Show a progress bar on a terminal.
 
     Example:
@@ -73,17 +79,39 @@ def salient_operations(
         raise UsageError(f"n_tokens={n_tokens} is impossible: the vocabulary filter leaves {n_left} tokens.")
     if n_targets > circuits.n_columns:
         raise UsageError(f"n_targets={n_targets} is impossible: there are {circuits.n_columns} target tokens.")
-    strings = _Strings(texts)
+    strings, namer = _Strings(texts), Namer(_Strings(texts).usable(usable.mask), describe)
     n_rows, n_columns = max(n_tokens, NAMING_TOKENS), max(n_targets, NAMING_TARGETS)
-    sizes = (min(n_left, n_rows), min(circuits.n_columns, n_columns), largest)
-    bar = tqdm(
-        [(layer, numbers) for layer, numbers in enumerate(by_layer) if numbers],
-        desc="salient operations",
-        unit="layer",
-        disable=None if progress else True,
+    options = {
+        "preset": preset,
+        "n_tokens": n_tokens,
+        "n_targets": n_targets,
+        "vocabulary": vocabulary if isinstance(vocabulary, str) else "a function",
+        "largest": largest,
+        "heads": head_names(heads),
+        "predicates": namer.catalogue,
+    }
+    task = _SalientLayers(
+        weights,
+        by_layer,
+        usable.mask.cpu(),
+        circuit,
+        preset,
+        min(n_left, n_rows),
+        min(circuits.n_columns, n_columns),
+        largest,
     )
-    found = _Salient.joined([_layer(circuits, layer, numbers, usable.mask, *sizes) for layer, numbers in bar])
-    namer = Namer(strings.usable(usable.mask), describe)
+    swept = sweep(
+        task,
+        [layer for layer, numbers in enumerate(by_layer) if numbers],
+        kind=SalientOperations.kind,
+        provenance=weights.provenance(options=options),
+        details={"circuit": circuit, "token_ids": digest_of_ids(usable.mask.nonzero()[:, 0])},
+        run_dir=run_dir,
+        executor=executor,
+        description="salient operations",
+        progress=progress,
+    )
+    found = _Salient.of(by_layer, swept.layers)
     names = namer.names(found.heads, *strings.mappings(found.cut(NAMING_TOKENS, NAMING_TARGETS)))
     shown = found.cut(n_tokens, n_targets)
     result = SalientOperations(
@@ -99,17 +127,7 @@ def salient_operations(
         names=names,
         left_out=usable.left_out,
         failed_predicates=namer.failed,
-        provenance=weights.provenance(
-            options={
-                "preset": preset,
-                "n_tokens": n_tokens,
-                "n_targets": n_targets,
-                "vocabulary": vocabulary if isinstance(vocabulary, str) else "a function",
-                "largest": largest,
-                "heads": head_names(heads),
-                "predicates": namer.catalogue,
-            }
-        ),
+        provenance=swept.provenance,
         largest=shown.largest if largest else None,
     )
     # In the order they were asked for.
@@ -130,12 +148,18 @@ class _Salient:
     largest: tuple[tuple[tuple[int, int, float], ...], ...]
 
     @classmethod
-    def joined(cls, parts: Sequence["_Salient"]) -> "_Salient":
+    def of(cls, by_layer: list[list[int]], layers: Mapping[int, Mapping[str, Tensor]]) -> "_Salient":
         arrays = ("tokens", "salience", "promoted", "promoted_values", "suppressed", "suppressed_values")
+        order = sorted(layers)
+        places = torch.cat([layers[layer]["largest"] for layer in order]).tolist()
+        values = torch.cat([layers[layer]["largest_values"] for layer in order]).tolist()
         return cls(
-            heads=tuple(head for part in parts for head in part.heads),
-            largest=tuple(entries for part in parts for entries in part.largest),
-            **{name: torch.cat([getattr(part, name) for part in parts]) for name in arrays},
+            heads=tuple(HeadIndex(layer, head) for layer in order for head in by_layer[layer]),
+            largest=tuple(
+                tuple((source, target, value) for (source, target), value in zip(*head, strict=True))
+                for head in zip(places, values, strict=True)
+            ),
+            **{name: torch.cat([layers[layer][name] for layer in order]) for name in arrays},
         )
 
     def cut(self, n_tokens: int, n_targets: int) -> "_Salient":
@@ -157,37 +181,52 @@ class _Salient:
         return ids | {token for entries in self.largest for entry in entries for token in entry[:2]}
 
 
-def _layer(
-    circuits: CircuitMaps, layer: int, heads: list[int], usable: Tensor, n_tokens: int, n_targets: int, n_largest: int
-) -> _Salient:
-    """Salient tokens and targets of one layer's heads."""
-    weights = circuits.weights
-    with torch.no_grad():
-        maps = circuits.layer(layer, heads)
-        vectors = circuits.row_vectors(layer)
-        ratio = salience(weights, weights.layer(layer), maps, vectors, circuit=circuits.circuit, preset=circuits.preset)
-        tokens, ratios = most_salient(ratio, usable, n_tokens)
-        top, bottom = top_and_bottom(maps.with_own_rows(tokens), n_targets)
-        largest = []
-        if n_largest:
-            rows = usable.nonzero()[:, 0]
-            considered = maps.at_rows(rows)
-            for number in range(len(heads)):
-                entries = largest_entries(considered, number, n_largest)
-                columns = zip(
-                    rows[entries.rows].tolist(), entries.columns.tolist(), entries.values.tolist(), strict=True
-                )
-                largest.append(tuple(columns))
-    return _Salient(
-        heads=maps.heads,
-        tokens=tokens.cpu(),
-        salience=ratios.cpu(),
-        promoted=top.columns.cpu(),
-        promoted_values=top.values.cpu(),
-        suppressed=bottom.columns.cpu(),
-        suppressed_values=bottom.values.cpu(),
-        largest=tuple(largest),
-    )
+@dataclass(frozen=True)
+class _SalientLayers:
+    """Salient tokens and targets of the chosen heads of a layer."""
+
+    weights: HeadWeights
+    by_layer: list[list[int]]
+    usable: Bool[Tensor, " token"]
+    circuit: Circuit
+    preset: Preset
+    n_tokens: int
+    n_targets: int
+    n_largest: int
+
+    def prepare(self) -> Step:
+        circuits = CircuitMaps(self.weights, circuit=self.circuit, preset=self.preset)
+        usable = self.usable.to(self.weights.device)
+        return lambda layer: self._layer(circuits, usable, layer)
+
+    def _layer(self, circuits: CircuitMaps, usable: Tensor, layer: int) -> dict[str, Tensor]:
+        heads, weights = self.by_layer[layer], self.weights
+        with torch.no_grad():
+            maps = circuits.layer(layer, heads)
+            vectors = circuits.row_vectors(layer)
+            read = weights.layer(layer)
+            ratio = salience(weights, read, maps, vectors, circuit=self.circuit, preset=self.preset)
+            tokens, ratios = most_salient(ratio, usable, self.n_tokens)
+            top, bottom = top_and_bottom(maps.with_own_rows(tokens), self.n_targets)
+            places = torch.zeros(len(heads), self.n_largest, 2, dtype=torch.int64)
+            values = torch.zeros(len(heads), self.n_largest)
+            if self.n_largest:
+                rows = usable.nonzero()[:, 0]
+                considered = maps.at_rows(rows)
+                for number in range(len(heads)):
+                    entries = largest_entries(considered, number, self.n_largest)
+                    places[number] = torch.stack([rows[entries.rows], entries.columns], dim=1).cpu()
+                    values[number] = entries.values.cpu()
+        return {
+            "tokens": tokens,
+            "salience": ratios,
+            "promoted": top.columns,
+            "promoted_values": top.values,
+            "suppressed": bottom.columns,
+            "suppressed_values": bottom.values,
+            "largest": places,
+            "largest_values": values,
+        }
 
 
 def _usable(weights: HeadWeights, vocabulary: Any, texts: list[str] | None) -> UsableTokens:

@@ -5,7 +5,19 @@ from typing import Annotated
 import typer
 
 from ..errors import UsageError
-from .options import CircuitOption, DeviceOption, ModelOption, OutOption, PresetOption, VocabularyOption
+from .options import (
+    CheckpointOption,
+    CircuitOption,
+    DeviceOption,
+    ModelOption,
+    OutOption,
+    PresetOption,
+    RunDirOption,
+    VocabularyOption,
+    WorkersOption,
+    open_weights,
+    worker_pool,
+)
 from .output import check_outputs, parse_heads, show_and_save
 
 
@@ -19,25 +31,32 @@ def salient(
     circuit: CircuitOption = "ov",
     preset: PresetOption = "folded",
     model: ModelOption = None,
+    checkpoint: CheckpointOption = None,
+    run_dir: RunDirOption = None,
+    workers: WorkersOption = None,
     device: DeviceOption = None,
     out: OutOption = None,
 ) -> None:
     """Show what heads do when nobody says what to look for: salient tokens, their targets, and a name."""
-    from .. import load_model, salient_operations
+    from .. import salient_operations
 
     paths = check_outputs(out)
     if (heads is None) != everything:
         raise UsageError("Say which heads: either --heads L23H4,L23H2 or --all.")
-    result = salient_operations(
-        load_model(model, device),
-        None if heads is None else parse_heads(heads),
-        n_tokens=tokens,
-        n_targets=targets,
-        largest=largest,
-        vocabulary=vocabulary,
-        circuit=circuit,
-        preset=preset,
-    )
+    chosen = None if heads is None else parse_heads(heads)
+    with worker_pool(workers, checkpoint) as pool:
+        result = salient_operations(
+            open_weights(model, checkpoint, device),
+            chosen,
+            n_tokens=tokens,
+            n_targets=targets,
+            largest=largest,
+            vocabulary=vocabulary,
+            circuit=circuit,
+            preset=preset,
+            run_dir=run_dir,
+            executor=pool,
+        )
     show_and_save(result, paths)
 
 
@@ -46,12 +65,23 @@ def name_heads(
     circuit: CircuitOption = "ov",
     preset: PresetOption = "folded",
     model: ModelOption = None,
+    checkpoint: CheckpointOption = None,
+    run_dir: RunDirOption = None,
+    workers: WorkersOption = None,
     device: DeviceOption = None,
     out: OutOption = None,
 ) -> None:
     """Name every head by what explains its salient operations better than chance; print how many have a name."""
-    from .. import load_model
     from .. import name_heads as analyse
 
     paths = check_outputs(out)
-    show_and_save(analyse(load_model(model, device), vocabulary=vocabulary, circuit=circuit, preset=preset), paths)
+    with worker_pool(workers, checkpoint) as pool:
+        result = analyse(
+            open_weights(model, checkpoint, device),
+            vocabulary=vocabulary,
+            circuit=circuit,
+            preset=preset,
+            run_dir=run_dir,
+            executor=pool,
+        )
+    show_and_save(result, paths)
