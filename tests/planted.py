@@ -246,7 +246,7 @@ def _hooked(source: Any, kind: str, *, processed: bool, tokenizer: bool) -> Any:
         settings |= {"positional_embedding_type": "rotary", "rotary_dim": parts.d_head}
         settings |= {"rotary_adjacent_pairs": False}
     if kind in ("neox", "phi"):
-        settings |= {"parallel_attn_mlp": True, "rotary_dim": parts.d_head // 2}
+        settings |= {"parallel_attn_mlp": True, "rotary_dim": parts.d_head // (4 if kind == "neox" else 2)}
     if kind in GROUPED:
         settings |= {"gated_mlp": True, "final_rms": True, "n_key_value_heads": parts.n_kv_heads}
     if kind in ("gemma2", "gemma3"):
