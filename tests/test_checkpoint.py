@@ -15,7 +15,15 @@ from planted import DECODERS, GROUPED, Anatomy, hosted, random_model, save_check
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from tl_headmaps import HeadWeights, Relation, relation_scores, token_grid
+from tl_headmaps import (
+    HeadWeights,
+    Relation,
+    component_map,
+    name_heads,
+    relation_scores,
+    salient_operations,
+    token_grid,
+)
 from tl_headmaps.capture import bundled, digests
 from tl_headmaps.capture.architectures import ARCHITECTURES
 from tl_headmaps.capture.shards import INDEX, SINGLE, Shards
@@ -584,3 +592,26 @@ class TestTheDefaultModel:
             for w in (default_weights, from_disk)
         )
         assert without_time_and_place(one) == without_time_and_place(other)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "neox", "gemma3"])
+def test_every_analysis_of_weights_takes_a_checkpoint(kind: str, tmp_path: Path) -> None:
+    folder = tmp_path / kind
+    save_checkpoint(source_model(kind), folder)
+    from_files, loaded = HeadWeights.from_checkpoint(folder), random_model(kind)
+    options = {"n_tokens": 5, "n_targets": 3, "progress": False}
+    one, other = (salient_operations(source, **options) for source in (from_files, loaded))
+    assert torch.equal(one.token_ids, other.token_ids) and torch.equal(one.promoted_ids, other.promoted_ids)
+    assert name_heads(from_files, progress=False).names == name_heads(loaded, progress=False).names
+    maps = [component_map(source, "stable_rank", progress=False) for source in (from_files, loaded)]
+    assert maps[0].components == maps[1].components
+    torch.testing.assert_close(maps[0].values, maps[1].values)
+
+
+def test_salient_operations_go_on_after_a_kill(tmp_path: Path) -> None:
+    weights = HeadWeights.from_model(random_model("llama"))
+    options = {"n_tokens": 4, "largest": 2, "progress": False}
+    whole = salient_operations(weights, run_dir=tmp_path / "run", **options)
+    piece = next(path for path in sorted((tmp_path / "run").rglob("*")) if path.suffix == ".safetensors")
+    piece.unlink()
+    assert salient_operations(weights, run_dir=tmp_path / "run", **options) == whole

@@ -26,16 +26,19 @@ from tl_headmaps import (
     load_relations,
     relation_scores,
     salient_operations,
+    validate,
 )
+from tl_headmaps.capture.activations import run
 from tl_headmaps.capture.batches import token_batches
 from tl_headmaps.capture.component_gradients import mean_loss
 from tl_headmaps.capture.components import ModelComponents
+from tl_headmaps.capture.prompts import fill
 from tl_headmaps.circuits.extremes import largest_entries
 from tl_headmaps.circuits.ranking import ranks
 from tl_headmaps.circuits.sweep import CircuitMaps
 from tl_headmaps.circuits.vectors import vocabulary_vectors
 from tl_headmaps.provenance import package_versions
-from tl_headmaps.relations import encode
+from tl_headmaps.relations import encode, resolve
 from tl_headmaps.texts import read_texts
 
 LAYERS = (5, 15, 25)
@@ -292,6 +295,51 @@ def bench_contribution(weights: HeadWeights) -> dict[str, Any]:
         "over_plain": times["ours"] / times["plain"],
         "peak_mib_above_model": ours_peak.mib,
         "plain_peak_mib_above_ours": plain_peak.mib,
+
+
+def bench_validation(weights: HeadWeights) -> dict[str, Any]:
+    """One relation with four templates, capture included, against projecting every head's output densely."""
+    model = load_default_model(device="cpu")
+    relation = resolve("country_to_capital")
+    entry = encode(relation, weights.tokenizer, n_sources=weights.n_vocab, n_targets=weights.n_vocab)
+    words = [relation.pairs[number][0] for number in entry.kept]
+    prompts = [fill(model, template, word) for template in relation.neutral_templates for word in words]
+    W_U = weights.W_U.T
+    kept: dict[int, list[torch.Tensor]] = {}
+
+    def capture() -> None:
+        kept.clear()
+
+        def keep(seen: Any) -> None:
+            at = torch.tensor([prompts[row].source for row in seen.batch.rows])
+            values = seen["v"][torch.arange(len(at)), at].repeat_interleave(weights.n_heads // weights.n_kv_heads, 1)
+            kept.setdefault(seen.layer, []).append(torch.cat([values, seen["z"][:, -1]]))
+
+        run(model, [prompt.ids for prompt in prompts], read=("v", "z"), reduce=keep)
+
+    def project() -> None:
+        # Three layers, scaled up below: the layers cost the same.
+        for layer in LAYERS:
+            W_O, rows = weights.layer(layer).W_O, torch.cat(kept[layer])
+            for head in range(weights.n_heads):
+                logits = rows[:, head] @ W_O[head] @ W_U
+                logits.topk(10, dim=-1)
+                logits.neg().topk(10, dim=-1)
+
+    with peak_memory() as peak:
+        validate(model, relation, preset="maps", progress=False)
+    calls = {
+        "capture": capture,
+        "project": project,
+        "ours": lambda: validate(model, relation, preset="maps", progress=False),
+    }
+    times = interleaved(calls, repeats=1)
+    times["obvious"] = times["capture"] + times["project"] * weights.n_layers / len(LAYERS)
+    return {
+        "prompts": len(prompts),
+        "seconds": times,
+        "speedup": times["obvious"] / times["ours"],
+        "peak_mib_above_model": peak.mib,
     }
 
 
@@ -305,6 +353,7 @@ BENCHES = {
     "default_from_checkpoint": bench_default_from_disk,
     "workers": bench_workers,
     "llama_70b_shape": bench_70b,
+    "validation": bench_validation,
 }
 
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from ..errors import UnsupportedModelError, UsageError
 from ..provenance import Provenance
 from ..types import ATTENTION_COMPONENTS, MLP_COMPONENTS
+from .checkpoint import CheckpointOrigin
 from .weights import HeadWeights, check_finite
 
 _HOST_NAMES = {
@@ -76,7 +77,8 @@ def split_heads(
 def component_source(model_or_weights: Any, *, attention_only: bool = False) -> ComponentSource:
     """A source of matrices for whatever the user passed; ``attention_only`` does without the MLPs."""
     if isinstance(model_or_weights, HeadWeights):
-        return AttentionComponents(model_or_weights)
+        from_files = isinstance(model_or_weights.origin, CheckpointOrigin) and not attention_only
+        return (CheckpointComponents if from_files else AttentionComponents)(model_or_weights)
     if isinstance(model_or_weights, ComponentSource):
         return model_or_weights
     return ModelComponents(model_or_weights, attention_only=attention_only)
@@ -204,6 +206,26 @@ class AttentionComponents:
         parts = getattr(self.weights.layer(layer), f"W_{component[-1].upper()}")
         matrix: Tensor = parts.flatten(0, 1) if component == "attn.o" else parts.transpose(0, 1).flatten(1)
         return matrix
+
+    @cached_property
+    def fingerprint(self) -> str:
+        return fingerprint(self)
+
+    def provenance(self, **details: Any) -> Provenance:
+        return _provenance(self.weights, self.fingerprint, details)
+
+
+class CheckpointComponents:
+    """All matrices of a checkpoint, read from its files one at a time."""
+
+    def __init__(self, weights: HeadWeights) -> None:
+        assert isinstance(weights.origin, CheckpointOrigin)
+        self.weights, self.origin = weights, weights.origin
+        self.n_layers, self.n_heads, self.n_kv_heads = weights.n_layers, weights.n_heads, weights.n_kv_heads
+        self.components = self.origin.components
+
+    def matrix(self, layer: int, component: str) -> Float[Tensor, "rows columns"]:
+        return self.origin.component(layer, component)
 
     @cached_property
     def fingerprint(self) -> str:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from .options import DeviceOption, ModelOption, OutOption
+from .options import CheckpointOption, DeviceOption, ModelOption, OutOption, open_weights
 from .output import check_outputs, show_and_save
 
 
@@ -26,11 +26,12 @@ def components(
     prepend_bos: Annotated[bool, typer.Option("--prepend-bos", help="Begin sequences with the BOS token.")] = False,
     seed: Annotated[int, typer.Option("--seed", help="Of the random matrices.")] = 0,
     model: ModelOption = None,
+    checkpoint: CheckpointOption = None,
     device: DeviceOption = None,
     out: OutOption = None,
 ) -> None:
     """Map what q, k, v, o, up, down and gate contribute in each layer."""
-    from .. import component_map, head_component_map, load_model
+    from .. import component_map, head_component_map
     from ..scorers.components import find_metric
 
     paths = check_outputs(out)
@@ -38,7 +39,7 @@ def components(
     name = metric or ("contribution" if against is None else "relative_change")
     find_metric(name)
     result = (head_component_map if heads else component_map)(
-        load_model(model, device),
+        open_weights(model, checkpoint, device),
         name,
         text,
         against,
