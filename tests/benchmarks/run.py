@@ -295,6 +295,7 @@ def bench_contribution(weights: HeadWeights) -> dict[str, Any]:
         "over_plain": times["ours"] / times["plain"],
         "peak_mib_above_model": ours_peak.mib,
         "plain_peak_mib_above_ours": plain_peak.mib,
+    }
 
 
 def bench_validation(weights: HeadWeights) -> dict[str, Any]:
