@@ -54,6 +54,16 @@ def bench_table() -> str:
         ),
         ("one head of weights already in use", f"{salient['seconds']['one_head']:.2f} s"),
     ]
+    if "task_maps" in figures:
+        tasks = figures["task_maps"]
+        ratio, spent = tasks["capture_over_forward"], tasks["seconds"]["kept_run"]
+        rows += [
+            ("capturing all heads for task maps, against the forward passes alone", f"{ratio:.2f} times their time"),
+            (
+                f"task maps of {tasks['items']:,} items with activations on disk: probes, nulls, second seed",
+                f"{spent:.0f} s, {tasks['peak_mib_above_model']:.0f} MiB above the model",
+            ),
+        ]
     return "| | |\n|---|---|\n" + "".join(f"| {what} | {figure} |\n" for what, figure in rows)
 
 

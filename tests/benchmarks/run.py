@@ -6,6 +6,7 @@ two top-k of every row. Times on a shared machine wander, ratios of interleaved 
 
 import argparse
 import json
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -18,7 +19,19 @@ from typing import Any
 import psutil
 import torch
 
-from tl_headmaps import HeadWeights, load_default_model, load_relations, relation_scores, salient_operations
+from tl_headmaps import (
+    HeadWeights,
+    load_default_model,
+    load_relations,
+    load_tasks,
+    relation_scores,
+    salient_operations,
+    task_maps,
+)
+from tl_headmaps.capture.activations import run
+from tl_headmaps.capture.answers import encode_question
+from tl_headmaps.capture.fingerprint import model_fingerprint
+from tl_headmaps.capture.head_features import capture_head_features
 from tl_headmaps.circuits.extremes import largest_entries
 from tl_headmaps.circuits.ranking import ranks
 from tl_headmaps.circuits.sweep import CircuitMaps
@@ -219,11 +232,38 @@ def bench_salient(weights: HeadWeights) -> dict[str, Any]:
     return {"seconds": times, "speedup": times["obvious"] / times["ours"], "peak_mib_above_model": peak.mib}
 
 
+def bench_tasks(weights: HeadWeights) -> dict[str, Any]:
+    """Capture of head features against the same forward passes alone; probes and importance of all bundled items."""
+    model, tasks = load_default_model(device="cpu"), load_tasks()
+    asked = [encode_question(model, item.prompt, [item.answer]) for item in tasks.items]
+    prompts = [question.answered for question in asked][::10]
+    spans = [(len(question.prompt), len(question.answered)) for question in asked][::10]
+
+    def capture() -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            capture_head_features(model, prompts, spans, cache_dir=folder)
+
+    run(model, prompts[:8])  # warms up
+    times = interleaved({"forward": lambda: run(model, prompts), "capture": capture}, repeats=3)
+    times["fingerprint"] = seconds(lambda: model_fingerprint(model))
+    task_maps(model, tasks, n_null=1, progress=False)  # captures what is not on disk yet
+    with peak_memory() as peak:
+        times["kept_run"] = seconds(lambda: task_maps(model, tasks, progress=False))
+    return {
+        "items": len(tasks),
+        "items_captured_here": len(prompts),
+        "seconds": times,
+        "capture_over_forward": times["capture"] / times["forward"],
+        "peak_mib_above_model": peak.mib,
+    }
+
+
 BENCHES = {
     "ranks": bench_ranks,
     "largest_entries": bench_largest,
     "relation_scores": bench_relations,
     "salient_operations": bench_salient,
+    "task_maps": bench_tasks,
 }
 
 
