@@ -2,6 +2,7 @@
 
 import inspect
 import itertools
+import json
 import random
 import signal
 from pathlib import Path
@@ -586,3 +587,55 @@ def test_two_contents_of_the_default_model(default_model: Any, tmp_path: Path) -
     likelihoods = answer_likelihoods(default_model, asked)
     right = [values[0] > max(values[1:]) for values in likelihoods]
     assert sum(right) / len(right) > 0.45
+
+
+# The command
+
+
+@pytest.fixture
+def command(planted: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """``tl-headmaps tasks`` on the planted model, with its own cache."""
+    from typer.testing import CliRunner
+
+    from tl_headmaps.cli.app import app
+
+    monkeypatch.setattr("tl_headmaps.load_model", lambda name, device: planted)
+    monkeypatch.setenv("TL_HEADMAPS_CACHE", str(tmp_path / "cache"))
+    return lambda *arguments: CliRunner().invoke(app, ["tasks", *map(str, arguments)])
+
+
+def test_the_command_reads_maps_verifies_and_writes(command: Any, tmp_path: Path) -> None:
+    records = [
+        {"q": item.question, "a": item.answer, "skill": item.function, "content": item.content}
+        for item in slot_tasks(20).items
+    ]
+    records += [{"q": "x", "a": "y", "skill": "chess"}]
+    data = tmp_path / "mine.jsonl"
+    data.write_text("\n".join(json.dumps(record) for record in records))
+    names = ("--column", "question=q", "--column", "answer=a", "--column", "function=skill")
+    outs = ("--out", tmp_path / "t.json", "--out", tmp_path / "t.html")
+    done = command("--data", data, *names, "--functions", "retrieval,inference", "--verify", "--items", 2, *outs)
+    assert done.exit_code == 0, done.output
+    assert "Task maps, linear probe" in done.stdout and "Task maps verified" in done.stdout
+    assert "Left out 1 items labelled 'chess'" in done.stderr
+    assert TaskMaps.load(tmp_path / "t.json").functions == ("retrieval", "inference")
+    assert TaskVerification.load(tmp_path / "t.verified.json").n_items == (2, 2)
+    assert (tmp_path / "t.html").stat().st_size > 1000 and (tmp_path / "t.verified.html").exists()
+    assert list((tmp_path / "cache" / "activations").glob("*.safetensors"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--functions", "chess,go"), "There is no function 'chess' here"),
+        (("--functions", "retrieval"), "only 'retrieval'"),
+        (("--label", "a=b"), "describe --data; give the file too"),
+        (("--data", "none.json"), "Cannot read the task file none.json"),
+        (("--data", "none.json", "--column", "question"), "'question' is not of the form NAME=NAME"),
+        (("--out", "t.xyz"), "the suffix chooses what is written"),
+    ],
+)
+def test_wrong_usage_of_the_command_is_a_usage_error(command: Any, arguments: tuple[str, ...], message: str) -> None:
+    done = command(*arguments)
+    assert isinstance(done.exception, UsageError)
+    assert message in str(done.exception)

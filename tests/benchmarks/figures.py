@@ -60,7 +60,20 @@ def bench_table() -> str:
             f"{checked['speedup']:.1f} times faster, {checked['peak_mib_above_model']:.0f} MiB above the model",
         ),
     ]
+<<<<<<< HEAD
     rows += large_rows(figures)
+=======
+    if "task_maps" in figures:
+        tasks = figures["task_maps"]
+        ratio, spent = tasks["capture_over_forward"], tasks["seconds"]["kept_run"]
+        rows += [
+            ("capturing all heads for task maps, against the forward passes alone", f"{ratio:.2f} times their time"),
+            (
+                f"task maps of {tasks['items']:,} items with activations on disk: probes, nulls, second seed",
+                f"{spent:.0f} s, {tasks['peak_mib_above_model']:.0f} MiB above the model",
+            ),
+        ]
+>>>>>>> i9
     return "| | |\n|---|---|\n" + "".join(f"| {what} | {figure} |\n" for what, figure in rows)
 
 

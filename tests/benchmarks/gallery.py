@@ -7,7 +7,17 @@ from browser import Browser
 from every_figure import A, V
 from PIL import Image
 
-from tl_headmaps import Figure, HeadWeights, load_default_model, relation_scores, token_grid
+from tl_headmaps import (
+    Figure,
+    HeadWeights,
+    ablate,
+    attention_groups_from_pattern,
+    component_map,
+    load_default_model,
+    relation_scores,
+    token_grid,
+    validate,
+)
 from tl_headmaps.renderers import Matrix, Step, worked_example
 
 FOLDER = Path(__file__).parents[2] / "examples" / "gallery"
@@ -28,7 +38,8 @@ MOST_BYTES = 60_000
 
 def pictures() -> dict[str, tuple[Figure, int, bool]]:
     """Name, figure, width in pixels, and whether a head is pinned."""
-    weights = HeadWeights.from_model(load_default_model())
+    model = load_default_model()
+    weights = HeadWeights.from_model(model)
     scores = relation_scores(weights, RELATIONS)
     grid = token_grid(weights, "L23H4", ["France", "Germany", "Egypt"], ["Cairo", "Paris", "Berlin"])
     steps = [
@@ -37,7 +48,17 @@ def pictures() -> dict[str, tuple[Figure, int, bool]]:
         Step("walk becomes a mixture of the rows of V.", [Matrix("v̂₃ = A₃ V", [[0.18, 0.11, 0.01]], ["walk"])],
              "v₃ · v₁ = −0.09 before,  v̂₃ · v₁ = 0.043 after: walk has moved towards Birds"),
     ]  # fmt: skip
+    template = "The capital of <X> is"
+    curves = ablate(model, "country_to_capital", template=template, preset="maps", progress=False)
+    checked = validate(model, "country_to_capital", preset="maps", progress=False)
+    blocks = [[[0.5 if i < 2 and j < 2 else 0.0 for j in range(5)] for i in range(5)]]
+    blocks += [[[1 / 3 if i > 1 and j > 1 else 0.0 for j in range(5)] for i in range(5)]] * 2
+    groups = attention_groups_from_pattern(blocks, ["It", "I", "is", "am", "the"], drop_sink=False)
     return {
+        "ablation": (curves.figure(), 620, False),
+        "validation": (checked.figure(), 620, False),
+        "component_map": (component_map(model, progress=False).figure(), 620, False),
+        "groups": (groups.figure(), 620, False),
         "relation_scores": (scores.figure(), 860, True),
         "relations_side_by_side": (scores.figure(side_by_side=True), 860, False),
         "token_grid": (grid.figure(), 620, False),

@@ -6,6 +6,7 @@ two top-k of every row. Times on a shared machine wander, ratios of interleaved 
 
 import argparse
 import json
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from large import bench_70b, bench_default_from_disk, bench_workers
 
 from tl_headmaps import (
     HeadWeights,
+<<<<<<< HEAD
     component_map,
     load_default_model,
     load_relations,
@@ -33,6 +35,19 @@ from tl_headmaps.capture.batches import token_batches
 from tl_headmaps.capture.component_gradients import mean_loss
 from tl_headmaps.capture.components import ModelComponents
 from tl_headmaps.capture.prompts import fill
+=======
+    load_default_model,
+    load_relations,
+    load_tasks,
+    relation_scores,
+    salient_operations,
+    task_maps,
+)
+from tl_headmaps.capture.activations import run
+from tl_headmaps.capture.answers import encode_question
+from tl_headmaps.capture.fingerprint import model_fingerprint
+from tl_headmaps.capture.head_features import capture_head_features
+>>>>>>> i9
 from tl_headmaps.circuits.extremes import largest_entries
 from tl_headmaps.circuits.ranking import ranks
 from tl_headmaps.circuits.sweep import CircuitMaps
@@ -235,6 +250,7 @@ def bench_salient(weights: HeadWeights) -> dict[str, Any]:
     return {"seconds": times, "speedup": times["obvious"] / times["ours"], "peak_mib_above_model": peak.mib}
 
 
+<<<<<<< HEAD
 def bench_spectra(weights: HeadWeights) -> dict[str, Any]:
     """A whole map of a spectral metric, its random baseline included, against svdvals of every matrix."""
     source = ModelComponents(load_default_model(device="cpu"))
@@ -340,6 +356,30 @@ def bench_validation(weights: HeadWeights) -> dict[str, Any]:
         "prompts": len(prompts),
         "seconds": times,
         "speedup": times["obvious"] / times["ours"],
+=======
+def bench_tasks(weights: HeadWeights) -> dict[str, Any]:
+    """Capture of head features against the same forward passes alone; probes and importance of all bundled items."""
+    model, tasks = load_default_model(device="cpu"), load_tasks()
+    asked = [encode_question(model, item.prompt, [item.answer]) for item in tasks.items]
+    prompts = [question.answered for question in asked][::10]
+    spans = [(len(question.prompt), len(question.answered)) for question in asked][::10]
+
+    def capture() -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            capture_head_features(model, prompts, spans, cache_dir=folder)
+
+    run(model, prompts[:8])  # warms up
+    times = interleaved({"forward": lambda: run(model, prompts), "capture": capture}, repeats=3)
+    times["fingerprint"] = seconds(lambda: model_fingerprint(model))
+    task_maps(model, tasks, n_null=1, progress=False)  # captures what is not on disk yet
+    with peak_memory() as peak:
+        times["kept_run"] = seconds(lambda: task_maps(model, tasks, progress=False))
+    return {
+        "items": len(tasks),
+        "items_captured_here": len(prompts),
+        "seconds": times,
+        "capture_over_forward": times["capture"] / times["forward"],
+>>>>>>> i9
         "peak_mib_above_model": peak.mib,
     }
 
@@ -349,12 +389,16 @@ BENCHES = {
     "largest_entries": bench_largest,
     "relation_scores": bench_relations,
     "salient_operations": bench_salient,
+<<<<<<< HEAD
     "spectra": bench_spectra,
     "contribution": bench_contribution,
     "default_from_checkpoint": bench_default_from_disk,
     "workers": bench_workers,
     "llama_70b_shape": bench_70b,
     "validation": bench_validation,
+=======
+    "task_maps": bench_tasks,
+>>>>>>> i9
 }
 
 

@@ -22,7 +22,7 @@ from ..errors import UsageError
 from ..types import Probe
 from .probe import Linear, Perceptron, fit_linear, fit_mlp
 
-PENALTY = 1e-3
+PENALTY = 1e-4
 """L2 penalty of the linear probe, with features of mean squared length one."""
 
 _MLP_DIMENSIONS = 256
