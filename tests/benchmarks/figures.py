@@ -60,9 +60,7 @@ def bench_table() -> str:
             f"{checked['speedup']:.1f} times faster, {checked['peak_mib_above_model']:.0f} MiB above the model",
         ),
     ]
-<<<<<<< HEAD
     rows += large_rows(figures)
-=======
     if "task_maps" in figures:
         tasks = figures["task_maps"]
         ratio, spent = tasks["capture_over_forward"], tasks["seconds"]["kept_run"]
@@ -73,7 +71,6 @@ def bench_table() -> str:
                 f"{spent:.0f} s, {tasks['peak_mib_above_model']:.0f} MiB above the model",
             ),
         ]
->>>>>>> i9
     return "| | |\n|---|---|\n" + "".join(f"| {what} | {figure} |\n" for what, figure in rows)
 
 

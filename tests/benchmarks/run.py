@@ -22,32 +22,23 @@ from large import bench_70b, bench_default_from_disk, bench_workers
 
 from tl_headmaps import (
     HeadWeights,
-<<<<<<< HEAD
     component_map,
-    load_default_model,
-    load_relations,
-    relation_scores,
-    salient_operations,
-    validate,
-)
-from tl_headmaps.capture.activations import run
-from tl_headmaps.capture.batches import token_batches
-from tl_headmaps.capture.component_gradients import mean_loss
-from tl_headmaps.capture.components import ModelComponents
-from tl_headmaps.capture.prompts import fill
-=======
     load_default_model,
     load_relations,
     load_tasks,
     relation_scores,
     salient_operations,
     task_maps,
+    validate,
 )
 from tl_headmaps.capture.activations import run
 from tl_headmaps.capture.answers import encode_question
+from tl_headmaps.capture.batches import token_batches
+from tl_headmaps.capture.component_gradients import mean_loss
+from tl_headmaps.capture.components import ModelComponents
 from tl_headmaps.capture.fingerprint import model_fingerprint
 from tl_headmaps.capture.head_features import capture_head_features
->>>>>>> i9
+from tl_headmaps.capture.prompts import fill
 from tl_headmaps.circuits.extremes import largest_entries
 from tl_headmaps.circuits.ranking import ranks
 from tl_headmaps.circuits.sweep import CircuitMaps
@@ -250,7 +241,6 @@ def bench_salient(weights: HeadWeights) -> dict[str, Any]:
     return {"seconds": times, "speedup": times["obvious"] / times["ours"], "peak_mib_above_model": peak.mib}
 
 
-<<<<<<< HEAD
 def bench_spectra(weights: HeadWeights) -> dict[str, Any]:
     """A whole map of a spectral metric, its random baseline included, against svdvals of every matrix."""
     source = ModelComponents(load_default_model(device="cpu"))
@@ -356,7 +346,10 @@ def bench_validation(weights: HeadWeights) -> dict[str, Any]:
         "prompts": len(prompts),
         "seconds": times,
         "speedup": times["obvious"] / times["ours"],
-=======
+        "peak_mib_above_model": peak.mib,
+    }
+
+
 def bench_tasks(weights: HeadWeights) -> dict[str, Any]:
     """Capture of head features against the same forward passes alone; probes and importance of all bundled items."""
     model, tasks = load_default_model(device="cpu"), load_tasks()
@@ -379,7 +372,6 @@ def bench_tasks(weights: HeadWeights) -> dict[str, Any]:
         "items_captured_here": len(prompts),
         "seconds": times,
         "capture_over_forward": times["capture"] / times["forward"],
->>>>>>> i9
         "peak_mib_above_model": peak.mib,
     }
 
@@ -389,16 +381,13 @@ BENCHES = {
     "largest_entries": bench_largest,
     "relation_scores": bench_relations,
     "salient_operations": bench_salient,
-<<<<<<< HEAD
     "spectra": bench_spectra,
     "contribution": bench_contribution,
     "default_from_checkpoint": bench_default_from_disk,
     "workers": bench_workers,
     "llama_70b_shape": bench_70b,
     "validation": bench_validation,
-=======
     "task_maps": bench_tasks,
->>>>>>> i9
 }
 
 
