@@ -49,7 +49,7 @@ def pictures() -> dict[str, tuple[Figure, int, bool]]:
              "v₃ · v₁ = −0.09 before,  v̂₃ · v₁ = 0.043 after: walk has moved towards Birds"),
     ]  # fmt: skip
     template = "The capital of <X> is"
-    curves = ablate(model, "country_to_capital", template=template, preset="maps", progress=False)
+    curves = ablate(model, "country_to_capital", template=template, preset="maps", prepend_bos=True, progress=False)
     checked = validate(model, "country_to_capital", preset="maps", progress=False)
     blocks = [[[0.5 if i < 2 and j < 2 else 0.0 for j in range(5)] for i in range(5)]]
     blocks += [[[1 / 3 if i > 1 and j > 1 else 0.0 for j in range(5)] for i in range(5)]] * 2
