@@ -240,7 +240,7 @@ class TestWrongUsage:
             (grid_with(head="L-1H0"), ["'L-1H0' is not the name of a head"]),
             (grid_with(out="grid.txt"), ["--out grid.txt", ".json, .csv"]),
             (grid_with(out="grid"), ["--out grid:", ".json, .csv"]),
-            (["model", "--out", "model.html"], ["--out model.html", ".json, .csv"]),
+            (["model", "--out", "model.xlsx"], ["--out model.xlsx", ".json, .csv"]),
         ],
         ids=lambda value: " ".join(value) if isinstance(value, list) and value[0] in {"grid", "model"} else "",
     )

@@ -17,7 +17,7 @@ from hypothesis.extra.numpy import arrays
 from test_results import grid, provenance
 
 import tl_headmaps
-from tl_headmaps import HeadMapsError, RelationScores, Result, TokenGrid
+from tl_headmaps import HeadMapsError, RelationScores, Result
 from tl_headmaps.drawing import draws
 from tl_headmaps.errors import OutputError, UsageError
 from tl_headmaps.renderers import (
@@ -42,6 +42,7 @@ from tl_headmaps.renderers import (
 from tl_headmaps.renderers.colours import AMOUNTS, SIGNED, Scale
 from tl_headmaps.renderers.page import packed, packed_half
 from tl_headmaps.results.model_description import ModelDescription
+from tl_headmaps.results.worked_example import WorkedExample
 
 FIGURES = every_figure()
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
@@ -404,12 +405,11 @@ def test_a_drawing_can_be_registered_for_a_new_result() -> None:
 def test_every_drawing_is_a_picture_of_its_kind() -> None:
     """A file in drawings/ is found by the kind of its result, so it must be called like one."""
     import tl_headmaps.renderers.drawings as drawings
+    from tl_headmaps.results.base import _KINDS, _know_all_kinds
 
-    kinds = {"result", RelationScores.kind, TokenGrid.kind, ModelDescription.kind}
+    _know_all_kinds()
     names = {path.stem for path in Path(drawings.__file__).parent.glob("*.py")} - {"__init__"}
-    from tl_headmaps.results.base import _KINDS
-
-    assert names <= kinds | set(_KINDS)
+    assert names <= {"result", WorkedExample.kind, *_KINDS}
 
 
 # Refusals

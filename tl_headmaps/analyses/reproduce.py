@@ -9,6 +9,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,7 +21,7 @@ from ..relations import Relation, RelationLike, load_relations, resolve
 from ..renderers.tables import Table
 from ..renderers.text_checks import agreement_table, drops_table
 from ..results.ablation_curves import AblationCurves
-from ..results.base import SAVED_SUFFIXES, Result
+from ..results.base import Result
 from ..results.reproduction import ReproducedRelation, Reproduction
 from ..results.validation import Validation
 from ..scorers.ablation import default_m
@@ -108,8 +109,13 @@ def reproduce(
     data = {relation.name: relation.digest for relation in chosen}
     result = Reproduction(experiment, rows, weights.provenance(options=options, data=data, seed=0))
     _tables(folder.path / "tables", {"agreement": agreement_table(result), "ablation": drops_table(result)})
-    _figures(folder.path / "figures", {f"{name}.validation": one for name, one in checks.items()})
-    _figures(folder.path / "figures", {f"{name}.ablation": one for name, one in curves.items()})
+    for relation in chosen:
+        drawn: dict[str, Result] = {"validation": checks[relation.name]}
+        if relation.name in curves:
+            drawn["ablation"] = curves[relation.name]
+        for part, one in drawn.items():
+            for suffix in _figure_suffixes():
+                one.save(folder.figure(relation, part, suffix))
     result.save(folder.path / "reproduction.json")
     folder.finish()
     return result
@@ -184,10 +190,12 @@ class _Folder:
             temporary.write_text(json.dumps(content, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
 
     def file(self, relation: Relation, part: str) -> Path:
-        """Where the result of a relation goes; names of users' relations may hold anything."""
-        slug = re.sub(r"[^A-Za-z0-9_-]", "_", relation.name)
-        unlike = "" if slug == relation.name else f"-{relation.digest[:8]}"
-        return self.path / "relations" / f"{slug}{unlike}.{part}.json"
+        """Where the result of a relation goes."""
+        return self.path / "relations" / f"{_slug(relation)}.{part}.json"
+
+    def figure(self, relation: Relation, part: str, suffix: str) -> Path:
+        """Where a picture of it goes."""
+        return self.path / "figures" / f"{_slug(relation)}.{part}{suffix}"
 
     @staticmethod
     def kept(path: Path, kind: type[_Kept]) -> _Kept | None:
@@ -231,13 +239,12 @@ def _tables(folder: Path, tables: Mapping[str, Table]) -> None:
                 temporary.write_text(text, encoding="utf-8")
 
 
-def _figures(folder: Path, results: Mapping[str, Result]) -> None:
-    """Pictures of results, where this version of the package draws their kind."""
-    for suffix in (".html", ".svg"):
-        if suffix not in SAVED_SUFFIXES:
-            continue
-        for name, result in results.items():
-            try:
-                result.save(folder / f"{name}{suffix}")
-            except LookupError:
-                break
+def _slug(relation: Relation) -> str:
+    """A name for files: those of users' relations may hold anything."""
+    slug = re.sub(r"[^A-Za-z0-9_-]", "_", relation.name)
+    return slug if slug == relation.name else f"{slug}-{relation.digest[:8]}"
+
+
+def _figure_suffixes() -> tuple[str, ...]:
+    """Pages, and figures for print where matplotlib is installed."""
+    return (".html", ".svg") if find_spec("matplotlib") else (".html",)

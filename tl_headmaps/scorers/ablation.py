@@ -74,8 +74,8 @@ def relative_drop(before: float, after: float) -> float:
     """Share of the accuracy that is lost; NaN where there was none.
 
     Example:
-        >>> relative_drop(0.8, 0.2)
-        0.75
+        >>> relative_drop(0.5, 0.25)
+        0.5
     """
     return (before - after) / before if before > 0 else float("nan")
 
