@@ -293,5 +293,5 @@ def _tensors(part: "HeadWeights | LayerWeights | Norm | MLP") -> Iterator[Tensor
 def hash_tensor(digest: Any, tensor: Tensor) -> None:
     """Add a tensor's shape and all its bytes to a digest."""
     digest.update(str(tuple(tensor.shape)).encode())
-    data = tensor.detach().cpu().contiguous()
+    data = tensor.detach().cpu().contiguous().flatten()
     digest.update(data.view(torch.uint8).numpy().data)
