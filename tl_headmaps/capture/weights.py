@@ -431,7 +431,8 @@ def hash_tensor(digest: Any, tensor: Tensor) -> None:
     """Add a tensor's shape and all its bytes to a digest: in memory order, a few rows at a time."""
     digest.update(str(tuple(tensor.shape)).encode())
     order = sorted(range(tensor.ndim), key=tensor.stride, reverse=True)
-    for rows in row_blocks(tensor.detach().permute(order)):
+    # A scalar is a row of one.
+    for rows in row_blocks(tensor.detach().permute(order) if order else tensor.detach()[None]):
         digest.update(rows.cpu().contiguous().view(torch.uint8).numpy().data)
 
 

@@ -25,7 +25,7 @@ _STEPS = 200
 _RATE = 0.02
 _DECAY = 1e-2
 _MAX_ITERATIONS = 1000
-_GRADIENT = 1e-6
+_GRADIENT = 3e-6
 """Largest entry of the gradient at which a linear fit counts as solved (entries are means over items)."""
 
 

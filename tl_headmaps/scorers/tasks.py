@@ -124,20 +124,47 @@ def probe_fold(
         fitted = fit_mlp(coordinates[seen], labels[:, seen], n_classes, seed=seed, offsets=known)
     logits = fitted.logits(coordinates[tested]) + offsets[:, tested]
     # A gradient by coordinates is one by training items: their features, weighted, are the gradient by features.
-    held_out = fitted.gradients(coordinates[tested], labels[:, tested]) @ directions.T
     main = min(1, len(labels) - 1)
-    trained = fitted.gradients(coordinates[seen], labels[:, seen])[main] @ directions.T
-    parts = torch.zeros(*held_out.shape[:2], n_layers, n_heads)
+    gradient_of = _gradients(fitted, coordinates, directions, labels, tested, main)
+    parts = torch.zeros(len(labels), int(tested.sum()), n_layers, n_heads)
     train_parts = torch.zeros(n_classes, n_layers, n_heads)
     own = torch.nn.functional.one_hot(labels[main, seen], n_classes).T.float()
     for layer in range(n_layers):
         features = _scaled(read_layer(layer), seen) / scale
-        gradients = (held_out @ features[seen]).unflatten(-1, (n_heads, -1))
-        parts[:, :, layer] = (gradients * features[tested].unflatten(-1, (n_heads, -1))).sum(-1)
-        by_head = ((trained @ features[seen]) * features[seen]).unflatten(-1, (n_heads, -1)).sum(-1)
+        held_out, trained = gradient_of(features[seen])
+        parts[:, :, layer] = (held_out * features[tested]).unflatten(-1, (n_heads, -1)).sum(-1)
+        by_head = (trained * features[seen]).unflatten(-1, (n_heads, -1)).sum(-1)
         train_parts[:, layer] = own @ by_head / own.sum(1, keepdim=True).clamp_min(1)
     chosen = logits.gather(2, labels[:, tested, None]).squeeze(2)
     return FoldProbes(logits, parts, train_parts, chosen - parts.sum((2, 3)))
+
+
+def _gradients(
+    fitted: Linear | Perceptron,
+    coordinates: Float[Tensor, "item dim"],
+    directions: Float[Tensor, "train dim"],
+    labels: Int[Tensor, "fit item"],
+    tested: Tensor,
+    main: int,
+) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+    """From a layer's training features to the gradients of own logits by them.
+
+    For the held-out items of all fits [fit, test, feature], and for the training items of the main fit.
+    """
+    seen = ~tested
+    if isinstance(fitted, Linear):
+        # The same for all items of a class, so a few rows instead of one per item.
+        by_class = fitted.weight.transpose(1, 2) @ directions.T
+        fits = torch.arange(len(labels))[:, None]
+
+        def of_classes(features: Tensor) -> tuple[Tensor, Tensor]:
+            rows = by_class @ features
+            return rows[fits, labels[:, tested]], rows[main, labels[main, seen]]
+
+        return of_classes
+    held_out = fitted.gradients(coordinates[tested], labels[:, tested]) @ directions.T
+    trained = fitted.gradients(coordinates[seen], labels[:, seen])[main] @ directions.T
+    return lambda features: (held_out @ features, trained @ features)
 
 
 def _scaled(features: Tensor, seen: Tensor) -> Tensor:
