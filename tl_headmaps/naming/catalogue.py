@@ -35,23 +35,30 @@ class Predicate:
         holds: Whether it explains a target, given the source; tokens come with their leading spaces.
         examples: (source, target) pairs for which it holds.
         counterexamples: Pairs for which it does not.
+        sources: The only source words (without spaces) it can hold for, if there are few: it is not asked about others.
     """
 
     name: str
     holds: Holds
     examples: tuple[tuple[str, str], ...]
     counterexamples: tuple[tuple[str, str], ...]
+    sources: frozenset[str] | None = None
 
 
 _CATALOGUE: dict[str, Predicate] = {}
 
 
 def predicate(
-    name: str, *, examples: Iterable[tuple[str, str]], counterexamples: Iterable[tuple[str, str]]
+    name: str,
+    *,
+    examples: Iterable[tuple[str, str]],
+    counterexamples: Iterable[tuple[str, str]],
+    sources: Iterable[str] | None = None,
 ) -> Callable[[Holds], Holds]:
     """Add a predicate over (source token, target token) to the catalogue; every later naming uses it.
 
-    Its examples are its test: they are tried at once, and a predicate that contradicts them is refused.
+    Its examples are its test: they are tried at once, and a predicate that contradicts them is refused. With
+    ``sources``, it is only asked about those source words.
 
     Example:
         >>> @predicate("rhyme", examples=[(" cat", " hat")], counterexamples=[(" cat", " dog")])
@@ -63,7 +70,8 @@ def predicate(
     """
 
     def add(holds: Holds) -> Holds:
-        entry = Predicate(name, holds, tuple(examples), tuple(counterexamples))
+        only = None if sources is None else frozenset(sources)
+        entry = Predicate(name, holds, tuple(examples), tuple(counterexamples), only)
         check_examples(entry)
         if name in _CATALOGUE and not _is_rerun(_CATALOGUE[name].holds, holds):
             raise UsageError(f"There is already a predicate {name!r}; choose another name.")
@@ -153,8 +161,13 @@ class Explainer:
 
 
 def _explanation(entry: Predicate, mappings: Sequence[Mapping], direction: NamedDirection) -> Explanation:
-    n = len(mappings)
-    hits = sum(any(entry.holds(source, target) for target in targets) for source, targets in mappings)
+    n, holds = len(mappings), entry.holds
+    asked = [
+        (row, source, targets)
+        for row, (source, targets) in enumerate(mappings)
+        if entry.sources is None or source.strip() in entry.sources
+    ]
+    hits = sum(any(holds(source, target) for target in targets) for _, source, targets in asked)
     score = hits / n
     if score < LEAST_SCORE:
         return Explanation(entry.name, direction, score, 0.0, 1.0)
@@ -163,8 +176,8 @@ def _explanation(entry: Predicate, mappings: Sequence[Mapping], direction: Named
         for target in targets:
             places.setdefault(target, []).append(number)
     chances = np.zeros(n)
-    for row, (source, _) in enumerate(mappings):
-        explained = [places[target] for target in places if entry.holds(source, target)]
+    for row, source, _ in asked:
+        explained = [numbers for target, numbers in places.items() if holds(source, target)]
         chances[row] = len(set().union(*explained)) / n
     return Explanation(entry.name, direction, score, float(chances.mean()), poisson_binomial_tail(chances, hits))
 

@@ -416,6 +416,7 @@ def _add_relations() -> None:
             name.replace("_", " "),
             examples=[(f" {first[0]}", f" {first[1]}")],
             counterexamples=[(f" {first[0]}", f" {first[0]}{first[1]}")],
+            sources=(source for source, _ in pairs),
         )(holds)
 
 

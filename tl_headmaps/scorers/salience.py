@@ -94,5 +94,12 @@ def most_salient(
 ) -> tuple[Int[Tensor, "head n"], Float[Tensor, "head n"]]:
     """Rows of the ``n`` largest ratios of each head among the usable ones (ties: lower row), and the ratios."""
     masked = ratio.masked_fill(~usable, float("-inf"))
-    values, rows = masked.sort(dim=-1, descending=True, stable=True)
+    # One more than asked for: only if it ties with the last one does the whole row have to be sorted.
+    values, rows = masked.topk(min(n + 1, masked.shape[1]), dim=-1)
+    if values.shape[1] == n or bool((values[:, n] == values[:, n - 1]).any()):
+        values, rows = masked.sort(dim=-1, descending=True, stable=True)
+    else:
+        rows, by_row = rows[:, :n].sort(dim=-1)
+        values, by_value = values[:, :n].gather(1, by_row).sort(dim=-1, descending=True, stable=True)
+        rows = rows.gather(1, by_value)
     return rows[:, :n], values[:, :n]
