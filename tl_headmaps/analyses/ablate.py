@@ -257,6 +257,7 @@ class Lab:
             )
         options = {name: value for name, value in vars(settings).items() if name != "progress"}
         options |= {"m": m, "seeds": seeds, "heads": "top" if ranked is None else [str(head) for head in ranked]}
+        options["controls"] = [other.name for other in candidates] if all_candidates else "auto"
         data = {other.name: other.digest for other in (relation, *(control.relation for control, _ in controls))}
         return AblationCurves(
             relation=relation.name,

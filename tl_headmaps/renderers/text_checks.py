@@ -78,6 +78,8 @@ def ablation_curves_text(result: "AblationCurves") -> str:
     lost = f"relative drop: relation {percent(result.curve.drop)}, random heads {percent(result.random_drop)}"
     if result.controls:
         lost += f", control relations {percent(result.control_drop)}"
+    elif options.get("controls") == "auto":
+        lost += "; no relation with other heads has a similar accuracy, so there is no control"
     note = "off: heads switched off so far at the last position; random: other heads, one draw per seed"
     return f"{title}\n\n{table_text(columns, rows)}\n\n{lost}\n{note}"
 
