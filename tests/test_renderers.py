@@ -405,9 +405,9 @@ def test_a_drawing_can_be_registered_for_a_new_result() -> None:
 def test_every_drawing_is_a_picture_of_its_kind() -> None:
     """A file in drawings/ is found by the kind of its result, so it must be called like one."""
     import tl_headmaps.renderers.drawings as drawings
-    from tl_headmaps.results.base import _KINDS, _know_all_kinds
+    from tl_headmaps.results.base import _KINDS, _learn_kinds
 
-    _know_all_kinds()
+    _learn_kinds()
     names = {path.stem for path in Path(drawings.__file__).parent.glob("*.py")} - {"__init__"}
     assert names <= {"result", WorkedExample.kind, *_KINDS}
 

@@ -4,7 +4,6 @@ import csv
 import html
 import io
 import json
-import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from importlib import import_module
@@ -147,8 +146,6 @@ class Result(ABC):
         kind = str(values.get("kind")) if isinstance(values, dict) else type(values).__name__
         if kind not in _KINDS:
             _learn_kinds()
-        if kind not in _KINDS:
-            _know_all_kinds()
         found = _KINDS.get(kind)
         if found is None or not issubclass(found, cls):
             raise OutputError(
@@ -168,12 +165,6 @@ def _learn_kinds() -> None:
     package = import_module(__package__ or "")
     for module in iter_modules(package.__path__):
         import_module(f"{package.__name__}.{module.name}")
-
-
-def _know_all_kinds() -> None:
-    """Import every module of this folder: a process that only reads has met none of the classes yet."""
-    for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
-        import_module(f"{__package__}.{module.name}")
 
 
 def _is_tensor(value: object) -> bool:
