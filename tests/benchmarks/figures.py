@@ -53,7 +53,7 @@ def bench_table() -> str:
     if salient := figures.get("salient_operations"):
         rows += [
             (
-                "salient operations and names of all 270 heads (head by head, without names, scaled up from three heads)",
+                "salient operations and names of all 270 heads (the obvious way: without names, scaled up from three)",
                 f"{salient['speedup']:.0f} times faster ({salient['speedup_without_names']:.0f} without naming), "
                 f"{salient['peak_mib_above_model']:.0f} MiB above the model",
             ),
