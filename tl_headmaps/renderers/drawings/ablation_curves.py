@@ -15,12 +15,12 @@ def ablation_curves_figure(found: AblationCurves) -> Figure:
     title = f"Ablating the heads of {found.relation}"
     if not found.heads:
         return text_figure(str(found), title=title)
-    lines = [Line(f"{found.relation}, its heads", found.curve.accuracy, found.curve.low, found.curve.high)]
+    lines = [Line("its heads", found.curve.accuracy, found.curve.low, found.curve.high)]
     if found.random_curves:
         drawn = torch.stack([one.accuracy for one in found.random_curves])
         lines.append(
             Line(
-                f"{found.relation}, random heads (mean and range of {len(drawn)} draws)",
+                "random heads, mean and range",
                 drawn.mean(0),
                 drawn.amin(0),
                 drawn.amax(0),
@@ -37,5 +37,6 @@ def ablation_curves_figure(found: AblationCurves) -> Figure:
         x_name="heads switched off",
         y_name="accuracy of the next token",
         y_limits=(0.0, 1.0),
-        note=f"Prompt: {found.template}. {found.n_pairs} pairs. Order: {order}. Bands: 95% intervals.",
+        note=f"Prompt: {found.template}. {found.n_pairs} pairs. Order: {order}. "
+        f"Random heads: {len(found.random_curves)} draws; other bands are 95% intervals.",
     )
