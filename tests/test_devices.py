@@ -38,7 +38,7 @@ def offloaded(folder: Path, here: tuple[str, ...]) -> Any:
         )
 
 
-@pytest.mark.skipif(TL_MAJOR < 4, reason="device_map came with TransformerLens 4")
+@pytest.mark.skipif(TL_MAJOR < 4, reason="device_map came with TransformerLens 4; run make test")
 @pytest.mark.parametrize(
     "here",
     [

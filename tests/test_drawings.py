@@ -6,7 +6,6 @@ import pytest
 import torch
 from planted import shared_model
 
-import tl_headmaps
 from tl_headmaps import (
     Figure,
     Relation,
@@ -20,7 +19,7 @@ from tl_headmaps import (
     value_mixing_from,
 )
 from tl_headmaps.drawing import drawing_of
-from tl_headmaps.results.base import _KINDS, Result
+from tl_headmaps.results.base import _KINDS, Result, _learn_kinds
 
 V = torch.tensor([[0.1, 0.2, 0.3], [-0.8, 0.3, -0.1], [0.5, -0.1, -0.4]])
 A = torch.tensor([[1, 0, 0], [0.1, 0.9, 0], [0.6, 0.1, 0.4]])
@@ -42,7 +41,7 @@ def relation() -> Relation:
 
 def test_every_kind_of_result_has_a_picture_of_its_own() -> None:
     fallback = drawing_of(Result)
-    tl_headmaps._discover("result")
+    _learn_kinds()
     without = [kind for kind, found in _KINDS.items() if kind != "result" and drawing_of(found) is fallback]
     # How far a run is, is read and not looked at.
     assert without == ["run_state"]

@@ -32,7 +32,9 @@ class Prompt:
         tokenizer = getattr(model, "tokenizer", None)
         if isinstance(text, str):
             if not text.strip():
-                raise UsageError(f"The text {text!r} is empty. Give a text of at least {least} tokens.")
+                raise UsageError(
+                    f"The text {text!r} is empty. Give a text of at least {least} token{'s' if least > 1 else ''}."
+                )
             ids = encode_prompt(model, text, prepend_bos)
         else:
             ids = [_token_id(token) for token in text]

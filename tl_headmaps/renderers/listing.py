@@ -25,10 +25,18 @@ def text_figure(text: str, *, title: str) -> Figure:
 
 
 def table_figure(
-    columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str, text: str | None = None
+    columns: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    *,
+    title: str,
+    text: str | None = None,
+    unbroken: bool = False,
 ) -> Figure:
-    """A table; ``text`` is its printed form, if it has one of its own."""
+    """A table; ``text`` is its printed form, if it has one. ``unbroken`` cells scroll instead of wrapping."""
     rows = [list(row) for row in rows]
     shown = text or table_text([(column, "left") for column in columns], rows)
-    body = figure_body("text", title, inside=table(columns, rows))
+    inside = table(columns, rows)
+    if unbroken:
+        inside = f'<div class="tlhm-unbroken">{inside}</div>'
+    body = figure_body("text", title, inside=inside)
     return Figure(title=visible(title), body=body, needs=(), text=shown, data=Listing(visible(title), shown))

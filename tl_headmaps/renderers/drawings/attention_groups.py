@@ -33,18 +33,23 @@ def attention_groups_figure(found: AttentionGroups, *, view: View = "flow") -> F
         group = found.head_to_group[found.heads.index(head)]
         heads[str(head)] = [] if group is None else [group]
     notes = []
+    # The sink would take all the colours of the matrix: it is not drawn where it is left out.
+    kept = list(found.kept)
+    place = {token: number for number, token in enumerate(kept)}
     if found.sink is not None:
-        notes.append(f"Attention to the sink (token {found.sink}, {found.tokens[found.sink]!r}) is left out.")
+        notes.append(f"The attention sink (token {found.sink}, {found.tokens[found.sink]!r}) is left out.")
+    if len(found.groups) == 1:
+        notes.append("Together the heads bind the tokens into one group, which none serves more than another.")
     if len(found.heads) > len(shown):
-        notes.append(f"The {len(shown)} of {len(found.heads)} heads with the sharpest groups are shown.")
+        notes.append(f"The {len(shown)} of {len(found.heads)} heads with the sharpest groups of their own are shown.")
     if found.parents is not None:
         notes.append("The mask is a tree: each token sees its ancestors only.")
     return flow(
-        found.tokens,
-        [list(group) for group in found.groups],
+        [found.tokens[token] for token in kept],
+        [[place[token] for token in group] for group in found.groups],
         heads,
-        matrix=found.combined,
+        matrix=None if found.combined is None else found.combined[kept][:, kept],
         title="Heads and the token groups they serve",
-        unit="attention over what even attention gives" if found.causal else "attention",
+        unit="attention, mean over heads",
         note=" ".join(notes),
     )

@@ -34,7 +34,11 @@ def salient_operations_figure(found: SalientOperations, *, view: View = "auto") 
         view = "table" if len(found.heads) <= _FEW_HEADS else "map"
     if view == "table":
         return table_figure(
-            ["head", "name", "token", "salience", *_verbs(found)], _rows(found), title=title, text=str(found)
+            ["head", "name", "token", "salience", *_verbs(found)],
+            _rows(found),
+            title=title,
+            text=str(found),
+            unbroken=True,
         )
     if view == "map":
         return _map(found, title)
