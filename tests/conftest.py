@@ -2,15 +2,18 @@
 
 import os
 import random
+import sys
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from typing import Any
 
 import pytest
 import torch
+from commands import Run
 from hypothesis import HealthCheck, settings
 
 settings.register_profile(
@@ -57,3 +60,53 @@ def clean_catalogue() -> Any:
     for entry in catalogue():
         if entry.name not in before:
             forget(entry.name)
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Run]:
+    """main() in this process, as the console script calls it."""
+    from tl_headmaps.cli.app import main
+
+    def call(*arguments: str) -> Run:
+        monkeypatch.setattr(sys, "argv", ["tl-headmaps", *arguments])
+        monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+        capsys.readouterr()
+        try:
+            main()
+            code: Any = 0
+        except SystemExit as leaving:
+            code = leaving.code or 0
+        shown = capsys.readouterr()
+        return Run(code, shown.out, shown.err)
+
+    return call
+
+
+@pytest.fixture
+def loaded(monkeypatch: pytest.MonkeyPatch, default_weights: Any) -> list[tuple[Any, ...]]:
+    """Loading is replaced by the session's weights; the list tells what was asked for."""
+    asked: list[tuple[Any, ...]] = []
+
+    def load(*arguments: Any) -> Any:
+        asked.append(arguments)
+        return default_weights
+
+    monkeypatch.setattr("tl_headmaps.load_model", load)
+    return asked
+
+
+@pytest.fixture
+def never_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(*arguments: Any) -> None:
+        raise AssertionError("the model was loaded before the mistake was seen")
+
+    monkeypatch.setattr("tl_headmaps.load_model", load)
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Threads cost more than they bring on small matrices."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

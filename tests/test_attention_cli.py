@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_cli import CREATED, never_loaded, run  # noqa: F401
+from commands import CREATED
 
 import tl_headmaps
 from tl_headmaps import Result
@@ -20,7 +20,7 @@ def opened(monkeypatch: pytest.MonkeyPatch, default_model: Any) -> None:
     monkeypatch.setattr(tl_headmaps, "load_model", lambda *_: default_model)
 
 
-def test_groups_prints_and_writes(run: Any, opened: None, tmp_path: Path) -> None:  # noqa: F811
+def test_groups_prints_and_writes(run: Any, opened: None, tmp_path: Path) -> None:
     files = [tmp_path / "g.json", tmp_path / "again.json"]
     for file in files:
         done = run("groups", "--text", TEXT, "--heads", "L5H3,L25H8", "--n-groups", "2", "--out", str(file))
@@ -34,7 +34,7 @@ def test_groups_prints_and_writes(run: Any, opened: None, tmp_path: Path) -> Non
     assert str(Result.load(files[0])) in done.out
 
 
-def test_groups_of_layers_and_profiles_of_files(run: Any, opened: None, tmp_path: Path) -> None:  # noqa: F811
+def test_groups_of_layers_and_profiles_of_files(run: Any, opened: None, tmp_path: Path) -> None:
     done = run("groups", "--text", TEXT, "--layers", "3", "--keep-sink", "--null-draws", "0")
     assert done.code == 0 and "9 heads" in done.out and "and is kept" in done.out
     texts = tmp_path / "texts.txt"
@@ -43,7 +43,7 @@ def test_groups_of_layers_and_profiles_of_files(run: Any, opened: None, tmp_path
     assert done.code == 0 and "over 2 texts" in done.out and "induction" in done.out
 
 
-def test_mixing_prints_the_worked_example(run: Any, opened: None, tmp_path: Path) -> None:  # noqa: F811
+def test_mixing_prints_the_worked_example(run: Any, opened: None, tmp_path: Path) -> None:
     file = tmp_path / "m.json"
     arguments = ("--text", "Birds sometimes walk", "--query", "walk", "--key", "Birds")
     done = run("mixing", *arguments, "--head", "L5H3", "--out", str(file))
@@ -69,8 +69,8 @@ def test_mixing_prints_the_worked_example(run: Any, opened: None, tmp_path: Path
     ],
 )
 def test_wrong_usage_is_seen_before_the_model_is_loaded(
-    run: Any,  # noqa: F811
-    never_loaded: None,  # noqa: F811
+    run: Any,
+    never_loaded: None,
     arguments: list[str],
     parts: list[str],
 ) -> None:
@@ -88,7 +88,7 @@ def test_wrong_usage_is_seen_before_the_model_is_loaded(
     ],
 )
 def test_what_cannot_be_done_is_a_sentence(
-    run: Any,  # noqa: F811
+    run: Any,
     opened: None,
     arguments: list[str],
     parts: list[str],

@@ -6,18 +6,19 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer.testing
+from commands import CREATED, GRID, Run
 from planted import shared_model
 
 import tl_headmaps
 from tl_headmaps import HeadWeights, TokenGrid
 from tl_headmaps.capture import bundled
-from tl_headmaps.cli.app import app, main
+from tl_headmaps.cli.app import app
 
 pytestmark = [
     pytest.mark.model,
@@ -25,68 +26,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:HookedTransformer is deprecated:DeprecationWarning"),
 ]
 
-GRID = ["grid", "--head", "L23H4", "--sources", "France,Germany,Egypt", "--targets", "Cairo,Paris,Berlin"]
-CREATED = re.compile(rb'"created": "[^"]*"')
 PATIENCE = 300
 """Seconds for a real run; it takes about fifteen on two cores."""
-
-
-@dataclass(frozen=True)
-class Run:
-    code: int
-    out: str
-    err: str
-
-    def assert_failed(self, code: int, *parts: str) -> None:
-        """One sentence on stderr (click's own usage errors add a usage line), nothing like a traceback."""
-        assert self.code == code, self
-        assert "Traceback" not in self.err and self.out == ""
-        for part in parts:
-            assert part in self.err
-
-    def assert_refused(self, code: int, *parts: str) -> None:
-        self.assert_failed(code, *parts)
-        assert self.err.startswith("tl-headmaps: ") and self.err.count("\n") == 1, self.err
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Run]:
-    """main() in this process, as the console script calls it."""
-
-    def call(*arguments: str) -> Run:
-        monkeypatch.setattr(sys, "argv", ["tl-headmaps", *arguments])
-        monkeypatch.setattr(sys, "excepthook", sys.excepthook)
-        capsys.readouterr()
-        try:
-            main()
-            code: Any = 0
-        except SystemExit as leaving:
-            code = leaving.code or 0
-        shown = capsys.readouterr()
-        return Run(code, shown.out, shown.err)
-
-    return call
-
-
-@pytest.fixture
-def loaded(monkeypatch: pytest.MonkeyPatch, default_weights: HeadWeights) -> list[tuple[Any, ...]]:
-    """Loading is replaced by the session's weights; the list tells what was asked for."""
-    asked: list[tuple[Any, ...]] = []
-
-    def load(*arguments: Any) -> HeadWeights:
-        asked.append(arguments)
-        return default_weights
-
-    monkeypatch.setattr(tl_headmaps, "load_model", load)
-    return asked
-
-
-@pytest.fixture
-def never_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    def load(*arguments: Any) -> None:
-        raise AssertionError("the model was loaded before the mistake was seen")
-
-    monkeypatch.setattr(tl_headmaps, "load_model", load)
 
 
 class TestGrid:

@@ -5,7 +5,6 @@ With float factors, two ways of adding differ in the last bit; there an answer m
 itself has a neighbour within rounding, and the tests count those.
 """
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +22,8 @@ from tl_headmaps.circuits.ranking import ranks
 from tl_headmaps.errors import UsageError
 from tl_headmaps.types import HeadIndex
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 TINY_BUDGET = 1 << 9
 """Forces blocks of eight columns and a row or two."""
 
@@ -31,15 +32,6 @@ ROUNDING = 1e-5
 typical gap between two neighbours in a row."""
 
 BUDGETS = st.sampled_from([1, TINY_BUDGET, 1 << 14, 64 << 20])
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Threads cost more than they bring on matrices this small."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def numbers(generator: torch.Generator, *shape: int, exact: bool) -> Tensor:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_cli import GRID, loaded, never_loaded, run  # noqa: F401
+from commands import GRID
 
 pytestmark = [
     pytest.mark.model,
@@ -13,7 +13,7 @@ pytestmark = [
 ]
 
 
-def test_a_grid_is_written_in_every_form(run: Any, loaded: Any, tmp_path: Path) -> None:  # noqa: F811
+def test_a_grid_is_written_in_every_form(run: Any, loaded: Any, tmp_path: Path) -> None:
     paths = [tmp_path / f"grid{suffix}" for suffix in (".html", ".svg", ".png", ".pdf", ".json")]
     done = run(*GRID, *(part for path in paths for part in ("--out", str(path))))
     assert done.code == 0
@@ -22,7 +22,7 @@ def test_a_grid_is_written_in_every_form(run: Any, loaded: Any, tmp_path: Path) 
     assert "France → Paris" in page and "L23H4" in page
 
 
-def test_scores_and_the_model_have_pages(run: Any, loaded: Any, tmp_path: Path) -> None:  # noqa: F811
+def test_scores_and_the_model_have_pages(run: Any, loaded: Any, tmp_path: Path) -> None:
     page = tmp_path / "scores.html"
     assert run("relations", "country_to_capital", "--heads", "L23H4,L23H5", "--out", str(page)).code == 0
     assert "Highest: L23H4 0.76" in page.read_text(encoding="utf-8")
@@ -33,8 +33,8 @@ def test_scores_and_the_model_have_pages(run: Any, loaded: Any, tmp_path: Path) 
 
 
 def test_print_without_matplotlib_is_refused_before_the_model_is_loaded(
-    run: Any,  # noqa: F811
-    never_loaded: None,  # noqa: F811
+    run: Any,
+    never_loaded: None,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:

@@ -1,6 +1,5 @@
 """The first public call: planted heads are found, values equal a dense reference, bad input gets a sentence."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +22,8 @@ from torch import Tensor
 from tl_headmaps import HeadIndex, HeadWeights, TokenGrid, token_grid
 from tl_headmaps.errors import TokenError, UnsupportedModelError, UsageError, WeightBasisError
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 DENSE = 1e-5
 """Relative difference allowed to the reference: float32 sums of a few dozen terms in another order."""
 
@@ -38,15 +39,6 @@ RELATIONS = {
     (2, 1): {5: 20, 6: 7, 8: 8, 20: 5, 3: 19, 11: 13},
     (1, 3): {23: 3, 4: 23, 15: 16, 6: 12, 17: 5, 21: 21},
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Threads cost more than they bring on matrices this small."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def planted(kind: str, **options: Any) -> HeadWeights:

@@ -25,21 +25,14 @@ from tl_headmaps.circuits.qk import qk_maps
 from tl_headmaps.circuits.vectors import token_vectors, vocabulary_vectors
 from tl_headmaps.errors import HeadMapsError, UnsupportedModelError, UsageError, WeightBasisError
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 PROCESSING = 1e-4
 """Relative difference allowed between a raw model and the same model after folding: both are float32, folding
 multiplies and centres once more."""
 
 HOSTS = 1e-5
 """Relative difference allowed between two hosts of the same raw weights: the same numbers, added in another order."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Threads cost more than they bring on matrices this small."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module", params=DECODERS)
