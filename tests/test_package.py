@@ -21,7 +21,7 @@ PACKAGE = ROOT / "tl_headmaps"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 ORDER = (
-    {"errors", "types", "files", "vocabulary", "provenance", "drawing", "runs"},
+    {"errors", "types", "files", "vocabulary", "provenance", "drawing", "runs", "citations"},
     {"relations", "texts", "tasks", "task_files"},
     {"capture"},
     {"circuits"},

@@ -6,6 +6,7 @@ import json
 import math
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from tl_headmaps import HeadIndex, HeadMapsError, Result, TokenGrid, files
+from tl_headmaps import HeadIndex, HeadMapsError, Result, TokenGrid, files, value_mixing_from
 from tl_headmaps.errors import OutputError, UsageError
 from tl_headmaps.provenance import Provenance
 from tl_headmaps.results.model_description import ModelDescription
@@ -307,3 +308,34 @@ def test_a_fresh_process_loads_every_kind(tmp_path: Path) -> None:
     code = f"from tl_headmaps import Result; print(type(Result.load({str(path)!r})).__name__)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.stdout.strip(), done.stderr) == ("TokenGrid", "")
+
+
+class TestConversions:
+    def test_arrays_go_to_torch_and_numpy_under_their_names(self) -> None:
+        result = value_mixing_from([[1, 0], [0.5, 0.5]], [[1.0, 2.0], [3.0, 4.0]], ["a", "b"])
+        tensors, arrays = result.to_torch(), result.to_numpy()
+        assert list(tensors) == list(arrays) and set(tensors) <= set(result.to_dict())
+        assert torch.equal(tensors["A"], result.A) and {"A", "V", "V_hat"} <= set(tensors)
+        for name, array in arrays.items():
+            assert isinstance(array, np.ndarray) and array.tolist() == getattr(result, name).tolist()
+
+    def test_rows_go_to_pandas_and_datasets(self) -> None:
+        result = value_mixing_from([[1, 0], [0.5, 0.5]], [[1.0, 2.0], [3.0, 4.0]], ["a", "b"])
+        rows = list(result.to_rows())
+        assert result.to_pandas().to_dict("records") == rows
+        assert result.to_dataset().to_list() == rows
+
+
+class TestProvenanceText:
+    def test_a_line_for_each_field_with_content(self) -> None:
+        made = provenance()
+        lines = str(made).splitlines()
+        assert lines[0] == "model:        tiny" and "options:      preset=folded" in lines
+        assert not any(line.startswith(("seed", "data")) for line in lines)
+        assert "seed:         0" in str(replace(made, seed=0)).splitlines()
+
+    def test_a_notebook_shows_it(self) -> None:
+        from IPython.lib.pretty import pretty
+
+        made = provenance()
+        assert pretty(made) == str(made)

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from .capture.bundled import load_default_model as load_default_model
     from .capture.loading import load_model as load_model
     from .capture.weights import HeadWeights as HeadWeights
+    from .citations import cite as cite
     from .errors import HeadMapsError as HeadMapsError
     from .naming.predicates import predicate as predicate
     from .relations import Relation as Relation
@@ -69,6 +70,7 @@ _HOMES = {
     "attention_groups": ".analyses.attention_groups",
     "attention_groups_from_pattern": ".analyses.attention_groups",
     "AttentionGroups": ".results.attention_groups",
+    "cite": ".citations",
     "component_map": ".analyses.component_map",
     "ComponentMap": ".results.component_map",
     "describe_model": ".analyses.describe_model",

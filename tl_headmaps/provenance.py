@@ -59,6 +59,20 @@ class Provenance:
         """Provenance of a result computed from arrays of the caller, without a model."""
         return cls("given arrays", digest, "none", "none", dtype, "cpu", **details)
 
+    def __str__(self) -> str:
+        """A line for each field, those without content left out."""
+        lines = []
+        for name, value in self.to_dict().items():
+            if isinstance(value, dict):
+                value = ", ".join(f"{key}={entry}" for key, entry in value.items())
+            if value not in (None, ""):
+                lines.append(f"{name + ':':<14}{value}")
+        return "\n".join(lines)
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """What a notebook shows for ``result.provenance``."""
+        printer.text(str(self))
+
     def to_dict(self) -> dict[str, Any]:
         """Plain dictionary for JSON."""
         return asdict(self)

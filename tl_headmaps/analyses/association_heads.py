@@ -4,7 +4,8 @@ from typing import Any
 
 import torch
 
-from ..capture.activations import Seen, run
+from ..capture.activations import Seen
+from ..capture.cached import run_or_read
 from ..capture.weights import HeadWeights
 from ..errors import UsageError
 from ..results.association_heads import AssociationHeads, Measure
@@ -23,6 +24,7 @@ def association_heads(
     *,
     measure: Measure = "cosine",
     prepend_bos: bool = False,
+    cache: Any = None,
 ) -> AssociationHeads:
     """Head map of the gain: association of ``query`` with ``key`` after each head's attention, minus before.
 
@@ -34,6 +36,7 @@ def association_heads(
         measure: What heads are ranked by. Lengths of values differ between heads, so dot products of different
             heads are hard to compare; cosines can be. Both are kept.
         prepend_bos: Put BOS in front of the text.
+        cache: An ``ActivationCache`` of this very text, from ``model.run_with_cache``; then nothing is run.
     """
     check_choice(measure, Measure, "measure")
     prompt = Prompt.of(model, text, prepend_bos=prepend_bos, least=2, what="an association needs two")
@@ -58,8 +61,8 @@ def association_heads(
                 maps[f"others_{name}"][seen.layer, head] = (after - before)[others].mean() if others else float("nan")
             maps["attention"][seen.layer, head] = row[k]
 
-    run(model, [prompt.ids], read=("pattern", "v"), reduce=reduce)
-    options = {"query": q, "key": k, "measure": measure, "prepend_bos": prepend_bos}
+    run_or_read(model, prompt.ids, cache, read=("pattern", "v"), reduce=reduce)
+    options = {"query": q, "key": k, "measure": measure, "prepend_bos": prepend_bos, "from_cache": cache is not None}
     return AssociationHeads(
         tokens=prompt.tokens,
         query=q,

@@ -14,7 +14,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..capture.activations import Seen, run
+from ..capture.activations import Seen
+from ..capture.cached import run_or_read
 from ..capture.weights import HeadWeights
 from ..errors import UsageError
 from ..provenance import Provenance
@@ -59,6 +60,7 @@ def attention_groups(
     n_groups: int | None = None,
     null_draws: int | None = None,
     prepend_bos: bool = False,
+    cache: Any = None,
 ) -> AttentionGroups:
     """Groups of tokens that the heads of a model bind together in one text.
 
@@ -74,6 +76,7 @@ def attention_groups(
         n_groups: So many groups instead of the number the eigengap shows (spectral).
         null_draws: Shuffled graphs to compare each modularity with; by default 20, none above 256 tokens.
         prepend_bos: Put BOS in front of the text.
+        cache: An ``ActivationCache`` of this very text, from ``model.run_with_cache``; then nothing is run.
     """
     _check_options(method, threshold, n_groups, null_draws)
     prompt = Prompt.of(model, text_or_tokens, prepend_bos=prepend_bos, least=2, what="a group needs at least two")
@@ -88,12 +91,15 @@ def attention_groups(
                 if (number := numbers.get(HeadIndex(seen.layer, head))) is not None:
                     see(number, pattern)
 
-        run(model, [prompt.ids], read=("pattern",), reduce=reduce, layers=sorted({head.layer for head in chosen}))
+        run_or_read(
+            model, prompt.ids, cache, read=("pattern",), reduce=reduce, layers=sorted({head.layer for head in chosen})
+        )
 
     options = {
         "layers": None if layers is None else sorted({head.layer for head in chosen}),
         "heads": head_names(named),
         "prepend_bos": prepend_bos,
+        "from_cache": cache is not None,
     }
     found = _Grouping(visit, chosen, prompt.tokens, method, drop_sink, threshold, n_groups, null_draws)
     return found.result(lambda more: weights.provenance(options={**options, **more}, seed=0))

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..capture.activations import Seen, run
+from ..capture.activations import Seen
+from ..capture.cached import run_or_read
 from ..capture.weights import HeadWeights
 from ..errors import UnsupportedModelError, UsageError
 from ..provenance import Provenance
@@ -35,6 +36,7 @@ def value_mixing(
     *,
     key: TokenLike | None = None,
     prepend_bos: bool = False,
+    cache: Any = None,
 ) -> ValueMixing:
     """Values, attention and mixed values of one head on a text, and every association before and after.
 
@@ -45,6 +47,7 @@ def value_mixing(
         query: Only this token as a query: its text, ``walk#2`` for the second of several, or an index.
         key: With ``query``: the token it is compared with in the result's worked example.
         prepend_bos: Put BOS in front of the text.
+        cache: An ``ActivationCache`` of this very text, from ``model.run_with_cache``; then nothing is run.
     """
     if key is not None and query is None:
         raise UsageError(f"The key {key!r} was given without a query; give the token that is compared with it, too.")
@@ -65,7 +68,7 @@ def value_mixing(
             )
         )
 
-    run(model, [prompt.ids], read=("pattern", "v", "z"), layers=[index.layer], reduce=keep)
+    run_or_read(model, prompt.ids, cache, read=("pattern", "v", "z"), layers=[index.layer], reduce=keep)
     ((pattern, values, z),) = found
     error = float((pattern @ values - z).abs().max())
     if error > _TOLERANCE[weights.W_E.dtype] * float(z.abs().max().clamp_min(1.0)):
@@ -73,7 +76,7 @@ def value_mixing(
             f"In {weights.model_name!r} the output of {index} is not its pattern times its values (they differ by "
             f"{error:.2g}), so its mixing cannot be explained this way. Choose a model with plain attention."
         )
-    options = {"query": None if query is None else rows[0], "prepend_bos": prepend_bos}
+    options = {"query": None if query is None else rows[0], "prepend_bos": prepend_bos, "from_cache": cache is not None}
     return ValueMixing(
         tokens=prompt.tokens,
         queries=tuple(rows),

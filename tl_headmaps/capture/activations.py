@@ -45,6 +45,11 @@ DEFAULT_BUDGET = 256 << 20
 """Bytes one batch may take in activations and logits, roughly."""
 
 
+def hook_name(layer: int, name: Activation) -> str:
+    """The name both hosts give to an activation of a layer."""
+    return f"blocks.{layer}.{_HOOKS[name]}"
+
+
 @dataclass(frozen=True)
 class Batch:
     """Prompts of one length that run together.
@@ -291,7 +296,7 @@ class _Collector:
 def _hooks(
     model: Any,
     batch: Batch,
-    read: tuple[str, ...],
+    read: tuple[Activation, ...],
     reduce: Callable[[Seen], None] | None,
     layers: Iterable[int] | None,
     edit: Mapping[tuple[int, Activation], Edit],
@@ -303,9 +308,9 @@ def _hooks(
         def replace(value: Tensor, hook: Any, change: Edit = change) -> Tensor:
             return change(value, batch)
 
-        hooks.append((f"blocks.{layer}.{_HOOKS[name]}", replace))
+        hooks.append((hook_name(layer, name), replace))
     if reduce is not None and read:
         for layer in range(len(model.blocks)) if layers is None else layers:
             collector = _Collector(layer, batch, read, reduce)
-            hooks += [(f"blocks.{layer}.{_HOOKS[name]}", collector.taker(name)) for name in read]
+            hooks += [(hook_name(layer, name), collector.taker(name)) for name in read]
     return hooks

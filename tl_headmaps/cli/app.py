@@ -200,6 +200,17 @@ def runs(run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR")], out: OutOp
     show_and_save(describe_run(run_dir), paths)
 
 
+@app.command()
+def cite(
+    result: Annotated[Path | None, typer.Argument(metavar="[RESULT]", help="A saved result (.json).")] = None,
+) -> None:
+    """Print BibTeX of this tool, and of the methods behind a saved result."""
+    from .. import Result
+    from .. import cite as print_citations
+
+    print_citations(None if result is None else Result.load(result), file=sys.stdout)
+
+
 app.command()(salient)
 app.command("name-heads")(name_heads)
 app.command()(groups)

@@ -73,6 +73,7 @@ class AblationCurves(Result):
     """
 
     kind: ClassVar[str] = "ablation_curves"
+    methods: ClassVar[tuple[str, ...]] = ("elhelo2024maps", "wilson1927probable")
     relation: str
     template: str
     status: Status

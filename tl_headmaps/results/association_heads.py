@@ -37,6 +37,7 @@ class AssociationHeads(Result):
     """
 
     kind: ClassVar[str] = "association_heads"
+    methods: ClassVar[tuple[str, ...]] = ("elhage2021framework",)
     tokens: tuple[str, ...]
     query: int
     key: int

@@ -54,6 +54,7 @@ class AttentionGroups(Result):
     """
 
     kind: ClassVar[str] = "attention_groups"
+    methods: ClassVar[tuple[str, ...]] = ("newman2006modularity", "vonluxburg2007tutorial")
     tokens: tuple[str, ...]
     heads: tuple[HeadIndex, ...]
     causal: bool

@@ -28,7 +28,13 @@ class Result(ABC):
     """A frozen result; subclasses name their ``kind`` and say how they become JSON and rows."""
 
     kind: ClassVar[str]
+    methods: ClassVar[tuple[str, ...]] = ()
     provenance: Provenance
+
+    @property
+    def references(self) -> tuple[str, ...]:
+        """Publications whose methods made this result, by their keys in :mod:`tl_headmaps.citations`."""
+        return self.methods
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -85,6 +91,14 @@ class Result(ABC):
 
         return Dataset.from_list(list(self.to_rows()))
 
+    def to_torch(self) -> dict[str, Any]:
+        """Every array of the result as a tensor, by the name it has here and in JSON."""
+        return {name: value for name in self.to_dict() if _is_tensor(value := getattr(self, name, None))}
+
+    def to_numpy(self) -> dict[str, Any]:
+        """The same as numpy arrays."""
+        return {name: value.numpy(force=True) for name, value in self.to_torch().items()}
+
     def figure(self, **options: Any) -> Picture:
         """The picture of this result, a :class:`~tl_headmaps.Figure`; options are those of its drawing."""
         return drawing_of(type(self))(self, **options)
@@ -127,7 +141,7 @@ class Result(ABC):
         from safetensors.torch import save_file
 
         values = self.to_dict()
-        tensors = {name: getattr(self, name).contiguous() for name in values if _is_tensor(getattr(self, name, None))}
+        tensors = {name: value.contiguous() for name, value in self.to_torch().items()}
         header = {name: value for name, value in values.items() if name not in tensors}
         save_file(tensors, path, metadata={"result": json.dumps(header, ensure_ascii=False, allow_nan=False)})
 

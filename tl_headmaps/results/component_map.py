@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..errors import UsageError
 from ..provenance import Provenance
+from ..scorers.components import find_metric
 from ..types import HeadIndex
 from .arrays import nested, tensor_of
 from .base import Result
@@ -49,6 +50,10 @@ class ComponentMap(Result):
     interval_high: Float[Tensor, "layer component"] | None
     baseline: Float[Tensor, "layer component"] | None
     provenance: Provenance
+
+    @property
+    def references(self) -> tuple[str, ...]:
+        return find_metric(self.metric).cites
 
     def top(self, n: int = 5) -> list[tuple[int, str, float]]:
         """The ``n`` largest cells as (layer, component, value); ties go to the lower layer."""
@@ -102,6 +107,10 @@ class HeadComponentMap(Result):
     interval_high: Float[Tensor, "component layer head"] | None
     baseline: Float[Tensor, "component layer head"] | None
     provenance: Provenance
+
+    @property
+    def references(self) -> tuple[str, ...]:
+        return find_metric(self.metric).cites
 
     def of(self, component: str) -> Float[Tensor, "layer head"]:
         """The map of one component, without the cells of heads it does not have."""

@@ -46,6 +46,7 @@ class GroupingProfile(Result):
     """
 
     kind: ClassVar[str] = "grouping_profile"
+    methods: ClassVar[tuple[str, ...]] = ("olsson2022induction",)
     scores: tuple[str, ...]
     values: Float[Tensor, "score layer head"]
     interval_low: Float[Tensor, "score layer head"]

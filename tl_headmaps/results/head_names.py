@@ -33,6 +33,7 @@ class HeadNames(Result):
     """
 
     kind: ClassVar[str] = "head_names"
+    methods: ClassVar[tuple[str, ...]] = ("elhelo2024maps", "elhage2021framework", "benjamini1995controlling")
     circuit: Circuit
     names: tuple[tuple[HeadName, ...], ...]
     left_out: dict[str, int]

@@ -57,6 +57,12 @@ class RelationScores(Result):
     """
 
     kind: ClassVar[str] = "relation_scores"
+    methods: ClassVar[tuple[str, ...]] = (
+        "elhelo2024maps",
+        "elhage2021framework",
+        "benjamini1995controlling",
+        "wilson1927probable",
+    )
     relations: tuple[str, ...]
     circuit: Circuit
     k: tuple[int, ...]

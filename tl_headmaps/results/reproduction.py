@@ -54,6 +54,7 @@ class Reproduction(Result):
     """Tables of a reproduction; the results behind them are files of their own."""
 
     kind: ClassVar[str] = "reproduction"
+    methods: ClassVar[tuple[str, ...]] = ("elhelo2024maps",)
     experiment: str
     rows: tuple[ReproducedRelation, ...]
     provenance: Provenance

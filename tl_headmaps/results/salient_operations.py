@@ -80,6 +80,7 @@ class SalientOperations(Result):
     """
 
     kind: ClassVar[str] = "salient_operations"
+    methods: ClassVar[tuple[str, ...]] = ("elhelo2024maps", "elhage2021framework", "benjamini1995controlling")
     circuit: Circuit
     heads: tuple[HeadIndex, ...]
     token_ids: Int[Tensor, "head token"]

@@ -61,6 +61,7 @@ class TaskMaps(Result):
     """
 
     kind: ClassVar[str] = "task_maps"
+    methods: ClassVar[tuple[str, ...]] = ("ma2025cognitive", "wilson1927probable")
     functions: tuple[str, ...]
     n_items: tuple[int, ...]
     positions: str

@@ -38,6 +38,7 @@ class TaskVerification(Result):
     """
 
     kind: ClassVar[str] = "task_verification"
+    methods: ClassVar[tuple[str, ...]] = ("ma2025cognitive", "wilson1927probable")
     functions: tuple[str, ...]
     n_items: tuple[int, ...]
     n_ablated: tuple[int, ...]

@@ -33,6 +33,7 @@ class TokenGrid(Result):
     """
 
     kind: ClassVar[str] = "token_grid"
+    methods: ClassVar[tuple[str, ...]] = ("elhelo2024maps", "elhage2021framework")
     head: HeadIndex
     circuit: Circuit
     sources: tuple[str, ...]

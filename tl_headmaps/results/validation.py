@@ -50,6 +50,7 @@ class Validation(Result):
     """
 
     kind: ClassVar[str] = "validation"
+    methods: ClassVar[tuple[str, ...]] = ("elhelo2024maps",)
     relations: tuple[str, ...]
     templates: tuple[str, ...]
     k: tuple[int, ...]

@@ -45,6 +45,7 @@ class ValueMixing(Result):
     """
 
     kind: ClassVar[str] = "value_mixing"
+    methods: ClassVar[tuple[str, ...]] = ("elhage2021framework",)
     tokens: tuple[str, ...]
     queries: tuple[int, ...]
     value_vectors: Float[Tensor, "key d_head"]

@@ -44,6 +44,7 @@ class Metric:
         measure: The registered function.
         normalised: Whether values are divided by their sum over the map.
         chance: For ``change``: what unrelated matrices give, None if nothing is known.
+        cites: Publications the metric is from, by their keys in :mod:`tl_headmaps.citations`.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Metric:
     measure: Callable[..., Any]
     normalised: bool = False
     chance: "Callable[[Change], float] | None" = None
+    cites: tuple[str, ...] = ()
 
     @property
     def needs_text(self) -> bool:
@@ -66,13 +68,18 @@ METRICS: dict[str, Metric] = {}
 
 
 def metric(
-    kind: Kind, unit: str, *, normalised: bool = False, chance: "Callable[[Change], float] | None" = None
+    kind: Kind,
+    unit: str,
+    *,
+    normalised: bool = False,
+    chance: "Callable[[Change], float] | None" = None,
+    cites: tuple[str, ...] = (),
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register a function as the metric of its name."""
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         name = function.__name__
-        METRICS[name] = Metric(name, kind, unit, function, normalised, chance)
+        METRICS[name] = Metric(name, kind, unit, function, normalised, chance, cites)
         return function
 
     return register
@@ -100,7 +107,7 @@ class Change:
     k: int
 
 
-@metric("gradients", "share of |sum(w * dLoss/dw)| over the map", normalised=True)
+@metric("gradients", "share of |sum(w * dLoss/dw)| over the map", normalised=True, cites=("molchanov2019importance",))
 def contribution(sums: GradientSums) -> Float[Tensor, "batch layer part"]:
     """First-order effect on the loss of scaling the matrix: |sum of weight times gradient|.
 
@@ -113,7 +120,7 @@ def contribution(sums: GradientSums) -> Float[Tensor, "batch layer part"]:
     return sums.product.abs()
 
 
-@metric("gradients", "share of sum|w * dLoss/dw| over the map", normalised=True)
+@metric("gradients", "share of sum|w * dLoss/dw| over the map", normalised=True, cites=("molchanov2019importance",))
 def sensitivity(sums: GradientSums) -> Float[Tensor, "batch layer part"]:
     """First-order effect on the loss of removing the entries one by one: sum of |weight times gradient|."""
     return sums.absolute_product
@@ -148,21 +155,21 @@ def spectral(matrix: Matrix) -> float:
     return float(matrix.singular_values[0])
 
 
-@metric("weights", "stable rank (Frobenius / spectral norm, squared)")
+@metric("weights", "stable rank (Frobenius / spectral norm, squared)", cites=("rudelson2007sampling",))
 def stable_rank(matrix: Matrix) -> float:
     """How many singular values as large as the largest would make up the Frobenius norm."""
     values = matrix.singular_values
     return float(values.square().sum() / values[0].square())
 
 
-@metric("weights", "effective rank (exp of the entropy of singular values)")
+@metric("weights", "effective rank (exp of the entropy of singular values)", cites=("roy2007effective",))
 def effective_rank(matrix: Matrix) -> float:
     """Exponential of the entropy of the singular values divided by their sum (Roy and Vetterli, 2007)."""
     share = matrix.singular_values / matrix.singular_values.sum()
     return float(torch.special.entr(share).sum().exp())
 
 
-@metric("weights", "tail exponent (Hill, upper half of the spectrum of W'W)")
+@metric("weights", "tail exponent (Hill, upper half of the spectrum of W'W)", cites=("hill1975simple",))
 def tail_exponent(matrix: Matrix) -> float:
     """Hill estimate of the power-law exponent of the density of squared singular values, from their upper half.
 
