@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .analyses.validate import validate as validate
     from .analyses.value_mixing import value_mixing as value_mixing
     from .analyses.value_mixing import value_mixing_from as value_mixing_from
+    from .capture.bundled import default_model_folder as default_model_folder
     from .capture.bundled import load_default_model as load_default_model
     from .capture.loading import load_model as load_model
     from .capture.weights import HeadWeights as HeadWeights
@@ -73,6 +74,7 @@ _HOMES = {
     "cite": ".citations",
     "component_map": ".analyses.component_map",
     "ComponentMap": ".results.component_map",
+    "default_model_folder": ".capture.bundled",
     "describe_model": ".analyses.describe_model",
     "describe_run": ".analyses.describe_run",
     "Figure": ".renderers.figure",

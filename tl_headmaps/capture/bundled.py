@@ -44,7 +44,13 @@ def cache_folder() -> Path:
 
 
 def default_model_folder() -> Path:
-    """Folder of the default model in Hugging Face format, fetched and converted on first use."""
+    """Folder of the default model in Hugging Face format, fetched and converted on first use.
+
+    Example:
+        >>> from tl_headmaps import HeadWeights, default_model_folder
+        >>> HeadWeights.from_checkpoint(default_model_folder()).n_layers
+        30
+    """
     folder = cache_folder() / _FOLDER
     if not _is_complete(folder):
         _install(folder)
