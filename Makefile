@@ -6,7 +6,7 @@ PYTEST = OMP_NUM_THREADS=1 $(1)/bin/python -m pytest -n 2 --dist loadfile
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo test coverage test-browser lint hooks test-tl3 bench figures figures-check gallery clean
+.PHONY: demo test coverage test-browser lint hooks wheel test-tl3 bench figures figures-check gallery clean
 
 demo: .venv/installed
 	.venv/bin/tl-headmaps demo
@@ -31,6 +31,18 @@ lint: .venv/linted
 # The linters of `make lint`, at the same versions, before every commit.
 hooks: .venv/linted
 	.venv/bin/pre-commit install
+
+# The wheel in an environment that holds nothing else: what a user of `pip install` gets.
+wheel: .venv/tested
+	rm -rf dist .venv-wheel
+	.venv/bin/python -m build --no-isolation --outdir dist .
+	$(PYTHON) -m venv .venv-wheel
+	.venv-wheel/bin/python $(PIP_INSTALL) torch
+	.venv-wheel/bin/python $(PIP_INSTALL) dist/*.whl
+	.venv-wheel/bin/tl-headmaps --version
+	.venv-wheel/bin/tl-headmaps grid --head L23H4 --sources France,Egypt --targets Paris,Cairo \
+		--out dist/grid.json --out dist/grid.html
+	.venv-wheel/bin/tl-headmaps cite dist/grid.json
 
 # What never meets TransformerLens is not run twice; a new file runs here until it is listed.
 WITHOUT_HOST = citations drawings examples package ranking relations renderers renderers_cli renderers_notebook \
@@ -75,4 +87,4 @@ bench: .venv/tested
 	touch $@
 
 clean:
-	rm -rf .venv .venv-tl3 build dist *.egg-info
+	rm -rf .venv .venv-tl3 .venv-wheel build dist *.egg-info

@@ -50,6 +50,10 @@ def bench_table() -> str:
         ),
     ]
     # A bench that has not been run yet has no row.
+    if imported := figures.get("import"):
+        bare = imported["seconds"]["torch"] - imported["seconds"]["python"]
+        figure = f"{imported['import_seconds']:.3f} s, against {bare:.1f} s for import torch"
+        rows.append(("import tl_headmaps", figure))
     if salient := figures.get("salient_operations"):
         rows += [
             (

@@ -6,6 +6,8 @@ two top-k of every row. Times on a shared machine wander, ratios of interleaved 
 
 import argparse
 import json
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -396,7 +398,25 @@ def bench_tasks(weights: HeadWeights) -> dict[str, Any]:
     }
 
 
+def bench_import(weights: HeadWeights) -> dict[str, Any]:
+    """``import tl_headmaps`` in a fresh interpreter, against ``import torch`` and against nothing."""
+
+    def start(statement: str) -> None:
+        subprocess.run([sys.executable, "-c", statement], check=True)
+
+    times = interleaved(
+        {
+            "python": lambda: start("pass"),
+            "tl_headmaps": lambda: start("import tl_headmaps"),
+            "torch": lambda: start("import torch"),
+        },
+        repeats=7,
+    )
+    return {"seconds": times, "import_seconds": times["tl_headmaps"] - times["python"]}
+
+
 BENCHES = {
+    "import": bench_import,
     "ranks": bench_ranks,
     "largest_entries": bench_largest,
     "relation_scores": bench_relations,
