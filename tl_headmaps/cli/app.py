@@ -28,7 +28,7 @@ from .options import (
     open_weights,
     worker_pool,
 )
-from .output import check_outputs, parse_heads, show_and_save
+from .output import check_outputs, comma_parts, parse_heads, show_and_save
 from .salient import name_heads, salient
 from .tasks import tasks
 
@@ -79,12 +79,8 @@ def _root(
 def split_tokens(text: str) -> list[str | int]:
     """``France,Germany,#4649``: words, or ids behind a hash."""
     tokens: list[str | int] = []
-    for part in text.split(","):
-        word = part.strip()
-        if word.startswith("#") and word[1:].isdecimal():
-            tokens.append(int(word[1:]))
-        elif word:
-            tokens.append(word)
+    for word in comma_parts(text):
+        tokens.append(int(word[1:]) if word.startswith("#") and word[1:].isdecimal() else word)
     return tokens
 
 

@@ -9,7 +9,7 @@ from ..errors import UsageError
 from ..results.association_heads import Measure
 from ..scorers.clustering import GroupMethod
 from .options import DeviceOption, ModelOption, OutOption
-from .output import check_outputs, parse_heads, show_and_save
+from .output import check_outputs, comma_parts, parse_heads, show_and_save
 
 BosOption = Annotated[bool, typer.Option("--prepend-bos", help="Put the BOS token in front of the text.")]
 
@@ -48,7 +48,7 @@ def groups(
         show_and_save(grouping_profile(load_model(model, device), texts, prepend_bos=prepend_bos), paths)
         return
     chosen = None if heads is None else parse_heads(heads)
-    numbers = None if layers is None else [_layer(part) for part in layers.split(",") if part.strip()]
+    numbers = None if layers is None else [_layer(part) for part in comma_parts(layers)]
     result = attention_groups(
         load_model(model, device),
         text,

@@ -8,7 +8,7 @@ import typer
 from ..relations import MultiToken
 from ..types import AblationMethod, Experiment, PromptSources
 from .options import DeviceOption, ModelOption, OutOption, PresetOption
-from .output import check_outputs, show_and_save
+from .output import check_outputs, comma_parts, parse_heads, show_and_save
 
 BosOption = Annotated[bool, typer.Option("--prepend-bos", help="Put the BOS token in front of each prompt.")]
 TopKOption = Annotated[int | None, typer.Option("--k", help="Top-k; default: each relation's own.")]
@@ -74,7 +74,7 @@ def ablate(
     out: OutOption = None,
 ) -> None:
     """Switch off the heads of a relation one by one and watch the model's answers."""
-    from .. import HeadIndex, load_model
+    from .. import load_model
     from .. import ablate as ablate_
     from ..analyses.ablate import eliciting_templates
     from ..relations import resolve
@@ -82,8 +82,10 @@ def ablate(
     paths = check_outputs(out)
     relation = resolve(name)
     eliciting_templates(relation, template)
-    chosen = "top" if heads == "top" else [HeadIndex.parse(head) for head in _parts(heads)]
-    watched = None if controls == "none" else controls if controls == "auto" else [resolve(c) for c in _parts(controls)]
+    chosen = "top" if heads == "top" else parse_heads(heads)
+    watched = (
+        None if controls == "none" else controls if controls == "auto" else [resolve(c) for c in comma_parts(controls)]
+    )
     result = ablate_(
         load_model(model, device),
         relation,
@@ -118,7 +120,7 @@ def reproduce(
     from .. import reproduce as reproduce_
     from ..relations import resolve
 
-    named = [resolve(name) for text in relations or [] for name in _parts(text)]
+    named = [resolve(name) for text in relations or [] for name in comma_parts(text)]
     result = reproduce_(
         load_model(model, device),
         folder,
@@ -129,7 +131,3 @@ def reproduce(
     )
     typer.echo(str(result))
     typer.echo(f"Wrote {folder}", err=True)
-
-
-def _parts(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]

@@ -1,4 +1,4 @@
-"""What commands share: reading heads, checking output files early, printing and saving a result."""
+"""What commands share: reading lists and heads, checking output files early, printing and saving a result."""
 
 import os
 from pathlib import Path
@@ -12,9 +12,14 @@ from ..results.base import SAVED_SUFFIXES
 from ..types import HeadIndex
 
 
+def comma_parts(text: str) -> list[str]:
+    """The parts of ``a, b,c`` without the spaces around them; empty ones are none."""
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
 def parse_heads(text: str) -> list[HeadIndex]:
     """``L23H4,L23H2``."""
-    return [HeadIndex.parse(name) for name in text.split(",") if name.strip()]
+    return [HeadIndex.parse(name) for name in comma_parts(text)]
 
 
 def check_outputs(paths: list[Path] | None) -> list[Path]:

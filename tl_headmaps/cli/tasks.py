@@ -8,7 +8,7 @@ import typer
 from ..errors import UsageError
 from ..types import Positions, Probe
 from .options import DeviceOption, ModelOption, OutOption
-from .output import check_outputs, show_and_save
+from .output import check_outputs, comma_parts, show_and_save
 
 
 def tasks(
@@ -44,7 +44,7 @@ def tasks(
     from .. import load_model, load_tasks, read_tasks, task_maps
 
     paths = check_outputs(out)
-    names = [name.strip() for text in functions or [] for name in text.split(",") if name.strip()]
+    names = [name for text in functions or [] for name in comma_parts(text)]
     if data is None:
         if column or label or drop_duplicates:
             raise UsageError("--column, --label and --drop-duplicates describe --data; give the file too.")
