@@ -74,8 +74,8 @@ def ablate(
     out: OutOption = None,
 ) -> None:
     """Switch off the heads of a relation one by one and watch the model's answers."""
-    from .. import load_model
     from .. import ablate as ablate_
+    from .. import load_model
     from ..analyses.ablate import eliciting_templates
     from ..relations import resolve
 
