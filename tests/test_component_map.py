@@ -5,6 +5,7 @@ import json
 import math
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -251,6 +252,9 @@ def test_the_text_form_shows_the_map() -> None:
     assert "share of |sum(w * dLoss/dw)| over the map; from " in shown
     shown = str(head_component_map(shared_model("gpt2"), text=TEXTS))
     assert "Component map by head of tiny-gpt2" in shown and "key/value heads" in shown
+    # Baselines by size, not by their first digit.
+    found = component_map(shared_model("llama"), "frobenius")
+    assert "random: 9, 10;" in str(replace(found, baseline=torch.full((3, 7), 10.0).index_fill(1, torch.tensor(0), 9)))
 
 
 # What can go wrong
@@ -268,6 +272,8 @@ def test_wrong_calls_are_sentences() -> None:
         ({"metric": "relative_change", "against": model, "relative": True}, r"no random baseline"),
         ({"metric": "subspace_overlap", "against": model, "k": 17}, r"k=17 is impossible.*16 directions"),
         ({"metric": "subspace_overlap", "against": model, "k": 0}, r"k=0 is impossible"),
+        ({"metric": "stable_rank", "k": 3}, r"stable_rank compares no subspaces, but k=3 was given"),
+        ({"metric": "relative_change", "against": model, "k": 3}, r"relative_change compares no subspaces"),
         ({"text": f" {word(5)}"}, r"too short: the longest text has 1 token, .*at least two tokens"),
         ({"text": []}, r"too short: there is no text"),
         ({"text": ["", "  "]}, r"too short: there is no text"),

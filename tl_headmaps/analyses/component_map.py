@@ -153,6 +153,8 @@ class _Maker:
                 f"{metric.name} has no random baseline to be relative to. Leave relative out, or choose a metric of "
                 "the weights alone or subspace_overlap."
             )
+        if options.k is not None and metric.chance is None:
+            raise UsageError(f"{metric.name} compares no subspaces, but k={options.k} was given. Leave it out.")
         if options.max_tokens < 2:
             raise UsageError(f"max_tokens={options.max_tokens} is too few; a loss needs at least two tokens.")
 

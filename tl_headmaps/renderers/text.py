@@ -129,8 +129,9 @@ def _colour_bar(result: "MeasuredComponents") -> str:
     if len(defined):
         parts.append(f"from {_number(float(defined.min()))} to {_number(float(defined.max()))}")
     if result.baseline is not None:
-        known = sorted({_number(value) for value in result.baseline.flatten().tolist() if value == value})
-        parts.append(f"random: {', '.join(known) if len(known) <= 6 else f'{known[0]} and others'}")
+        ascending = result.baseline[~result.baseline.isnan()].unique().tolist()
+        known = list(dict.fromkeys(map(_number, ascending)))
+        parts.append(f"random: {', '.join(known) if len(known) <= 6 else f'{known[0]} to {known[-1]}'}")
     return "; ".join(parts)
 
 
