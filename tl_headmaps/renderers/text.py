@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..results.component_map import ComponentMap, HeadComponentMap
+    from ..results.component_map import ComponentMap, HeadComponentMap, MeasuredComponents
     from ..results.relation_scores import RelationScores
     from ..results.run_state import RunState
     from ..results.token_grid import TokenGrid
@@ -117,20 +117,21 @@ def head_component_map_text(result: "HeadComponentMap", top: int = 5) -> str:
     return f"{_map_title(result)}\n\n{table_text(columns, rows)}\n\n{_colour_bar(result)}; {note}"
 
 
-def _map_title(result: "ComponentMap | HeadComponentMap") -> str:
+def _map_title(result: "MeasuredComponents") -> str:
     what = "Component map" if result.kind == "component_map" else "Component map by head"
     read = f", {result.n_tokens:,} tokens in {result.n_batches} batches" if result.n_batches else ""
     return f"{what} of {visible(result.provenance.model)}: {result.metric}{read}"
 
 
-def _colour_bar(result: "ComponentMap | HeadComponentMap") -> str:
+def _colour_bar(result: "MeasuredComponents") -> str:
     defined = result.values[~result.values.isnan()]
     parts = [result.unit]
     if len(defined):
         parts.append(f"from {_number(float(defined.min()))} to {_number(float(defined.max()))}")
     if result.baseline is not None:
-        known = sorted({_number(value) for value in result.baseline.flatten().tolist() if value == value})
-        parts.append(f"random: {', '.join(known) if len(known) <= 6 else f'{known[0]} and others'}")
+        ascending = result.baseline[~result.baseline.isnan()].unique().tolist()
+        known = list(dict.fromkeys(map(_number, ascending)))
+        parts.append(f"random: {', '.join(known) if len(known) <= 6 else f'{known[0]} to {known[-1]}'}")
     return "; ".join(parts)
 
 

@@ -1,6 +1,7 @@
 """What each weight matrix of each layer contributes: maps of layers by components, and of layers by heads."""
 
 import math
+from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -23,8 +24,8 @@ _MAPS = ("values", "interval_low", "interval_high", "baseline")
 
 
 @dataclass(frozen=True, eq=False)
-class ComponentMap(Result):
-    """One value per layer and component; a value that is not defined is NaN.
+class MeasuredComponents:
+    """What both maps hold; a value that is not defined is NaN.
 
     Attributes:
         metric: Name of the metric.
@@ -32,28 +33,81 @@ class ComponentMap(Result):
         relative: Whether values and intervals were divided by ``baseline``.
         n_batches: Batches of text averaged over, 0 if the weights alone were looked at.
         n_tokens: Tokens of text read.
-        components: Column names, as ``attn.q``.
+        components: Names of the matrices, as ``attn.q``.
         values: The map.
         interval_low, interval_high: 95% t-interval over batches; None without text or with a single batch.
         baseline: What random matrices of the same shape give, or random subspaces; None where there is no such thing.
     """
 
-    kind: ClassVar[str] = "component_map"
+    kind: ClassVar[str]
     metric: str
     unit: str
     relative: bool
     n_batches: int
     n_tokens: int
     components: tuple[str, ...]
-    values: Float[Tensor, "layer component"]
-    interval_low: Float[Tensor, "layer component"] | None
-    interval_high: Float[Tensor, "layer component"] | None
-    baseline: Float[Tensor, "layer component"] | None
+    values: Float[Tensor, "*cells"]
+    interval_low: Float[Tensor, "*cells"] | None
+    interval_high: Float[Tensor, "*cells"] | None
+    baseline: Float[Tensor, "*cells"] | None
     provenance: Provenance
 
     @property
     def references(self) -> tuple[str, ...]:
+        """Publications the metric is from."""
         return find_metric(self.metric).cites
+
+    @property
+    @abstractmethod
+    def axes(self) -> dict[str, list[Any]]:
+        """Labels of each axis of ``values`` by its name."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON; undefined cells are null."""
+        maps = {name: getattr(self, name) for name in _MAPS}
+        return {
+            "kind": self.kind,
+            **{name: getattr(self, name) for name in _FACTS},
+            "axes": self.axes,
+            **{name: None if value is None else nested(value) for name, value in maps.items()},
+            "provenance": self.provenance.to_dict(),
+        }
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "Self":
+        """Inverse of :meth:`to_dict`."""
+        fields: dict[str, Any] = {name: values[name] for name in _FACTS}
+        fields |= {name: None if values[name] is None else tensor_of(values[name]) for name in _MAPS}
+        components, provenance = tuple(values["axes"]["component"]), Provenance.from_dict(values["provenance"])
+        return cls(**fields, components=components, provenance=provenance)
+
+    def _column(self, component: str) -> int:
+        if component not in self.components:
+            raise UsageError(f"This map has no component {component!r}; it has {', '.join(self.components)}.")
+        return self.components.index(component)
+
+    def _record(self, *at: int) -> dict[str, Any]:
+        """One cell with its labels."""
+        labels = {name: names[number] for (name, names), number in zip(self.axes.items(), at, strict=True)}
+        maps = {"value": self.values, **{name: getattr(self, name) for name in _MAPS[1:]}}
+        return labels | {name: float(values[at]) for name, values in maps.items() if values is not None}
+
+
+@dataclass(frozen=True, eq=False)
+class ComponentMap(MeasuredComponents, Result):
+    """One value per layer and component.
+
+    Attributes:
+        values: The map; its intervals and baseline have the same shape.
+    """
+
+    kind: ClassVar[str] = "component_map"
+    values: Float[Tensor, "layer component"]
+
+    @property
+    def axes(self) -> dict[str, list[Any]]:
+        """Labels of each axis of ``values`` by its name."""
+        return {"layer": list(range(len(self.values))), "component": list(self.components)}
 
     def top(self, n: int = 5) -> list[tuple[int, str, float]]:
         """The ``n`` largest cells as (layer, component, value); ties go to the lower layer."""
@@ -63,23 +117,13 @@ class ComponentMap(Result):
 
     def at(self, layer: int, component: str) -> float:
         """One cell."""
-        return float(self.values[layer, _column(self.components, component)])
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; undefined cells are null."""
-        axes = {"layer": list(range(len(self.values))), "component": list(self.components)}
-        return _to_dict(self, axes)
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> "Self":
-        """Inverse of :meth:`to_dict`."""
-        return cls(**_from_dict(values))
+        return float(self.values[layer, self._column(component)])
 
     def to_rows(self) -> Iterable[dict[str, Any]]:
         """One record per layer and component."""
         for layer in range(len(self.values)):
-            for column, component in enumerate(self.components):
-                yield {"layer": layer, "component": component, **_cell(self, (layer, column))}
+            for column in range(len(self.components)):
+                yield self._record(layer, column)
 
     def __str__(self) -> str:
         from ..renderers.text import component_map_text
@@ -88,33 +132,28 @@ class ComponentMap(Result):
 
 
 @dataclass(frozen=True, eq=False)
-class HeadComponentMap(Result):
+class HeadComponentMap(MeasuredComponents, Result):
     """One value per attention component, layer and head: a :class:`ComponentMap` opened into its heads.
 
     ``attn.k`` and ``attn.v`` have one head per key/value head; where that is fewer than query heads, the cells left
-    over are NaN. The other attributes are those of :class:`ComponentMap`.
+    over are NaN.
+
+    Attributes:
+        values: The map; its intervals and baseline have the same shape.
     """
 
     kind: ClassVar[str] = "head_component_map"
-    metric: str
-    unit: str
-    relative: bool
-    n_batches: int
-    n_tokens: int
-    components: tuple[str, ...]
     values: Float[Tensor, "component layer head"]
-    interval_low: Float[Tensor, "component layer head"] | None
-    interval_high: Float[Tensor, "component layer head"] | None
-    baseline: Float[Tensor, "component layer head"] | None
-    provenance: Provenance
 
     @property
-    def references(self) -> tuple[str, ...]:
-        return find_metric(self.metric).cites
+    def axes(self) -> dict[str, list[Any]]:
+        """Labels of each axis of ``values`` by its name."""
+        _, n_layers, n_heads = self.values.shape
+        return {"component": list(self.components), "layer": list(range(n_layers)), "head": list(range(n_heads))}
 
     def of(self, component: str) -> Float[Tensor, "layer head"]:
         """The map of one component, without the cells of heads it does not have."""
-        values = self.values[_column(self.components, component)]
+        values = self.values[self._column(component)]
         return values[:, ~values.isnan().all(0)]
 
     def top(self, n: int = 5, component: str | None = None) -> list[tuple[str, HeadIndex, float]]:
@@ -123,59 +162,17 @@ class HeadComponentMap(Result):
         cells = [
             (name, HeadIndex(layer, head), float(values[layer, head]))
             for name in names
-            for values in [self.values[_column(self.components, name)]]
+            for values in [self.values[self._column(name)]]
             for layer, head in (~values.isnan()).nonzero().tolist()
         ]
         return sorted(cells, key=lambda cell: -cell[2])[:n]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; undefined cells are null."""
-        _, n_layers, n_heads = self.values.shape
-        axes = {"component": list(self.components), "layer": list(range(n_layers)), "head": list(range(n_heads))}
-        return _to_dict(self, axes)
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> "Self":
-        """Inverse of :meth:`to_dict`."""
-        return cls(**_from_dict(values))
-
     def to_rows(self) -> Iterable[dict[str, Any]]:
         """One record per component and head."""
-        for column, layer, head in (~self.values.isnan()).nonzero().tolist():
-            record = {"component": self.components[column], "layer": layer, "head": head}
-            yield {**record, **_cell(self, (column, layer, head))}
+        for at in (~self.values.isnan()).nonzero().tolist():
+            yield self._record(*at)
 
     def __str__(self) -> str:
         from ..renderers.text import head_component_map_text
 
         return head_component_map_text(self)
-
-
-def _column(components: tuple[str, ...], component: str) -> int:
-    if component not in components:
-        raise UsageError(f"This map has no component {component!r}; it has {', '.join(components)}.")
-    return components.index(component)
-
-
-def _to_dict(result: "ComponentMap | HeadComponentMap", axes: dict[str, Any]) -> dict[str, Any]:
-    maps = {name: getattr(result, name) for name in _MAPS}
-    return {
-        "kind": result.kind,
-        **{name: getattr(result, name) for name in _FACTS},
-        "axes": axes,
-        **{name: None if value is None else nested(value) for name, value in maps.items()},
-        "provenance": result.provenance.to_dict(),
-    }
-
-
-def _from_dict(values: dict[str, Any]) -> dict[str, Any]:
-    fields: dict[str, Any] = {name: values[name] for name in _FACTS}
-    fields |= {name: None if values[name] is None else tensor_of(values[name]) for name in _MAPS}
-    fields["components"] = tuple(values["axes"]["component"])
-    fields["provenance"] = Provenance.from_dict(values["provenance"])
-    return fields
-
-
-def _cell(result: "ComponentMap | HeadComponentMap", at: tuple[int, ...]) -> dict[str, float]:
-    maps = {"value": result.values, **{name: getattr(result, name) for name in _MAPS[1:]}}
-    return {name: float(values[at]) for name, values in maps.items() if values is not None}

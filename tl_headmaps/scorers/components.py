@@ -152,21 +152,19 @@ def frobenius(matrix: Matrix) -> float:
 @metric("weights", "spectral norm")
 def spectral(matrix: Matrix) -> float:
     """The largest singular value."""
-    return float(matrix.singular_values[0])
+    return matrix.largest
 
 
 @metric("weights", "stable rank (Frobenius / spectral norm, squared)", cites=("rudelson2007sampling",))
 def stable_rank(matrix: Matrix) -> float:
     """How many singular values as large as the largest would make up the Frobenius norm."""
-    values = matrix.singular_values
-    return float(values.square().sum() / values[0].square())
+    return (matrix.frobenius / matrix.largest) ** 2 if matrix.largest else math.nan
 
 
 @metric("weights", "effective rank (exp of the entropy of singular values)", cites=("roy2007effective",))
 def effective_rank(matrix: Matrix) -> float:
     """Exponential of the entropy of the singular values divided by their sum (Roy and Vetterli, 2007)."""
-    share = matrix.singular_values / matrix.singular_values.sum()
-    return float(torch.special.entr(share).sum().exp())
+    return matrix.of_spectrum(lambda values: torch.special.entr(values / values.sum()).sum().exp())
 
 
 @metric("weights", "tail exponent (Hill, upper half of the spectrum of W'W)", cites=("hill1975simple",))
@@ -175,11 +173,15 @@ def tail_exponent(matrix: Matrix) -> float:
 
     ``1 + k / sum(log(l_i / l_(k+1)))`` over the k = n / 2 largest: about 2 to 4 for heavy tails, larger for none.
     """
-    values = matrix.singular_values.square()
-    k = len(values) // 2
-    if k == 0 or not values[k] > _NOISE * values[0]:
-        return math.nan
-    return float(1 + k / (values[:k] / values[k]).log().sum())
+    k = min(matrix.weight.shape) // 2
+
+    def hill(values: Tensor) -> Tensor:
+        squares = values.square()
+        if k == 0 or not squares[k] > _NOISE * squares[0]:
+            return torch.tensor(torch.nan)
+        return 1 + k / (squares[:k] / squares[k]).log().sum()
+
+    return matrix.of_spectrum(hill)
 
 
 @metric("change", "|W - W'| / |W'| (Frobenius norms; W' the model compared with)")

@@ -1,7 +1,7 @@
 """Component maps: layers by matrices."""
 
 from ...drawing import draws
-from ...results.component_map import ComponentMap, HeadComponentMap
+from ...results.component_map import ComponentMap, MeasuredComponents
 from ..figure import Figure
 from ..grids import MapLayer
 from ..heat import component_map
@@ -25,7 +25,7 @@ def _layer(found: ComponentMap) -> MapLayer:
     return MapLayer(found.metric, found.values, interval=interval, null=found.baseline)
 
 
-def note_of(found: ComponentMap | HeadComponentMap) -> str:
+def note_of(found: MeasuredComponents) -> str:
     """What the map was made from, and its random baseline."""
     parts = []
     if found.n_batches:
