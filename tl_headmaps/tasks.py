@@ -9,7 +9,9 @@ Nothing here reads files: see :mod:`.task_files`.
 """
 
 import hashlib
+import heapq
 import json
+import random
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -118,6 +120,52 @@ class Tasks:
         """The items of some functions."""
         wanted = [function_name(name, self.functions) for name in functions]
         return replace(self, items=tuple(item for item in self.items if item.function in wanted))
+
+    def sample(self, n: int, *, seed: int = 0) -> "Tasks":
+        """About ``n`` items of each function for a quick look, in their usual order.
+
+        Matched sets stay whole, so a function may get a few more than ``n``; it gets fewer only if it has fewer.
+        Contents and formats are used evenly, and the seed decides among equals.
+
+        Example:
+            >>> from tl_headmaps import load_tasks
+            >>> load_tasks(["retrieval", "inference"]).sample(30).counts
+            {'retrieval': 30, 'inference': 30}
+        """
+        if n < FEWEST_ITEMS:
+            raise TaskDataError(f"sample({n}) is too small: a function needs at least {FEWEST_ITEMS} items.")
+        sets: dict[str, list[int]] = {}
+        for number, item in enumerate(self.items):
+            sets.setdefault(f"set {item.matched}" if item.matched else f"item {number}", []).append(number)
+        order = list(sets.values())
+        random.Random(seed).shuffle(order)
+        taken: Counter[tuple[str, str]] = Counter()
+        wanted = {name: min(n, count) for name, count in self.counts.items()}
+
+        def cost(place: int) -> tuple[int, ...]:
+            """What a set adds to functions that have enough; then how much its parts were used already."""
+            items = [self.items[number] for number in order[place]]
+            counts = [taken["function", item.function] for item in items]
+            used = taken["content", items[0].content], taken["format", items[0].format]
+            return sum(count >= n for count in counts), max(counts), *used, place
+
+        # Costs only grow, so a set whose cost is still what it was when it was pushed is the cheapest of all.
+        queue = [cost(place) for place in range(len(order))]
+        heapq.heapify(queue)
+        kept: set[int] = set()
+        while any(taken["function", name] < count for name, count in wanted.items()):
+            known = heapq.heappop(queue)
+            place = known[-1]
+            items = [self.items[number] for number in order[place]]
+            if all(taken["function", item.function] >= wanted[item.function] for item in items):
+                continue
+            if cost(place) != known:
+                heapq.heappush(queue, cost(place))
+                continue
+            kept.update(order[place])
+            for item in items:
+                taken.update([("function", item.function), ("content", item.content), ("format", item.format)])
+        return replace(self, items=tuple(item for number, item in enumerate(self.items) if number in kept))
 
 
 def with_alternatives(tasks: Tasks, n: int = 3) -> Tasks:
