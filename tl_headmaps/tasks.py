@@ -9,7 +9,6 @@ Nothing here reads files: see :mod:`.task_files`.
 """
 
 import hashlib
-import heapq
 import json
 import random
 import re
@@ -139,32 +138,32 @@ class Tasks:
             sets.setdefault(f"set {item.matched}" if item.matched else f"item {number}", []).append(number)
         order = list(sets.values())
         random.Random(seed).shuffle(order)
-        taken: Counter[tuple[str, str]] = Counter()
+        # Sets of the same functions, each with its numbers, content and format.
+        alike: dict[tuple[str, ...], list[tuple[list[int], str, str]]] = {}
+        for numbers in order:
+            first = self.items[numbers[0]]
+            functions = tuple(sorted(self.items[number].function for number in numbers))
+            alike.setdefault(functions, []).append((numbers, first.content, first.format))
         wanted = {name: min(n, count) for name, count in self.counts.items()}
-
-        def cost(place: int) -> tuple[int, ...]:
-            """What a set adds to functions that have enough; then how much its parts were used already."""
-            items = [self.items[number] for number in order[place]]
-            counts = [taken["function", item.function] for item in items]
-            used = taken["content", items[0].content], taken["format", items[0].format]
-            return sum(count >= n for count in counts), max(counts), *used, place
-
-        # Costs only grow, so a set whose cost is still what it was when it was pushed is the cheapest of all.
-        queue = [cost(place) for place in range(len(order))]
-        heapq.heapify(queue)
+        taken: Counter[str] = Counter()
+        contents: Counter[str] = Counter()
+        formats: Counter[str] = Counter()
         kept: set[int] = set()
-        while any(taken["function", name] < count for name, count in wanted.items()):
-            known = heapq.heappop(queue)
-            place = known[-1]
-            items = [self.items[number] for number in order[place]]
-            if all(taken["function", item.function] >= wanted[item.function] for item in items):
-                continue
-            if cost(place) != known:
-                heapq.heappush(queue, cost(place))
-                continue
-            kept.update(order[place])
-            for item in items:
-                taken.update([("function", item.function), ("content", item.content), ("format", item.format)])
+        while short := {name for name, count in wanted.items() if taken[name] < count}:
+            useful = [functions for functions, left in alike.items() if left and short & set(functions)]
+            # Rather not more of what there is enough of; then what there is least of.
+            costs = [(sum(name not in short for name in f), max(taken[name] for name in f)) for f in useful]
+            cheapest = [functions for functions, cost in zip(useful, costs, strict=True) if cost == min(costs)]
+            functions, best = min(
+                ((functions, found) for functions in cheapest for found in alike[functions]),
+                key=lambda pair: (contents[pair[1][1]], formats[pair[1][2]]),
+            )
+            alike[functions].remove(best)
+            numbers, content, form = best
+            kept.update(numbers)
+            taken.update(functions)
+            contents[content] += 1
+            formats[form] += 1
         return replace(self, items=tuple(item for number, item in enumerate(self.items) if number in kept))
 
 
