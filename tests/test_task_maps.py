@@ -477,6 +477,7 @@ def test_ablating_the_heads_of_a_function_breaks_that_function_alone(planted_map
     assert found.clean.tolist() == [1.0] * 4
     assert torch.equal(found.accuracy, 1 - torch.eye(4))
     assert found.n_items == (10,) * 4 and found.n_ablated == (1,) * 4
+    assert found.provenance.options.items() >= {"n_items": 10, "n_random": 3, "max_heads": 1}.items()
     assert bool((found.random > 0.5).all())
     torch.testing.assert_close(found.chance, torch.full((4,), 0.25))
     assert bool((found.accuracy_low <= found.accuracy + 1e-6).all())
@@ -665,8 +666,10 @@ def test_the_command_reads_maps_verifies_and_writes(command: Any, tmp_path: Path
     data.write_text("\n".join(json.dumps(record) for record in records))
     names = ("--column", "question=q", "--column", "answer=a", "--column", "function=skill")
     outs = ("--out", tmp_path / "t.json", "--out", tmp_path / "t.html")
-    done = command("--data", data, *names, "--functions", "retrieval,inference", "--verify", "--items", 2, *outs)
+    chosen = ("--functions", "retrieval,inference", "--sample", 15)
+    done = command("--data", data, *names, *chosen, "--verify", "--items", 2, *outs)
     assert done.exit_code == 0, done.output
+    assert TaskMaps.load(tmp_path / "t.json").n_items == (15, 15)
     assert "Task maps, linear probe" in done.stdout and "Task maps verified" in done.stdout
     assert "Left out 1 items labelled 'chess'" in done.stderr
     assert TaskMaps.load(tmp_path / "t.json").functions == ("retrieval", "inference")
@@ -680,6 +683,7 @@ def test_the_command_reads_maps_verifies_and_writes(command: Any, tmp_path: Path
     [
         (("--functions", "chess,go"), "There is no function 'chess' here"),
         (("--functions", "retrieval"), "only 'retrieval'"),
+        (("--sample", "5"), "sample(5) is too small: a function needs at least 10 items"),
         (("--label", "a=b"), "describe --data; give the file too"),
         (("--data", "none.json"), "Cannot read the task file none.json"),
         (("--data", "none.json", "--column", "question"), "'question' is not of the form NAME=NAME"),

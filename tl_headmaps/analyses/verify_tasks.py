@@ -18,6 +18,7 @@ from tqdm.auto import tqdm
 from ..capture.activations import DEFAULT_BUDGET
 from ..capture.answers import answer_likelihoods, encode_question
 from ..errors import UsageError
+from ..provenance import Provenance
 from ..results.task_maps import TaskMaps
 from ..results.task_verification import TaskVerification
 from ..scorers.statistics import paired_p_value, q_values, wilson_interval
@@ -83,7 +84,9 @@ def verify_tasks(
             model, questions * len(masks), ablated=torch.cat(masks), budget=budget, progress=bar.update
         )
     right = torch.tensor([values[0] > max(values[1:]) for values in likelihoods]).view(len(masks), -1)
-    return _result(maps, right, labels[asked], sizes, [len(question.options) for question in questions], n_random, seed)
+    options = maps.provenance.options | {"n_items": n_items, "n_random": n_random, "max_heads": max_heads}
+    provenance = replace(maps.provenance, options=options, seed=seed)
+    return _result(maps, right, labels[asked], sizes, [len(question.options) for question in questions], provenance)
 
 
 def _chosen(
@@ -133,11 +136,10 @@ def _random_heads(
 def _result(
     maps: TaskMaps,
     right: Bool[Tensor, "ablation item"],
-    labels: Tensor,
+    labels: Int[Tensor, " item"],
     sizes: list[int],
     n_options: list[int],
-    n_random: int,
-    seed: int,
+    provenance: Provenance,
 ) -> TaskVerification:
     n_functions = len(sizes)
     columns = [labels == function for function in range(n_functions)]
@@ -154,7 +156,6 @@ def _result(
             for function, column in enumerate(columns)
         ]
     )
-    options = maps.provenance.options | {"n_random": n_random}
     return TaskVerification(
         functions=maps.functions,
         n_items=tuple(counts.tolist()),
@@ -165,6 +166,6 @@ def _result(
         chance=torch.stack([chances[column].mean() for column in columns]),
         p_value=p_values,
         q_value=q_values(p_values),
-        provenance=replace(maps.provenance, options=options, seed=seed),
+        provenance=provenance,
         **intervals,
     )

@@ -61,13 +61,14 @@ def task_verification_text(found: "TaskVerification") -> str:
             found.n_ablated[number],
             f"{found.own[number]:.2f} ({found.accuracy_low[number, number]:.2f}-"
             f"{found.accuracy_high[number, number]:.2f})",
+            f"{found.others[number]:.2f}",
             span("random", number),
             f"{found.p_value[number]:.2g}",
             found.verdicts[number],
         ]
         for number, function in enumerate(found.functions)
     ]
-    titles = ("function", "items", "chance", "all heads", "ablated", "without own", "without random", "p", "verdict")
+    titles = ("function", "items", "chance", "all heads", "heads", "own off", "others", "random off", "p", "verdict")
     columns = [(title, "left" if title in ("function", "verdict") else "right") for title in titles]
     names = [function.split("_")[0] for function in found.functions]
     matrix = [
@@ -76,8 +77,9 @@ def task_verification_text(found: "TaskVerification") -> str:
     ]
     between = [("ablated \\ asked", "left"), *((name, "right") for name in names)]
     note = (
-        "share of held-out items whose right answer is likelier than the alternatives (95% interval); random: as many\n"
-        "other heads, none of them the function's own; p: exact, own against random heads on the same items; verdict:\n"
-        "at a false discovery rate of 5%; not testable: with all heads the model is not above chance"
+        "share of held-out items whose right answer is likelier than the alternatives (95% interval): with all heads,\n"
+        "with the function's own heads ablated, with those of another function (mean), with as many random heads, none\n"
+        "of them its own; p: own against random on the same items, exact; verdict: without own heads, compared with\n"
+        "random ones, at a false discovery rate of 5%; not testable: with all heads the model is not above chance"
     )
     return f"Task maps verified by ablation\n\n{table_text(columns, rows)}\n\n{table_text(between, matrix)}\n\n{note}"

@@ -81,6 +81,11 @@ class TaskVerification(Result):
         return self.accuracy.diagonal()
 
     @property
+    def others(self) -> Float[Tensor, " function"]:
+        """Accuracy on each function's items without the heads of another function, mean over those."""
+        return (self.accuracy.sum(0) - self.own) / (len(self.functions) - 1)
+
+    @property
     def testable(self) -> tuple[bool, ...]:
         """Whether the whole model answers a function's items better than chance; else there is nothing to lose."""
         return tuple((self.clean_low > self.chance).tolist())
