@@ -78,8 +78,8 @@ def task_verification_text(found: "TaskVerification") -> str:
     between = [("ablated \\ asked", "left"), *((name, "right") for name in names)]
     note = (
         "share of held-out items whose right answer is likelier than the alternatives (95% interval): with all heads,\n"
-        "with the function's own heads ablated, with those of another function (mean), with as many random heads, none\n"
-        "of them its own; p: own against random on the same items, exact; verdict: without own heads, compared with\n"
-        "random ones, at a false discovery rate of 5%; not testable: with all heads the model is not above chance"
+        "with the function's own heads ablated, with those of another function (mean), with as many random heads,\n"
+        "none of them its own; p: own against random on the same items, exact; verdict: without own heads, compared\n"
+        "with random ones, at a false discovery rate of 5%; not testable: with all heads the model is not above chance"
     )
     return f"Task maps verified by ablation\n\n{table_text(columns, rows)}\n\n{table_text(between, matrix)}\n\n{note}"
