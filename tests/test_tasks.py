@@ -198,6 +198,30 @@ def test_some_functions_can_be_chosen() -> None:
         load_tasks(["retrieval"])
 
 
+@pytest.mark.parametrize("n", [10, 12, 30, 75])
+def test_a_sample_keeps_sets_whole_and_functions_contents_and_formats_even(bundled: Tasks, n: int) -> None:
+    drawn = bundled.sample(n)
+    assert all(n <= count <= n + SET_SIZE - 1 for count in drawn.counts.values())
+    whole = Counter(item.matched for item in bundled.items)
+    assert all(whole[name] == count for name, count in Counter(item.matched for item in drawn.items).items())
+    for part in ("content", "format"):
+        used = Counter(getattr(item, part) for item in drawn.items)
+        assert len(used) == len({getattr(item, part) for item in bundled.items})
+        assert max(used.values()) - min(used.values()) <= 2 * SET_SIZE
+    places = [bundled.items.index(item) for item in drawn.items]
+    assert places == sorted(places)
+    assert bundled.sample(n) == drawn
+    assert bundled.sample(n, seed=1) != drawn
+
+
+def test_a_sample_of_more_than_there_is_takes_all(bundled: Tasks) -> None:
+    assert bundled.sample(1000) == bundled
+    uneven = Tasks(tuple(read_tasks([*flat(30, ("retrieval",)), *flat(12, ("inference",))]).items))
+    assert uneven.sample(20).counts == {"retrieval": 20, "inference": 12}
+    with pytest.raises(TaskDataError, match=r"sample\(9\) is too small: a function needs at least 10 items"):
+        bundled.sample(9)
+
+
 def test_a_folder_without_tasks_is_named(tmp_path: Path) -> None:
     with pytest.raises(TaskDataError, match=r"lacks knowledge_recall\.jsonl, .*pass data_dir="):
         load_tasks(data_dir=tmp_path)

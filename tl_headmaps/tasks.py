@@ -10,6 +10,7 @@ Nothing here reads files: see :mod:`.task_files`.
 
 import hashlib
 import json
+import random
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -118,6 +119,52 @@ class Tasks:
         """The items of some functions."""
         wanted = [function_name(name, self.functions) for name in functions]
         return replace(self, items=tuple(item for item in self.items if item.function in wanted))
+
+    def sample(self, n: int, *, seed: int = 0) -> "Tasks":
+        """About ``n`` items of each function for a quick look, in their usual order.
+
+        Matched sets stay whole, so a function may get a few more than ``n``; it gets fewer only if it has fewer.
+        Contents and formats are used evenly, and the seed decides among equals.
+
+        Example:
+            >>> from tl_headmaps import load_tasks
+            >>> load_tasks(["retrieval", "inference"]).sample(30).counts
+            {'retrieval': 30, 'inference': 30}
+        """
+        if n < FEWEST_ITEMS:
+            raise TaskDataError(f"sample({n}) is too small: a function needs at least {FEWEST_ITEMS} items.")
+        sets: dict[str, list[int]] = {}
+        for number, item in enumerate(self.items):
+            sets.setdefault(f"set {item.matched}" if item.matched else f"item {number}", []).append(number)
+        order = list(sets.values())
+        random.Random(seed).shuffle(order)
+        # Sets of the same functions, each with its numbers, content and format.
+        alike: dict[tuple[str, ...], list[tuple[list[int], str, str]]] = {}
+        for numbers in order:
+            first = self.items[numbers[0]]
+            functions = tuple(sorted(self.items[number].function for number in numbers))
+            alike.setdefault(functions, []).append((numbers, first.content, first.format))
+        wanted = {name: min(n, count) for name, count in self.counts.items()}
+        taken: Counter[str] = Counter()
+        contents: Counter[str] = Counter()
+        formats: Counter[str] = Counter()
+        kept: set[int] = set()
+        while short := {name for name, count in wanted.items() if taken[name] < count}:
+            useful = [functions for functions, left in alike.items() if left and short & set(functions)]
+            # Rather not more of what there is enough of; then what there is least of.
+            costs = [(sum(name not in short for name in f), max(taken[name] for name in f)) for f in useful]
+            cheapest = [functions for functions, cost in zip(useful, costs, strict=True) if cost == min(costs)]
+            functions, best = min(
+                ((functions, found) for functions in cheapest for found in alike[functions]),
+                key=lambda pair: (contents[pair[1][1]], formats[pair[1][2]]),
+            )
+            alike[functions].remove(best)
+            numbers, content, form = best
+            kept.update(numbers)
+            taken.update(functions)
+            contents[content] += 1
+            formats[form] += 1
+        return replace(self, items=tuple(item for number, item in enumerate(self.items) if number in kept))
 
 
 def with_alternatives(tasks: Tasks, n: int = 3) -> Tasks:
