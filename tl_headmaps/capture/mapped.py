@@ -9,6 +9,7 @@ Mapped tensors are never written to: a change would be the process's own and los
 """
 
 import mmap
+import tempfile
 from itertools import pairwise
 from math import prod
 from pathlib import Path
@@ -18,7 +19,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-_WINDOW = 16 << 20
+_WINDOW = 8 << 20
 """Bytes of a mapped matrix whose rows are gathered before they are let go of."""
 
 
@@ -34,15 +35,17 @@ _MAPPINGS: WeakValueDictionary[int, _Mapping] = WeakValueDictionary()
 
 def map_tensor(path: Path, offset: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
     """A tensor whose bytes begin at ``offset`` of a file, mapped; the file has been checked to hold them."""
+    with path.open("rb") as stream:
+        return _mapped(stream.fileno(), offset, dtype, shape)
+
+
+def _mapped(file: int, offset: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
     n_entries = prod(shape)
     if not n_entries:
         return torch.empty(shape, dtype=dtype, device="cpu")
     start = offset % mmap.ALLOCATIONGRANULARITY
-    with path.open("rb") as stream:
-        # Copy on write: the only access torch takes without a warning, and the file stays as it is.
-        mapping = _Mapping(
-            stream.fileno(), start + n_entries * dtype.itemsize, access=mmap.ACCESS_COPY, offset=offset - start
-        )
+    # Copy on write: the only access torch takes without a warning, and the file stays as it is.
+    mapping = _Mapping(file, start + n_entries * dtype.itemsize, access=mmap.ACCESS_COPY, offset=offset - start)
     if start % dtype.itemsize:
         # Files that do not align their tensors cannot be read in place.
         with mapping:
@@ -88,3 +91,22 @@ def rows_of(matrix: Float[Tensor, "row width"], ids: Int[Tensor, " chosen"]) -> 
             torch.index_select(matrix, 0, ids[start:stop], out=rows[start:stop])
             let_go(matrix)
     return rows
+
+
+def reordered(
+    matrix: Float[Tensor, "row width"], order: Int[Tensor, " chosen"], folder: Path
+) -> Float[Tensor, "chosen width"] | None:
+    """Rows of a mapped matrix in another order, mapped from a nameless file that ends with them.
+
+    Scans then read them in one go and without a copy in memory. None if the folder has no room or cannot be written.
+    """
+    per_window = max(1, _WINDOW // (matrix.shape[1] * matrix.dtype.itemsize))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as stream:
+            for ids in order.split(per_window):
+                stream.write(rows_of(matrix, ids).view(torch.uint8).numpy().data)
+            stream.flush()
+            return _mapped(stream.fileno(), 0, matrix.dtype, (len(order), matrix.shape[1]))
+    except OSError:
+        return None

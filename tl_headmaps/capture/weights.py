@@ -26,7 +26,8 @@ from torch import Tensor
 from ..errors import UnsupportedModelError, UsageError, WeightBasisError
 from ..provenance import Provenance
 from ..types import Basis, HeadIndex, HeadLike, Preset
-from .mapped import is_mapped
+from .bundled import cache_folder
+from .mapped import is_mapped, reordered
 from .parts import MLP, LayerWeights, Norm
 from .tensors import hash_tensor, in_float64, mean_row, row_blocks, row_lengths
 
@@ -225,12 +226,14 @@ class HeadWeights:
 
     @cached_property
     def ordered_unembedding(self) -> Float[Tensor, "vocab_out d_model"] | None:
-        """The unembedding in that order, so that scans read it in one go.
+        """The unembedding in that order, so that scans read it in one go: in memory, or on disk if it lies there.
 
-        None where the copy would be too large, or the only one in memory: rows are then gathered block by block.
+        None where the copy would be too large: rows are then gathered block by block.
         """
-        if self.W_U.nbytes > _LARGEST_COPY or is_mapped(self.W_U):
+        if self.W_U.nbytes > _LARGEST_COPY:
             return None
+        if is_mapped(self.W_U):
+            return reordered(self.W_U, self.unembedding_order, cache_folder())
         return self.W_U[self.unembedding_order]
 
     @cached_property
