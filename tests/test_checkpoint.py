@@ -26,8 +26,8 @@ from tl_headmaps import (
 )
 from tl_headmaps.capture import bundled, digests
 from tl_headmaps.capture.architectures import ARCHITECTURES
+from tl_headmaps.capture.parts import MLP, LayerWeights, Norm
 from tl_headmaps.capture.shards import INDEX, SINGLE, Shards
-from tl_headmaps.capture.weights import MLP, LayerWeights, Norm
 from tl_headmaps.errors import HeadMapsError, ModelLoadError, UnsupportedModelError, UsageError
 
 KINDS = (*DECODERS, "mistral")
@@ -530,9 +530,9 @@ class TestBadInput:
 
     def test_quantised(self, single: Path) -> None:
         change_tensor(single, Q_PROJ, lambda old: old.to(torch.int8))
-        self.refused_layer(single, f"{Q_PROJ} of", "is stored as torch.int8, a quantised type")
+        self.refused_layer(single, f"{Q_PROJ} of", "is stored as I8, a quantised type")
         change_tensor(single, Q_PROJ, lambda old: old.to(torch.float8_e4m3fn))
-        self.refused_layer(single, "torch.float8_e4m3fn, a quantised type")
+        self.refused_layer(single, "F8_E4M3, a quantised type")
         change_config(single, quantization_config={"quant_method": "gptq"})
         self.refused(single, UnsupportedModelError, "is a quantised checkpoint")
 

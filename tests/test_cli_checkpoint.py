@@ -7,11 +7,12 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from planted import save_checkpoint, source_model, word
 
-from tl_headmaps.cli.app import main
+from tl_headmaps.cli.app import app, main
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -112,6 +113,30 @@ def test_wrong_usage(run: Run, checkpoint: Path, relation: str, tmp_path: Path) 
     broken = shutil.copytree(checkpoint, tmp_path / "broken")
     (broken / "model.safetensors").write_bytes(b"")
     refused(run("model", "--checkpoint", broken), 1, "damaged or not complete")
+
+
+RUNNING = {
+    "groups": ("--text", "a b"),
+    "mixing": ("--text", "a b"),
+    "tasks": (),
+    "validate": ("antonym",),
+    "ablate": ("antonym",),
+    "reproduce": ("maps", "--out", "x"),
+}
+"""Commands that run the model, with what they cannot do without."""
+
+WITHOUT_MODEL = {"runs"}
+
+
+@pytest.mark.parametrize("command", app.registered_commands, ids=lambda command: command.callback.__name__)
+def test_every_command_takes_a_checkpoint_or_says_why_not(run: Run, command: Any) -> None:
+    name = command.name or command.callback.__name__
+    if name in RUNNING:
+        answer = run(name, *RUNNING[name], "--checkpoint", "some/folder")
+        refused(answer, 2, "This command runs the model", "--checkpoint only reads weights", "Use --model some/folder")
+    elif name not in WITHOUT_MODEL:
+        code, shown, _ = run(name, "--help")
+        assert code == 0 and "--checkpoint" in shown
 
 
 def test_without_a_tokenizer(run: Run, tmp_path: Path, relation: str) -> None:

@@ -12,7 +12,7 @@ from torch.nn.functional import silu
 
 from tl_headmaps import HeadWeights, TokenGrid, token_grid
 from tl_headmaps.capture import bundled
-from tl_headmaps.capture.weights import Norm
+from tl_headmaps.capture.parts import Norm
 from tl_headmaps.circuits.extremes import entries
 from tl_headmaps.circuits.ov import ov_maps
 from tl_headmaps.circuits.qk import qk_maps

@@ -201,7 +201,7 @@ def test_poisson_binomial_tail_equals_enumeration(chances: list[float], hits: in
 
 
 def test_wilson_interval_and_q_values() -> None:
-    from scipy.stats import binomtest
+    from scipy.stats import binomtest, false_discovery_control
 
     low, high = wilson_interval(torch.tensor([0.0, 0.3, 1.0]), 20)
     for share, found in zip((0, 6, 20), zip(low.tolist(), high.tolist(), strict=True), strict=True):
@@ -210,6 +210,10 @@ def test_wilson_interval_and_q_values() -> None:
     q = q_values(p)
     assert q[0, 1].isnan()
     assert q[~q.isnan()].tolist() == pytest.approx([0.03, 0.04, 0.04])
+    many = torch.rand(3, 40, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) ** 3
+    many[0, :5] = many[1, :5]
+    assert torch.equal(q_values(many), torch.from_numpy(false_discovery_control(many.flatten())).view(3, 40))
+    assert q_values(torch.full((2,), float("nan"))).isnan().all()
 
 
 @given(st.integers(0, 1000))

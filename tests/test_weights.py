@@ -18,7 +18,7 @@ from planted import (
 from torch import Tensor
 
 from tl_headmaps import HeadWeights
-from tl_headmaps.capture.weights import LayerWeights
+from tl_headmaps.capture.parts import LayerWeights
 from tl_headmaps.circuits.extremes import entries
 from tl_headmaps.circuits.ov import ov_maps
 from tl_headmaps.circuits.qk import qk_maps

@@ -95,9 +95,20 @@ def large_rows(figures: dict[str, Any]) -> list[tuple[str, str]]:
     """Models larger than memory, as far as they were measured."""
     rows = []
     if disk := figures.get("default_from_checkpoint"):
-        time, memory = disk["checkpoint_over_loaded"], disk["memory_ratio"]
-        figure = f"{time:.2f} times the time, {memory:.2f} times the peak memory"
-        rows.append(("the default model from its checkpoint instead of loaded", figure))
+        mib = {name: values["peak"] for name, values in disk["mib"].items()}
+        rows += [
+            (
+                "the default model from its checkpoint instead of loaded, the same scores",
+                f"{disk['checkpoint_over_loaded']:.2f} times the time, {disk['memory_over_loaded_with_scores']:.2f} "
+                "times the peak memory",
+            ),
+            (
+                f"peak memory of that: {mib['checkpoint_with_scores']:.0f} MiB, of it `import torch` "
+                f"{mib['bare_torch']:.0f}; loading alone {mib['loading']:.0f} MiB",
+                f"{disk['memory_over_loading_above_bare_torch']:.2f} times loading alone above `import torch`, "
+                f"{disk['memory_over_loading']:.2f} with it",
+            ),
+        ]
     if workers := figures.get("workers"):
         rows.append(("two worker processes instead of one, one thread each", f"{workers['speedup']:.2f} times faster"))
     if large := figures.get("llama_70b_shape"):

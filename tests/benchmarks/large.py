@@ -1,7 +1,8 @@
 """Models larger than memory: a checkpoint with the shapes of Llama-3.1-70B, and the default model from disk.
 
-Memory is measured in processes of their own. Peak resident memory counts anonymous pages and the file pages of mapped
-weights alike; the second are also given apart, because the system may drop and read them again.
+Memory is measured in processes of their own: the peak of resident memory as the kernel keeps it (VmHWM), and its
+anonymous and mapped parts at the fullest moment that was sampled. Pages of mapped files count like all others, though
+the system may drop them. What `import torch` takes comes before anything of ours and is measured as well.
 """
 
 import json
@@ -33,15 +34,14 @@ import json, sys, threading, time
 
 def status():
     fields = dict(line.split(":", 1) for line in open("/proc/self/status") if ":" in line)
-    return {name: int(fields[name].split()[0]) / 2**20 for name in ("VmHWM", "RssAnon", "RssFile")}
+    return {name: int(fields[name].split()[0]) / 2**20 for name in ("VmHWM", "VmRSS", "RssAnon", "RssFile")}
 
-peak, done = {"RssAnon": 0.0, "RssFile": 0.0}, threading.Event()
+fullest, done = status(), threading.Event()
 
 def watch():
-    while not done.wait(0.02):
-        now = status()
-        for name in peak:
-            peak[name] = max(peak[name], now[name])
+    global fullest
+    while not done.wait(0.01):
+        fullest = max(fullest, status(), key=lambda now: now["VmRSS"])
 
 thread = threading.Thread(target=watch)
 thread.start()
@@ -51,8 +51,8 @@ try:
 finally:
     done.set()
     thread.join()
-print(json.dumps({**answer, "peak_gib": status()["VmHWM"], "anonymous_gib": peak["RssAnon"],
-                  "file_gib": peak["RssFile"]}))
+print(json.dumps({**answer, "peak_gib": status()["VmHWM"], "anonymous_gib": fullest["RssAnon"],
+                  "file_gib": fullest["RssFile"]}))
 """
 
 SWEEP = """
@@ -65,26 +65,42 @@ opened = time.perf_counter() - start
 start = time.perf_counter()
 weights.fingerprint
 hashed = time.perf_counter() - start
-generator = torch.Generator().manual_seed(0)
-n = arguments["sources"]
-sources = torch.randperm(weights.n_vocab, generator=generator)[:n].tolist()
-targets = torch.randint(weights.n_vocab, (n,), generator=generator).tolist()
-relation = Relation.from_pairs("random", list(zip(sources, targets)))
-heads = [(layer, head) for layer in arguments["layers"] for head in range(weights.n_heads)]
-start = time.perf_counter()
-relation_scores(weights, relation, heads=heads, ranks=arguments["ranks"], run_dir=arguments["run"], progress=False)
-answer = {"open_seconds": opened, "fingerprint_seconds": hashed, "seconds": time.perf_counter() - start}
+seconds = []
+for n in arguments["sources"]:
+    generator = torch.Generator().manual_seed(0)
+    sources = torch.randperm(weights.n_vocab, generator=generator)[:n].tolist()
+    targets = torch.randint(weights.n_vocab, (n,), generator=generator).tolist()
+    relation = Relation.from_pairs("random", list(zip(sources, targets)))
+    heads = [(layer, head) for layer in arguments["layers"] for head in range(weights.n_heads)]
+    start = time.perf_counter()
+    relation_scores(weights, relation, heads=heads, ranks=arguments["ranks"], run_dir=arguments["run"], progress=False)
+    seconds.append(time.perf_counter() - start)
+answer = {"open_seconds": opened, "fingerprint_seconds": hashed, "seconds": seconds}
+"""
+
+BARE = "import torch"
+
+TOKENIZER = """
+import torch
+from pathlib import Path
+from tl_headmaps.capture.tokenizer import open_tokenizer
+open_tokenizer("bench", Path(arguments["folder"]), {"model_type": "llama"})
 """
 
 LOADED = """
 from tl_headmaps import load_default_model
-load_default_model(device="cpu")
+model = load_default_model(device="cpu")
 """
 
-DEFAULT = """
-from tl_headmaps import HeadWeights, relation_scores
+SCORES = """
+from tl_headmaps import relation_scores
 heads = [(layer, head) for layer in (5, 23) for head in range(9)]
-relation_scores(HeadWeights.from_checkpoint(arguments["folder"]), ["country_to_capital", "past_tense"], heads=heads)
+relation_scores(model, ["country_to_capital", "past_tense"], heads=heads, progress=False)
+"""
+
+FROM_DISK = """
+from tl_headmaps import HeadWeights
+model = HeadWeights.from_checkpoint(arguments["folder"])
 """
 
 
@@ -154,22 +170,20 @@ def bench_70b(_weights: Any = None) -> dict[str, Any]:
         folder.mkdir()
         write_70b(folder)
         run = Path(name) / "run"
-        everything = measured(
-            SWEEP, folder=str(folder), sources=SOURCES[-1], layers=list(range(N_LAYERS)), ranks=False, run=str(run)
-        )
+        most, fewer = SOURCES[-1], list(SOURCES[:-1])
+        layers = list(range(N_LAYERS))
+        everything = measured(SWEEP, folder=str(folder), sources=[most], layers=layers, ranks=False, run=str(run))
         lines = (run / "times.jsonl").read_text().splitlines()
         by_layer = [json.loads(line)["seconds"] for line in lines]
-        by_sources = {
-            n: measured(SWEEP, folder=str(folder), sources=n, layers=[1], ranks=False, run=None)["seconds"]
-            for n in SOURCES
-        }
-        exact = measured(SWEEP, folder=str(folder), sources=SOURCES[-1], layers=[1], ranks=True, run=None)
+        # Time only, so one process does; the largest size is a layer of the run above.
+        small = measured(SWEEP, folder=str(folder), sources=fewer, layers=[1], ranks=False, run=None)
+        exact = measured(SWEEP, folder=str(folder), sources=[fewer[0]], layers=[1], ranks=True, run=None)
     # The first layer also prepares what all share (source vectors, order of the unembedding).
     later = by_layer[1:]
     return {
         "shape": SHAPE,
         "layers": N_LAYERS,
-        "sources": SOURCES[-1],
+        "sources": most,
         "peak_resident_gib": everything["peak_gib"],
         "peak_anonymous_gib": everything["anonymous_gib"],
         "peak_mapped_file_gib": everything["file_gib"],
@@ -178,8 +192,9 @@ def bench_70b(_weights: Any = None) -> dict[str, Any]:
         "seconds_by_layer": by_layer,
         "seconds_per_layer": sum(later) / len(later),
         "hours_for_80_layers": (by_layer[0] + sum(later) / len(later) * (LAYERS_70B - 1)) / 3600,
-        "seconds_by_sources": by_sources,
-        "exact_ranks_seconds_one_layer": exact["seconds"],
+        "seconds_by_sources": dict(zip(SOURCES, [*small["seconds"], by_layer[1]], strict=True)),
+        "exact_ranks_sources": fewer[0],
+        "exact_ranks_seconds_one_layer": exact["seconds"][0],
         "exact_ranks_peak_resident_gib": exact["peak_gib"],
     }
 
@@ -202,15 +217,40 @@ def bench_default_from_disk(weights: Any) -> dict[str, Any]:
         times["loaded"].append(scored(weights))
         times["checkpoint"].append(scored(read))
     best = {name: min(values) for name, values in times.items()}
-    folder = str(default_model_folder())
-    loading, reading = measured(LOADED), measured(DEFAULT, folder=folder)
     return {
         "seconds": best,
         "checkpoint_over_loaded": best["checkpoint"] / best["loaded"],
-        "peak_gib_loading": loading["peak_gib"],
-        "peak_gib_from_checkpoint_with_scores": reading["peak_gib"],
-        "memory_ratio": reading["peak_gib"] / loading["peak_gib"],
+        **memory_of_default(),
     }
+
+
+def memory_of_default() -> dict[str, Any]:
+    """Peak memory of the same scores from the checkpoint and from the loaded model, and of what neither can do without.
+
+    Transformers maps the file of a model it loads, so loading alone has hardly read the weights yet: the like of
+    scores from the checkpoint is scores from the loaded model.
+    """
+    folder = str(default_model_folder())
+    processes = {
+        "bare_torch": BARE,
+        "torch_and_tokenizer": TOKENIZER,
+        "loading": LOADED,
+        "loaded_with_scores": LOADED + SCORES,
+        "checkpoint_with_scores": FROM_DISK + SCORES,
+    }
+    names = {"peak_gib": "peak", "anonymous_gib": "anonymous", "file_gib": "mapped"}
+    mib = {
+        name: {short: 1024 * found[long] for long, short in names.items()}
+        for name, code in processes.items()
+        for found in [measured(code, folder=folder)]
+    }
+    peak = {name: values["peak"] for name, values in mib.items()}
+    ours, bare = peak["checkpoint_with_scores"], peak["bare_torch"]
+    ratios = {}
+    for name in ("loading", "loaded_with_scores"):
+        ratios[f"memory_over_{name}"] = ours / peak[name]
+        ratios[f"memory_over_{name}_above_bare_torch"] = (ours - bare) / (peak[name] - bare)
+    return {"mib": mib, **ratios, "floor_over_loading": peak["torch_and_tokenizer"] / peak["loading"]}
 
 
 def bench_workers(_weights: Any = None) -> dict[str, Any]:

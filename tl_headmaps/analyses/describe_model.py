@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from ..capture.weights import HeadWeights, Norm
+from ..capture.parts import Norm
+from ..capture.weights import HeadWeights
 from ..results.model_description import ModelDescription
 
 

@@ -1,7 +1,7 @@
 """Reading a Hugging Face checkpoint without building the model: memory-mapped safetensors, one layer at a time.
 
-What stays resident is the embedding, the unembedding and the first MLP (file pages in the stored type, which the system
-may drop and read again) and one layer in float32.
+What stays resident is one layer in float32. Embedding, unembedding and first MLP stay in their file in the stored type;
+the pages that are being read count for as long as that takes (:mod:`.mapped`).
 
 What a checkpoint means is in :mod:`.architectures`. Names, shapes and configuration come from a file and are checked: a
 tensor that is missing, of another shape, or unknown to the table is refused, not guessed at.
@@ -12,17 +12,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..errors import ModelLoadError, UnsupportedModelError, UsageError
+from ..errors import UnsupportedModelError, UsageError
 from .config import Config
 from .digests import DigestFile
 from .hub import fetched
+from .parts import ACTIVATIONS, MLP, LayerWeights, Norm
 from .shards import Shards
-from .weights import ACTIVATIONS, MLP, HeadWeights, LayerWeights, Norm, basis_of, check_finite
+from .tensors import check_finite
+from .tokenizer import open_tokenizer
+from .weights import HeadWeights, basis_of
 
 _COMPONENTS = {
     "attn.q": "q",
@@ -34,7 +36,6 @@ _COMPONENTS = {
     "mlp.gate": "mlp_gate",
 }
 _FUSED = ("q", "k", "v")
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model")
 
 
 def local_folder(name: str) -> Path | None:
@@ -294,21 +295,6 @@ class _Checkpoint:
         check_finite(tensor, called)
         return tensor
 
-    def tokenizer(self) -> Any:
-        if not any((self.folder / name).is_file() for name in _TOKENIZER_FILES):
-            return None
-        from transformers import AutoTokenizer
-
-        try:
-            return AutoTokenizer.from_pretrained(self.folder, trust_remote_code=False)
-        except Exception as error:
-            # Whatever a damaged tokenizer makes its library raise.
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise ModelLoadError(
-                f"The tokenizer of {self.name!r} cannot be opened: {reason} Fetch it again, or remove its files and "
-                "give token ids."
-            ) from error
-
     def weights(self, with_tokenizer: bool = True) -> HeadWeights:
         self.shards.require(self.needed_tensors())
         self._require_known()
@@ -339,6 +325,6 @@ class _Checkpoint:
             ln2_post=self.norm("ln2_post", 0),
             mlp_refusal=refusal,
             read_layer=self.layer,
-            tokenizer=self.tokenizer() if with_tokenizer else None,
+            tokenizer=open_tokenizer(self.name, self.folder, self.config.raw) if with_tokenizer else None,
             origin=CheckpointOrigin(self.name, str(self.folder), str(self.device)),
         )

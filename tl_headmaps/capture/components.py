@@ -21,7 +21,8 @@ from ..errors import UnsupportedModelError, UsageError
 from ..provenance import Provenance
 from ..types import ATTENTION_COMPONENTS, MLP_COMPONENTS
 from .checkpoint import CheckpointOrigin
-from .weights import HeadWeights, check_finite
+from .tensors import check_finite
+from .weights import HeadWeights
 
 _HOST_NAMES = {
     "attn.q": ("W_Q",),

@@ -6,7 +6,7 @@
 import hashlib
 from typing import Any
 
-from .weights import hash_tensor
+from .tensors import hash_tensor
 
 
 def model_fingerprint(model: Any) -> str:

@@ -1,6 +1,6 @@
 """The safetensors of a checkpoint: which file holds which tensor, and each tensor mapped on its own.
 
-A tensor is mapped when it is asked for and let go with its last use, so only what is in use counts as resident.
+A tensor is mapped when it is asked for and unmapped with its last use, so only what is in use counts as resident.
 Pickled checkpoints (``.bin``, ``.pt``) are never opened: unpickling runs whatever the file says.
 """
 
@@ -9,14 +9,17 @@ from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ..errors import ModelLoadError, UnsupportedModelError
+from .mapped import map_tensor
 
 SINGLE = "model.safetensors"
 INDEX = f"{SINGLE}.index.json"
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+_TYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 
 class Shards:
@@ -71,16 +74,18 @@ class Shards:
             raise UnsupportedModelError(f"{self.name!r} has no tensor {tensor!r}. The checkpoint is not complete.")
         path = self._present(self.files[tensor])
         try:
+            # Opened by its library first, which compares what the header promises with what is there.
             with safe_open(path, framework="pt") as stream:
-                found: Tensor = stream.get_tensor(tensor)
+                stored_as = stream.get_slice(tensor).get_dtype()
+            if stored_as in _TYPES:
+                offset, shape = _place(path, tensor)
+                return map_tensor(path, offset, _TYPES[stored_as], shape)
         except (SafetensorError, OSError) as error:
             raise _unreadable(path, error) from error
-        if not found.is_floating_point() or found.dtype.itemsize < 2:
-            raise UnsupportedModelError(
-                f"{tensor} of {self.name!r} is stored as {found.dtype}, a quantised type. Use the checkpoint in "
-                "float32, bfloat16 or float16."
-            )
-        return found
+        raise UnsupportedModelError(
+            f"{tensor} of {self.name!r} is stored as {stored_as}, a quantised type. Use the checkpoint in float32, "
+            "bfloat16 or float16."
+        )
 
     def sized(self, tensor: str, *shape: int) -> Tensor:
         """The same, of the shape the configuration means."""
@@ -121,6 +126,14 @@ def read_index(path: Path) -> Mapping[str, str]:
                 "weights and files elsewhere are not opened."
             )
     return files
+
+
+def _place(path: Path, tensor: str) -> tuple[int, tuple[int, ...]]:
+    """Where in a safetensors file the bytes of a tensor begin, and its shape."""
+    with path.open("rb") as stream:
+        n_bytes = int.from_bytes(stream.read(8), "little")
+        entry = json.loads(stream.read(n_bytes))[tensor]
+    return 8 + n_bytes + entry["data_offsets"][0], tuple(entry["shape"])
 
 
 def _unreadable(path: Path, error: Exception) -> ModelLoadError:

@@ -7,11 +7,9 @@ Conventions (TransformerLens' names and shapes):
 * ``W_E`` and ``W_U`` are both [vocab, d_model] (rows are tokens), kept in their stored type like the matrices of the
   first MLP; everything else is float32 on ``device``.
 * A norm's ``weight`` is the factor it really multiplies by (Gemma's ``1 + w``), whatever the module stores.
-* Matrices lie in memory as checkpoints store them (outputs by inputs) and a bias of zeros is no bias, whoever filled
-  the classes: products round by memory order, and equal weights must give equal ranks and equal fingerprints.
 
-Nothing here knows TransformerLens or files: :mod:`.host` fills these classes from a loaded model, :mod:`.checkpoint`
-from safetensors on disk.
+Nothing here knows TransformerLens or files: :mod:`.host` fills these classes and those of :mod:`.parts` from a loaded
+model, :mod:`.checkpoint` from safetensors on disk.
 """
 
 import hashlib
@@ -28,6 +26,10 @@ from torch import Tensor
 from ..errors import UnsupportedModelError, UsageError, WeightBasisError
 from ..provenance import Provenance
 from ..types import Basis, HeadIndex, HeadLike, Preset
+from .bundled import cache_folder
+from .mapped import is_mapped, reordered
+from .parts import MLP, LayerWeights, Norm
+from .tensors import hash_tensor, in_float64, mean_row, row_blocks, row_lengths
 
 if TYPE_CHECKING:
     from typing import Self
@@ -35,165 +37,11 @@ if TYPE_CHECKING:
 _LARGEST_COPY = 512 << 20
 """Bytes of unembedding up to which a second, reordered copy is kept."""
 
-_BLOCK_ENTRIES = 1 << 23
-"""Entries of a large matrix that are converted at a time."""
-
-_WITHOUT_FLOAT64 = ("mps",)
-"""Devices that cannot compute in double precision."""
-
-_MLP_BLOCK = 4096
-"""Neurons of the first MLP that are converted to float32 at a time."""
+TIERS = (2048, 6144, 16384)
+"""Tokens, by falling unembedding norm, after which a scan looks at what it can leave out."""
 
 _CENTRED_TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 2e-3}
 """How far from zero the mean of a centred unembedding may be, relative to its size (float32: 1e-4)."""
-
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "silu": torch.nn.functional.silu,
-    "swish": torch.nn.functional.silu,
-    "gelu": torch.nn.functional.gelu,
-    "gelu_new": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
-    "gelu_fast": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
-    "gelu_pytorch_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
-    "relu": torch.nn.functional.relu,
-    "relu2": lambda x: torch.nn.functional.relu(x).square(),
-}
-
-
-@dataclass(frozen=True)
-class Norm:
-    """A LayerNorm or RMSNorm by what it computes: ``(x - mean if centres) / rms * weight + bias``."""
-
-    centres: bool
-    weight: Float[Tensor, " width"]
-    bias: Float[Tensor, " width"]
-    eps: float
-
-    def scaled(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
-        """The norm without its bias."""
-        if self.centres:
-            x = x - x.mean(-1, keepdim=True)
-        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps) * self.weight
-
-    def __call__(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
-        """The norm as the model applies it."""
-        return self.scaled(x) + self.bias
-
-    def folded_into(self, writer: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
-        """A matrix that writes into this norm, with the norm's linear part (not its scale) applied."""
-        if self.centres:
-            writer = writer - writer.mean(-1, keepdim=True)
-        return writer * self.weight
-
-    @property
-    def is_unit(self) -> bool:
-        """Whether weight and bias do nothing, as after folding."""
-        return bool((self.weight == 1).all()) and not bool(self.bias.any())
-
-
-@dataclass(frozen=True)
-class MLP:
-    """``act(x W_in + b_in) W_out + b_out``, or with a gate ``(act(x W_gate + b_gate) * (x W_in + b_in)) W_out``."""
-
-    W_in: Float[Tensor, "d_model d_mlp"]
-    W_out: Float[Tensor, "d_mlp d_model"]
-    activation: str
-    W_gate: Float[Tensor, "d_model d_mlp"] | None = None
-    b_in: Float[Tensor, " d_mlp"] | None = None
-    b_gate: Float[Tensor, " d_mlp"] | None = None
-    b_out: Float[Tensor, " d_model"] | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("W_in", "W_gate", "W_out"):
-            value = getattr(self, name)
-            if value is not None:
-                object.__setattr__(self, name, value.T.contiguous().T)
-        _drop_zero_biases(self)
-
-    def __call__(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
-        """Output of the MLP in float32, without the residual."""
-        act = ACTIVATIONS[self.activation]
-        output: Tensor | None = None
-        for start in range(0, self.W_in.shape[1], _MLP_BLOCK):
-            neurons = slice(start, start + _MLP_BLOCK)
-            hidden = _affine(x, self.W_in, self.b_in, neurons)
-            if self.W_gate is None:
-                hidden = act(hidden)
-            else:
-                hidden = act(_affine(x, self.W_gate, self.b_gate, neurons)) * hidden
-            part = hidden @ self.W_out[neurons].to(torch.float32)
-            output = part if output is None else output.add_(part)
-        assert output is not None
-        return output if self.b_out is None else output + self.b_out
-
-
-def _affine(x: Tensor, weight: Tensor, bias: Tensor | None, columns: slice) -> Tensor:
-    product = x @ weight[:, columns].to(torch.float32)
-    return product if bias is None else product + bias[columns]
-
-
-def _drop_zero_biases(part: "MLP | LayerWeights") -> None:
-    for name, value in vars(part).items():
-        if name.startswith("b_") and value is not None and not bool(value.any()):
-            object.__setattr__(part, name, None)
-
-
-@dataclass(frozen=True)
-class LayerWeights:
-    """Attention of one layer: its heads, the norms around it, and the scale of its scores."""
-
-    layer: int
-    W_Q: Float[Tensor, "head d_model d_head"]
-    W_K: Float[Tensor, "kv_head d_model d_head"]
-    W_V: Float[Tensor, "kv_head d_model d_head"]
-    W_O: Float[Tensor, "head d_head d_model"]
-    score_scale: float
-    b_Q: Float[Tensor, "head d_head"] | None = None
-    b_K: Float[Tensor, "kv_head d_head"] | None = None
-    b_V: Float[Tensor, "kv_head d_head"] | None = None
-    ln1: Norm | None = None
-    ln1_post: Norm | None = None
-    q_norm: Norm | None = None
-    k_norm: Norm | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("W_Q", "W_K", "W_V"):
-            object.__setattr__(self, name, getattr(self, name).mT.contiguous().mT)
-        object.__setattr__(self, "W_O", self.W_O.permute(2, 0, 1).contiguous().permute(1, 2, 0))
-        _drop_zero_biases(self)
-        for name, value in vars(self).items():
-            if isinstance(value, Tensor):
-                check_finite(value, f"{name} of layer {self.layer}")
-            elif isinstance(value, Norm):
-                check_finite(value.weight, f"the weight of {name} in layer {self.layer}")
-
-
-def check_finite(tensor: Tensor, name: str) -> None:
-    """Refuse NaN and infinite weights: every rank they touch would be silently wrong."""
-    # A sum is finite unless an entry is not (or adding overflows), and costs less than looking at each.
-    if not all(bool(torch.isfinite(rows.sum(dtype=torch.float32))) for rows in row_blocks(tensor)):
-        bad = sum(int((~torch.isfinite(rows)).sum()) for rows in row_blocks(tensor))
-        if bad:
-            raise UnsupportedModelError(
-                f"{name} holds {bad} NaN or infinite value{'s' if bad > 1 else ''}; scores need "
-                "finite weights. Reload the checkpoint, or repair that tensor."
-            )
-
-
-def row_blocks(matrix: Tensor) -> Iterator[Tensor]:
-    """A large matrix a few rows at a time, so that no converted copy of the whole is ever made."""
-    per_row = max(1, matrix.numel() // max(1, len(matrix)))
-    yield from matrix.split(max(1, _BLOCK_ENTRIES // per_row))
-
-
-def in_float64(tensor: Tensor) -> Tensor:
-    """The tensor in double precision, on the CPU if its device has none (Apple's GPUs)."""
-    return (tensor.cpu() if tensor.device.type in _WITHOUT_FLOAT64 else tensor).to(torch.float64)
-
-
-def _mean_row(matrix: Float[Tensor, "row width"]) -> Float[Tensor, " width"]:
-    """Mean of the rows of a large matrix, summed in float64 whatever its device and type."""
-    parts = [in_float64(rows).sum(0) for rows in row_blocks(matrix)]
-    return (torch.stack(parts).sum(0) / matrix.shape[0]).to(device=matrix.device, dtype=torch.float32)
 
 
 def basis_of(norms: Iterable[Norm | None], W_U: Float[Tensor, "vocab_out d_model"], processed: bool) -> Basis:
@@ -201,7 +49,7 @@ def basis_of(norms: Iterable[Norm | None], W_U: Float[Tensor, "vocab_out d_model
     unit = all(norm is None or norm.is_unit for norm in norms)
     square = sum(float(in_float64(rows).square().sum()) for rows in row_blocks(W_U))
     size = (square / W_U.numel()) ** 0.5
-    centred = float(_mean_row(W_U).abs().max()) <= _CENTRED_TOLERANCE.get(W_U.dtype, 1e-4) * size
+    centred = float(mean_row(W_U).abs().max()) <= _CENTRED_TOLERANCE.get(W_U.dtype, 1e-4) * size
     if not unit:
         return "centred" if centred else "raw"
     return "folded" if centred or processed else "raw"
@@ -365,19 +213,27 @@ class HeadWeights:
     @cached_property
     def mean_unembedding(self) -> Float[Tensor, " d_model"]:
         """Mean of the unembedding over the vocabulary, which folded maps take off each row."""
-        return _mean_row(self.W_U)
+        return mean_row(self.W_U)
 
     @cached_property
     def unembedding_order(self) -> Int[Tensor, " vocab_out"]:
-        """Token ids from the largest to the smallest unembedding norm: where large entries are found first."""
-        norms = torch.cat([rows.float().norm(dim=-1) for rows in row_blocks(self.W_U)])
-        return norms.argsort(descending=True, stable=True)
+        """Token ids in tiers of falling unembedding norm: where large entries are found first.
+
+        Within a tier they ascend, so that a block of them is read from one place of the matrix.
+        """
+        tiers = row_lengths(self.W_U).argsort(descending=True, stable=True).tensor_split(TIERS)
+        return torch.cat([tier.sort().values for tier in tiers])
 
     @cached_property
     def ordered_unembedding(self) -> Float[Tensor, "vocab_out d_model"] | None:
-        """The unembedding in that order, so that scans read it in one go; None where the copy would be too large."""
+        """The unembedding in that order, so that scans read it in one go: in memory, or on disk if it lies there.
+
+        None where the copy would be too large: rows are then gathered block by block.
+        """
         if self.W_U.nbytes > _LARGEST_COPY:
             return None
+        if is_mapped(self.W_U):
+            return reordered(self.W_U, self.unembedding_order, cache_folder())
         return self.W_U[self.unembedding_order]
 
     @cached_property
@@ -425,15 +281,6 @@ def _tensors(part: "HeadWeights | LayerWeights | Norm | MLP") -> Iterator[Tensor
             yield value
         elif isinstance(value, Norm | MLP):
             yield from _tensors(value)
-
-
-def hash_tensor(digest: Any, tensor: Tensor) -> None:
-    """Add a tensor's shape and all its bytes to a digest: in memory order, a few rows at a time."""
-    digest.update(str(tuple(tensor.shape)).encode())
-    order = sorted(range(tensor.ndim), key=tensor.stride, reverse=True)
-    # A scalar is a row of one.
-    for rows in row_blocks(tensor.detach().permute(order) if order else tensor.detach()[None]):
-        digest.update(rows.cpu().contiguous().view(torch.uint8).numpy().data)
 
 
 def digest_of(part: "HeadWeights | LayerWeights") -> str:

@@ -29,9 +29,6 @@ MIN_ROWS = 16
 MIN_COLUMNS = 64
 """Below these sizes BLAS takes other code paths, and equal columns no longer give equal entries."""
 
-PHASES = (2048, 6144, 16384)
-"""Columns, large norms first, after which a scan looks at what it can leave out."""
-
 
 def spans(span: slice, width: int) -> Iterator[slice]:
     """Cut a range into blocks; the last one takes in a remainder that would be too narrow."""

@@ -11,14 +11,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..capture.weights import in_float64
+from ..capture.tensors import in_float64
+from ..capture.weights import TIERS
 from ..errors import UsageError
 from .blocks import (
     DEFAULT_BUDGET,
     MAX_WIDTH,
     MIN_COLUMNS,
     MIN_ROWS,
-    PHASES,
     Scratch,
     block_width_for,
     places_of_true,
@@ -100,9 +100,9 @@ def _extremes_of_head(
     left, order = maps.left_of(head), maps.columns.order()
     n_rows, n_columns = left.shape[0], maps.columns.count
     counts = [n_rows if number == head else 0 for number in range(len(maps.heads))]
-    first = min(n_columns, max(PHASES[0], 2 * keep))
+    first = min(n_columns, max(TIERS[0], 2 * keep))
     height = max(MIN_ROWS, budget // (5 * first))
-    stops = [first, *(stop for stop in (*PHASES, n_columns) if first < stop <= n_columns)]
+    stops = [first, *(stop for stop in (*TIERS, n_columns) if first < stop <= n_columns)]
     parts: list[list[tuple[Tensor, Tensor]]] = [[] for _ in signs]
     for rows in left.split(height):
         values = product(maps.columns.ordered_block(slice(0, first), counts), head, rows)

@@ -17,6 +17,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from ..capture.mapped import let_go, rows_of
 from ..types import HeadIndex
 
 
@@ -63,6 +64,14 @@ class Columns(Protocol):
         """Rows of several heads as rows of one map with shared columns: row factors and columns of that map."""
 
 
+def _chosen(tokens: Tensor, index: slice | Tensor) -> Tensor:
+    """Some tokens in float32; of a mapped matrix, those of earlier blocks no longer count as resident."""
+    if isinstance(index, Tensor):
+        return rows_of(tokens, index).to(torch.float32)
+    let_go(tokens)
+    return tokens[index].to(torch.float32)
+
+
 @dataclass(frozen=True)
 class _ProductBlock:
     tokens: Float[Tensor, "column d_model"]
@@ -90,15 +99,14 @@ class ProductColumns:
         return self.tokens.shape[0]
 
     def block(self, index: slice | Tensor, rows: Sequence[int]) -> Block:
-        return self._block(self.tokens[index], rows)
+        return self._block(_chosen(self.tokens, index), rows)
 
     def ordered_block(self, here: slice, rows: Sequence[int]) -> Block:
         if self.tokens_in_order is None:
-            return self._block(self.tokens[self.large_first[here]], rows)
-        return self._block(self.tokens_in_order[here], rows)
+            return self.block(self.large_first[here], rows)
+        return self._block(_chosen(self.tokens_in_order, here), rows)
 
     def _block(self, tokens: Tensor, rows: Sequence[int]) -> Block:
-        tokens = tokens.to(torch.float32)
         _, rank, d_model = self.middle.shape
         chosen = [h for h, n in enumerate(rows) if not self.goes_direct(n)]
         if not chosen:
@@ -108,8 +116,8 @@ class ProductColumns:
         return _ProductBlock(tokens, self.middle, dict(zip(chosen, joint.split(rank, dim=1), strict=True)))
 
     def factor(self, head: int) -> Tensor:
-        blocks = self.tokens.split(8192)
-        return torch.cat([tokens.to(torch.float32) @ self.middle[head].T for tokens in blocks])
+        blocks = [slice(start, start + 8192) for start in range(0, self.count, 8192)]
+        return torch.cat([_chosen(self.tokens, here) @ self.middle[head].T for here in blocks])
 
     def order(self) -> Tensor:
         return self.large_first
@@ -147,12 +155,12 @@ class TokenColumns:
         return self.tokens.shape[0]
 
     def block(self, index: slice | Tensor, rows: Sequence[int]) -> Block:
-        return _TokenBlock(self.tokens[index].to(torch.float32))
+        return _TokenBlock(_chosen(self.tokens, index))
 
     def ordered_block(self, here: slice, rows: Sequence[int]) -> Block:
         if self.tokens_in_order is None:
             return self.block(self.large_first[here], rows)
-        return _TokenBlock(self.tokens_in_order[here].to(torch.float32))
+        return _TokenBlock(_chosen(self.tokens_in_order, here))
 
     def factor(self, head: int) -> Tensor:
         return self.tokens.to(torch.float32)

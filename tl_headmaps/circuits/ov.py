@@ -18,7 +18,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..capture.weights import HeadWeights, LayerWeights
+from ..capture.parts import LayerWeights
+from ..capture.weights import HeadWeights
 from ..types import HeadIndex, Preset
 from .factored import LayerMaps, ProductColumns
 

@@ -14,7 +14,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..capture.weights import HeadWeights, LayerWeights, Norm
+from ..capture.parts import LayerWeights, Norm
+from ..capture.weights import HeadWeights
 from ..types import HeadIndex, Preset
 from .blocks import spans
 from .factored import FactorColumns, LayerMaps

@@ -23,11 +23,11 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from ..capture.weights import TIERS
 from .blocks import (
     DEFAULT_BUDGET,
     MIN_COLUMNS,
     MIN_ROWS,
-    PHASES,
     Scratch,
     block_width_for,
     count_true,
@@ -120,7 +120,7 @@ def ranks(
         scan.phase(slice(0, n_columns), None)
     else:
         order = maps.columns.order()
-        stops = [stop for stop in PHASES if stop < n_columns // 2] + [n_columns]
+        stops = [stop for stop in TIERS if stop < n_columns // 2] + [n_columns]
         start = 0
         for stop in stops:
             scan.phase(slice(start, stop), order)

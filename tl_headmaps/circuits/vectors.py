@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from ..capture.mapped import rows_of
 from ..capture.weights import HeadWeights
 from ..types import Preset
 from .blocks import spans
@@ -29,7 +30,7 @@ def token_vectors(
     They are the same for every layer above 0, so callers sweeping layers compute them twice, not once a layer.
     """
     weights.require(preset, needs_mlp=layer > 0)
-    embedding = weights.W_E[ids].to(torch.float32)
+    embedding = rows_of(weights.W_E, ids).to(torch.float32)
     if preset == "folded":
         embedding = embedding * weights.embed_scale
     if layer == 0 or weights.mlp is None:

@@ -8,7 +8,7 @@ import typer
 from ..errors import UsageError
 from ..results.association_heads import Measure
 from ..scorers.clustering import GroupMethod
-from .options import DeviceOption, ModelOption, OutOption
+from .options import DeviceOption, ModelOption, NoCheckpointOption, OutOption
 from .output import check_outputs, comma_parts, parse_heads, show_and_save
 
 BosOption = Annotated[bool, typer.Option("--prepend-bos", help="Put the BOS token in front of the text.")]
@@ -31,6 +31,7 @@ def groups(
     null_draws: Annotated[int | None, typer.Option("--null-draws", help="Shuffled graphs to compare with.")] = None,
     prepend_bos: BosOption = False,
     model: ModelOption = None,
+    _checkpoint: NoCheckpointOption = None,
     device: DeviceOption = None,
     out: OutOption = None,
 ) -> None:
@@ -80,6 +81,7 @@ def mixing(
     measure: Annotated[Measure, typer.Option("--measure", help="What heads are ranked by, without --head.")] = "cosine",
     prepend_bos: BosOption = False,
     model: ModelOption = None,
+    _checkpoint: NoCheckpointOption = None,
     device: DeviceOption = None,
     out: OutOption = None,
 ) -> None:

@@ -7,7 +7,7 @@ import typer
 
 from ..relations import MultiToken
 from ..types import AblationMethod, Experiment, PromptSources
-from .options import DeviceOption, ModelOption, OutOption, PresetOption
+from .options import DeviceOption, ModelOption, NoCheckpointOption, OutOption, PresetOption
 from .output import check_outputs, comma_parts, parse_heads, show_and_save
 
 BosOption = Annotated[bool, typer.Option("--prepend-bos", help="Put the BOS token in front of each prompt.")]
@@ -29,6 +29,7 @@ def validate(
     seed: Annotated[int, typer.Option("--seed", help="Of the resampling behind the intervals.")] = 0,
     preset: PresetOption = "folded",
     model: ModelOption = None,
+    _checkpoint: NoCheckpointOption = None,
     device: DeviceOption = None,
     out: OutOption = None,
 ) -> None:
@@ -70,6 +71,7 @@ def ablate(
     prepend_bos: BosOption = False,
     preset: PresetOption = "folded",
     model: ModelOption = None,
+    _checkpoint: NoCheckpointOption = None,
     device: DeviceOption = None,
     out: OutOption = None,
 ) -> None:
@@ -113,6 +115,7 @@ def reproduce(
     seeds: Annotated[int, typer.Option("--seeds", help="Draws of random heads to compare with.")] = 5,
     prepend_bos: BosOption = False,
     model: ModelOption = None,
+    _checkpoint: NoCheckpointOption = None,
     device: DeviceOption = None,
 ) -> None:
     """Run published experiments end to end: tables, figures and a manifest."""

@@ -22,6 +22,21 @@ CheckpointOption = Annotated[
         help="Read weights from this folder's safetensors (or a hub name) without building the model.",
     ),
 ]
+
+
+def _refused(checkpoint: str | None) -> None:
+    if checkpoint is not None:
+        raise UsageError(
+            f"This command runs the model, and --checkpoint only reads weights. Use --model {checkpoint}: it takes a "
+            "folder or a hub name too, and loads the model."
+        )
+
+
+NoCheckpointOption = Annotated[
+    str | None, typer.Option("--checkpoint", metavar="FOLDER", hidden=True, is_eager=True, callback=_refused)
+]
+"""For commands that run the model: the option every other command has, refused with the one to use instead."""
+
 RunDirOption = Annotated[
     Path | None,
     typer.Option("--run-dir", metavar="DIR", help="Keep finished layers here; go on from there after a kill."),

@@ -7,7 +7,7 @@ import typer
 
 from ..errors import UsageError
 from ..types import Positions, Probe
-from .options import DeviceOption, ModelOption, OutOption
+from .options import DeviceOption, ModelOption, NoCheckpointOption, OutOption
 from .output import check_outputs, comma_parts, show_and_save
 
 
@@ -40,6 +40,7 @@ def tasks(
     items: Annotated[int, typer.Option("--items", help="Items of each function for --verify.")] = 30,
     prepend_bos: Annotated[bool, typer.Option("--prepend-bos", help="Begin every prompt with BOS.")] = False,
     model: ModelOption = None,
+    _checkpoint: NoCheckpointOption = None,
     device: DeviceOption = None,
     out: OutOption = None,
 ) -> None:

@@ -22,7 +22,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ..capture.weights import HeadWeights, LayerWeights
+from ..capture.parts import LayerWeights
+from ..capture.weights import HeadWeights
 from ..circuits.blocks import DEFAULT_BUDGET
 from ..circuits.factored import LayerMaps
 from ..circuits.ov import constant_values, written_maps

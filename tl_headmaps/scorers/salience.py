@@ -15,7 +15,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ..capture.weights import HeadWeights, LayerWeights
+from ..capture.parts import LayerWeights
+from ..capture.weights import HeadWeights
 from ..circuits.extremes import row_norms
 from ..circuits.factored import LayerMaps
 from ..types import Circuit, Preset

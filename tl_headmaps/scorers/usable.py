@@ -15,6 +15,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from ..capture.tensors import row_blocks
+
 UNUSED_LIKENESS = 0.95
 """Cosine to the common embedding of unused special tokens above which a token counts as unused."""
 
@@ -72,5 +74,5 @@ def _like_unused(W_E: Tensor, special: list[int]) -> Tensor:
     if not bool(shared.any()):
         return none
     common = torch.nn.functional.normalize(known[shared].mean(0), dim=0)
-    cosine = torch.cat([torch.nn.functional.normalize(part.float(), dim=-1) @ common for part in W_E.split(8192)])
+    cosine = torch.cat([torch.nn.functional.normalize(part.float(), dim=-1) @ common for part in row_blocks(W_E)])
     return cosine > UNUSED_LIKENESS

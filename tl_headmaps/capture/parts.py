@@ -1,0 +1,140 @@
+"""The parts of a model that weight-only analyses compute with: norms, the first MLP, the attention of one layer.
+
+Matrices lie in memory as checkpoints store them (outputs by inputs) and a bias of zeros is no bias, whoever filled the
+classes: products round by memory order, and equal weights must give equal ranks and equal fingerprints.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from .mapped import let_go
+from .tensors import check_finite
+
+_MLP_BLOCK = 4096
+"""Neurons of the first MLP that are converted to float32 at a time."""
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": torch.nn.functional.silu,
+    "swish": torch.nn.functional.silu,
+    "gelu": torch.nn.functional.gelu,
+    "gelu_new": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+    "gelu_fast": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+    "gelu_pytorch_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+    "relu": torch.nn.functional.relu,
+    "relu2": lambda x: torch.nn.functional.relu(x).square(),
+}
+
+
+@dataclass(frozen=True)
+class Norm:
+    """A LayerNorm or RMSNorm by what it computes: ``(x - mean if centres) / rms * weight + bias``."""
+
+    centres: bool
+    weight: Float[Tensor, " width"]
+    bias: Float[Tensor, " width"]
+    eps: float
+
+    def scaled(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+        """The norm without its bias."""
+        if self.centres:
+            x = x - x.mean(-1, keepdim=True)
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps) * self.weight
+
+    def __call__(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+        """The norm as the model applies it."""
+        return self.scaled(x) + self.bias
+
+    def folded_into(self, writer: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+        """A matrix that writes into this norm, with the norm's linear part (not its scale) applied."""
+        if self.centres:
+            writer = writer - writer.mean(-1, keepdim=True)
+        return writer * self.weight
+
+    @property
+    def is_unit(self) -> bool:
+        """Whether weight and bias do nothing, as after folding."""
+        return bool((self.weight == 1).all()) and not bool(self.bias.any())
+
+
+@dataclass(frozen=True)
+class MLP:
+    """``act(x W_in + b_in) W_out + b_out``, or with a gate ``(act(x W_gate + b_gate) * (x W_in + b_in)) W_out``."""
+
+    W_in: Float[Tensor, "d_model d_mlp"]
+    W_out: Float[Tensor, "d_mlp d_model"]
+    activation: str
+    W_gate: Float[Tensor, "d_model d_mlp"] | None = None
+    b_in: Float[Tensor, " d_mlp"] | None = None
+    b_gate: Float[Tensor, " d_mlp"] | None = None
+    b_out: Float[Tensor, " d_model"] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("W_in", "W_gate", "W_out"):
+            value = getattr(self, name)
+            if value is not None:
+                object.__setattr__(self, name, value.T.contiguous().T)
+        _drop_zero_biases(self)
+
+    def __call__(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
+        """Output of the MLP in float32, without the residual."""
+        act = ACTIVATIONS[self.activation]
+        output: Tensor | None = None
+        for start in range(0, self.W_in.shape[1], _MLP_BLOCK):
+            neurons = slice(start, start + _MLP_BLOCK)
+            hidden = _affine(x, self.W_in, self.b_in, neurons)
+            if self.W_gate is None:
+                hidden = act(hidden)
+            else:
+                hidden = act(_affine(x, self.W_gate, self.b_gate, neurons)) * hidden
+            part = hidden @ self.W_out[neurons].to(torch.float32)
+            output = part if output is None else output.add_(part)
+            for weight in (self.W_in, self.W_gate, self.W_out):
+                if weight is not None:
+                    let_go(weight)
+        assert output is not None
+        return output if self.b_out is None else output + self.b_out
+
+
+def _affine(x: Tensor, weight: Tensor, bias: Tensor | None, columns: slice) -> Tensor:
+    product = x @ weight[:, columns].to(torch.float32)
+    return product if bias is None else product + bias[columns]
+
+
+def _drop_zero_biases(part: "MLP | LayerWeights") -> None:
+    for name, value in vars(part).items():
+        if name.startswith("b_") and value is not None and not bool(value.any()):
+            object.__setattr__(part, name, None)
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    """Attention of one layer: its heads, the norms around it, and the scale of its scores."""
+
+    layer: int
+    W_Q: Float[Tensor, "head d_model d_head"]
+    W_K: Float[Tensor, "kv_head d_model d_head"]
+    W_V: Float[Tensor, "kv_head d_model d_head"]
+    W_O: Float[Tensor, "head d_head d_model"]
+    score_scale: float
+    b_Q: Float[Tensor, "head d_head"] | None = None
+    b_K: Float[Tensor, "kv_head d_head"] | None = None
+    b_V: Float[Tensor, "kv_head d_head"] | None = None
+    ln1: Norm | None = None
+    ln1_post: Norm | None = None
+    q_norm: Norm | None = None
+    k_norm: Norm | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("W_Q", "W_K", "W_V"):
+            object.__setattr__(self, name, getattr(self, name).mT.contiguous().mT)
+        object.__setattr__(self, "W_O", self.W_O.permute(2, 0, 1).contiguous().permute(1, 2, 0))
+        _drop_zero_biases(self)
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor):
+                check_finite(value, f"{name} of layer {self.layer}")
+            elif isinstance(value, Norm):
+                check_finite(value.weight, f"the weight of {name} in layer {self.layer}")

@@ -1,0 +1,69 @@
+"""Large matrices a few rows at a time: looked at, summed and hashed without a converted copy of the whole."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ..errors import UnsupportedModelError
+from .mapped import let_go
+
+_BLOCK_ENTRIES = 1 << 20
+"""Entries of a large matrix that are converted at a time."""
+
+_WITHOUT_FLOAT64 = ("mps",)
+"""Devices that cannot compute in double precision."""
+
+
+def check_finite(tensor: Tensor, name: str) -> None:
+    """Refuse NaN and infinite weights: every rank they touch would be silently wrong."""
+    # A sum is finite unless an entry is not (or adding overflows), and costs less than looking at each.
+    if not all(bool(torch.isfinite(rows.sum(dtype=torch.float32))) for rows in row_blocks(tensor)):
+        bad = sum(int((~torch.isfinite(rows)).sum()) for rows in row_blocks(tensor))
+        if bad:
+            raise UnsupportedModelError(
+                f"{name} holds {bad} NaN or infinite value{'s' if bad > 1 else ''}; scores need "
+                "finite weights. Reload the checkpoint, or repair that tensor."
+            )
+
+
+def row_blocks(matrix: Tensor) -> Iterator[Tensor]:
+    """A large matrix a few rows at a time, so that no converted copy of the whole is ever made."""
+    per_row = max(1, matrix.numel() // max(1, len(matrix)))
+    for rows in matrix.split(max(1, _BLOCK_ENTRIES // per_row)):
+        yield rows
+        let_go(rows)
+
+
+def in_float64(tensor: Tensor) -> Tensor:
+    """The tensor in double precision, on the CPU if its device has none (Apple's GPUs)."""
+    return (tensor.cpu() if tensor.device.type in _WITHOUT_FLOAT64 else tensor).to(torch.float64)
+
+
+def mean_row(matrix: Float[Tensor, "row width"]) -> Float[Tensor, " width"]:
+    """Mean of the rows of a large matrix, summed in float64 whatever its device and type."""
+    # Into one place: small results left between large freed blocks would keep the heap from using those again.
+    total = torch.zeros_like(in_float64(matrix[0]))
+    for rows in row_blocks(matrix):
+        total += in_float64(rows).sum(0)
+    return (total / matrix.shape[0]).to(device=matrix.device, dtype=torch.float32)
+
+
+def row_lengths(matrix: Float[Tensor, "row width"]) -> Float[Tensor, " row"]:
+    """Norm of every row of a large matrix, in float32."""
+    lengths, done = torch.empty(len(matrix), device=matrix.device), 0
+    for rows in row_blocks(matrix):
+        lengths[done : done + len(rows)] = rows.float().norm(dim=-1)
+        done += len(rows)
+    return lengths
+
+
+def hash_tensor(digest: Any, tensor: Tensor) -> None:
+    """Add a tensor's shape and all its bytes to a digest: in memory order, a few rows at a time."""
+    digest.update(str(tuple(tensor.shape)).encode())
+    order = sorted(range(tensor.ndim), key=tensor.stride, reverse=True)
+    # A scalar is a row of one.
+    for rows in row_blocks(tensor.detach().permute(order) if order else tensor.detach()[None]):
+        digest.update(rows.cpu().contiguous().view(torch.uint8).numpy().data)
