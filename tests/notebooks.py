@@ -18,7 +18,8 @@ def execute(notebook: Any, folder: Path, seconds_per_cell: int = 600) -> str:
     """
     # Without folders of kernels, "python3" is ipykernel's own: this interpreter, not one that a user registered.
     manager = AsyncKernelManager(kernel_spec_manager=KernelSpecManager(kernel_dirs=[]), kernel_name="python3")
-    settings = {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}", "IPYTHONDIR": str(folder / ".ipython")}
+    path = [str(ROOT), str(ROOT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    settings = {"PYTHONPATH": os.pathsep.join(path), "IPYTHONDIR": str(folder / ".ipython")}
     client = NotebookClient(notebook, km=manager, timeout=seconds_per_cell)
     client.execute(cleanup_kc=True, env=os.environ | settings, cwd=str(folder))
     outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
