@@ -81,6 +81,14 @@ def test_a_kernel_runs_this_python_and_sees_this_tree(tmp_path: Path) -> None:
 
 
 @KERNEL
+def test_what_a_kernel_leaves_in_its_temporary_folder_is_removed(tmp_path: Path) -> None:
+    code = "import tempfile\nprint(tempfile.mkdtemp())"
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)])
+    execute(notebook, tmp_path)
+    assert not Path(notebook.cells[0].outputs[0].text.strip()).exists()
+
+
+@KERNEL
 def test_a_failing_cell_is_shown_with_its_source_and_error(tmp_path: Path) -> None:
     code = "score = 0.5\nassert score > 0.7, 'the head does not know capitals'"
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)])
