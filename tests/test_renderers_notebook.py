@@ -6,22 +6,20 @@ from pathlib import Path
 import nbformat
 import pytest
 from every_figure import every_figure
-from nbclient import NotebookClient
+from notebooks import execute
+from test_renderers import scores
 
-ROOT = Path(__file__).parents[1]
 MEGABYTE = 1 << 20
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
-def test_a_notebook_with_every_figure_runs_and_stays_small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'tests'}")
-    monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
+def test_a_notebook_with_every_figure_runs_and_stays_small(tmp_path: Path) -> None:
     names = list(every_figure())
     cells = ["from every_figure import every_figure\nfigures = every_figure()"]
     cells += [f"figures[{name!r}]" for name in names]
     cells += ["from test_renderers import scores\nscores()"]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
-    NotebookClient(notebook, timeout=300, kernel_name="python3").execute()
+    execute(notebook, tmp_path)
     for cell, name in zip(notebook.cells[1:], [*names, "scores"], strict=True):
         (output,) = cell.outputs
         assert 'class="tlhm"' in output.data["text/html"], name
@@ -29,3 +27,14 @@ def test_a_notebook_with_every_figure_runs_and_stays_small(monkeypatch: pytest.M
     saved = nbformat.writes(notebook)
     assert json.loads(saved)
     assert len(saved.encode()) < 3 * MEGABYTE
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
+def test_the_text_of_a_result_is_the_same_in_a_notebook(tmp_path: Path) -> None:
+    """The library that aligns tables shows them itself in a kernel, unless it is told not to."""
+    code = "from test_renderers import scores\nprint(scores())"
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)])
+    execute(notebook, tmp_path)
+    shown = [output for output in notebook.cells[0].outputs if output.get("name") != "stderr"]
+    assert [output.output_type for output in shown] == ["stream"]
+    assert shown[0].text == f"{scores()}\n"

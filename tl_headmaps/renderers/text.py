@@ -37,7 +37,8 @@ def table_text(columns: Sequence[tuple[str, str]], rows: Sequence[Sequence[Any]]
     for row in rows:
         table.add_row(*(Text(visible(str(cell))) for cell in row))
     stream = io.StringIO()
-    Console(file=stream, width=_WIDTH, color_system=None).print(table)
+    # In a notebook the console would show the table on its own, and leave the stream empty.
+    Console(file=stream, width=_WIDTH, color_system=None, force_jupyter=False).print(table)
     return "\n".join(line.rstrip() for line in stream.getvalue().rstrip("\n").splitlines())
 
 
