@@ -4,7 +4,7 @@ PIP_INSTALL = -m pip install --quiet --disable-pip-version-check -c constraints.
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo test test-browser lint test-tl3 bench figures figures-check gallery clean
+.PHONY: demo test test-browser lint test-tl3 bench figures figures-check gallery docs clean
 
 demo: .venv/installed
 	.venv/bin/tl-headmaps demo
@@ -34,6 +34,10 @@ figures-check: .venv/tested
 gallery: .venv/tested
 	PYTHONPATH=tests .venv/bin/python tests/benchmarks/gallery.py
 
+# The API reference, pages that open offline: build/reference/index.html
+docs: .venv/documented
+	.venv/bin/python tests/reference.py build/reference
+
 bench: .venv/tested
 	.venv/bin/python tests/benchmarks/run.py --out tests/benchmarks/figures.json
 
@@ -49,6 +53,10 @@ bench: .venv/tested
 
 .venv/linted: .venv/installed
 	.venv/bin/python $(PIP_INSTALL) -e '.[lint,test]'
+	touch $@
+
+.venv/documented: .venv/installed
+	.venv/bin/python $(PIP_INSTALL) -e '.[docs]'
 	touch $@
 
 # The same constraints but for the host itself: the newest TransformerLens 3.

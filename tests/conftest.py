@@ -1,12 +1,7 @@
-"""Shared, read-only models: the default model is opened once for the whole run."""
+"""What several test files share; the default model itself is in docstring_examples.py."""
 
-import os
 import random
 import sys
-
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from typing import Any
@@ -34,13 +29,6 @@ def no_gradients() -> Any:
 def same_checks() -> None:
     """The type checker looks at one random item of a container: the same one in every run."""
     random.seed(0)
-
-
-@pytest.fixture(scope="session")
-def default_model() -> Any:
-    from tl_headmaps import load_default_model
-
-    return load_default_model(device="cpu")
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,7 @@ FIGURE_SUFFIXES = (PAGE_SUFFIX, *STATIC_SUFFIXES)
 
 @runtime_checkable
 class Picture(Protocol):
-    """What a drawing gives (a :class:`~tl_headmaps.Figure`): a notebook shows it and a file holds it."""
+    """What a drawing gives (a :class:`tl_headmaps.Figure`): a notebook shows it and a file holds it."""
 
     @property
     def title(self) -> str: ...

@@ -35,6 +35,14 @@ class ComponentMap(Result):
         values: The map.
         interval_low, interval_high: 95% t-interval over batches; None without text or with a single batch.
         baseline: What random matrices of the same shape give, or random subspaces; None where there is no such thing.
+
+    Example:
+        >>> from tl_headmaps import component_map, load_default_model
+        >>> shares = component_map(load_default_model(), "contribution", "Birds sometimes walk.", progress=False)
+        >>> shares.components
+        ('attn.q', 'attn.k', 'attn.v', 'attn.o', 'mlp.up', 'mlp.down', 'mlp.gate')
+        >>> round(float(shares.values.sum()), 3), round(shares.at(8, "mlp.gate"), 3)
+        (1.0, 0.036)
     """
 
     kind: ClassVar[str] = "component_map"
@@ -87,7 +95,22 @@ class HeadComponentMap(Result):
     """One value per attention component, layer and head: a :class:`ComponentMap` opened into its heads.
 
     ``attn.k`` and ``attn.v`` have one head per key/value head; where that is fewer than query heads, the cells left
-    over are NaN. The other attributes are those of :class:`ComponentMap`.
+    over are NaN.
+
+    Attributes:
+        components: The attention components, the first axis of every map.
+        values: The maps.
+        interval_low, interval_high: 95% t-interval over batches; None without text or with a single batch.
+        baseline: What random matrices of the same shape give, or random subspaces; None where there is no such thing.
+        metric, unit, relative, n_batches, n_tokens: As in :class:`ComponentMap`.
+
+    Example:
+        >>> from tl_headmaps import head_component_map, load_default_model
+        >>> norms = head_component_map(load_default_model(), "frobenius", progress=False)
+        >>> tuple(norms.of("attn.q").shape), tuple(norms.of("attn.k").shape)  # 9 query heads share 3 key heads
+        ((30, 9), (30, 3))
+        >>> norms.top(1, "attn.q")[0][1]
+        HeadIndex(layer=0, head=3)
     """
 
     kind: ClassVar[str] = "head_component_map"
