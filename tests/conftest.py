@@ -1,4 +1,4 @@
-"""What several test files share; the default model itself is in docstring_examples.py."""
+"""What several test files share; what examples need too is in docstring_examples.py."""
 
 import random
 import sys
@@ -36,18 +36,6 @@ def default_weights(default_model: Any) -> Any:
     from tl_headmaps import HeadWeights
 
     return HeadWeights.from_model(default_model)
-
-
-@pytest.fixture
-def clean_catalogue() -> Any:
-    """Predicates that a test adds are gone afterwards."""
-    from tl_headmaps.naming.catalogue import catalogue, forget
-
-    before = {entry.name for entry in catalogue()}
-    yield
-    for entry in catalogue():
-        if entry.name not in before:
-            forget(entry.name)
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ import os
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +22,18 @@ def default_model() -> Any:
     return load_default_model(device="cpu")
 
 
+@pytest.fixture
+def clean_catalogue() -> Any:
+    """Predicates that a test or an example adds are gone afterwards."""
+    from tl_headmaps.naming.catalogue import catalogue, forget
+
+    before = {entry.name for entry in catalogue()}
+    yield
+    for entry in catalogue():
+        if entry.name not in before:
+            forget(entry.name)
+
+
 def _loads_a_model(item: pytest.DoctestItem) -> bool:
     assert item.dtest is not None
     return any(loader in example.source for example in item.dtest.examples for loader in _LOADERS)
@@ -35,11 +46,14 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 @pytest.fixture(autouse=True)
-def as_a_user(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """An example may write files, and loading the default model costs it nothing."""
+def as_a_user(request: pytest.FixtureRequest) -> None:
+    """An example may write files and add predicates, and loading the default model costs it nothing."""
     if not isinstance(request.node, pytest.DoctestItem):
         return
-    monkeypatch.chdir(tmp_path)
+    # Asked for here and not as arguments: tests need none of this.
+    monkeypatch = request.getfixturevalue("monkeypatch")
+    monkeypatch.chdir(request.getfixturevalue("tmp_path"))
+    request.getfixturevalue("clean_catalogue")
     if request.node.get_closest_marker("model"):
         model = request.getfixturevalue("default_model")
         for place in ("tl_headmaps", "tl_headmaps.capture.loading"):

@@ -1,7 +1,6 @@
 """Where results find their pictures: renderers register themselves here, so that results need not know them.
 
->>> @draws(RelationScores)                              # doctest: +SKIP
-... def relation_scores_figure(scores): ...
+The picture of ``RelationScores`` is a function ``scores -> Figure`` marked with ``@draws(RelationScores)``.
 """
 
 from collections.abc import Callable

@@ -67,13 +67,11 @@ def predicate(
 
     Example:
         >>> from tl_headmaps import predicate
-        >>> from tl_headmaps.naming.catalogue import catalogue, forget
         >>> @predicate("rhyme", examples=[(" cat", " hat")], counterexamples=[(" cat", " dog")])
         ... def rhyme(source, target):
         ...     return source.strip() != target.strip() and source[-2:] == target[-2:]
-        >>> "rhyme" in [entry.name for entry in catalogue()]
+        >>> rhyme(" house", " mouse")  # from now on a head may be called "rhyme"
         True
-        >>> forget("rhyme")
     """
 
     def add(holds: Holds) -> Holds:
