@@ -6,7 +6,7 @@ PYTEST = OMP_NUM_THREADS=1 $(1)/bin/python -m pytest -n 2 --dist loadfile
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo test coverage test-browser lint hooks wheel test-tl3 bench figures figures-check gallery clean
+.PHONY: demo test coverage test-browser lint hooks wheel test-tl3 bench figures figures-check gallery docs clean
 
 demo: .venv/installed
 	.venv/bin/tl-headmaps demo
@@ -60,6 +60,10 @@ figures-check: .venv/tested
 gallery: .venv/tested
 	PYTHONPATH=tests .venv/bin/python tests/benchmarks/gallery.py
 
+# The API reference, pages that open offline: build/reference/index.html
+docs: .venv/documented
+	.venv/bin/python tests/reference.py build/reference
+
 bench: .venv/tested
 	.venv/bin/python tests/benchmarks/run.py --out tests/benchmarks/figures.json
 
@@ -75,6 +79,10 @@ bench: .venv/tested
 
 .venv/linted: .venv/installed
 	.venv/bin/python $(PIP_INSTALL) -e '.[lint,test]'
+	touch $@
+
+.venv/documented: .venv/installed
+	.venv/bin/python $(PIP_INSTALL) -e '.[docs]'
 	touch $@
 
 # The same constraints but for the host itself: the newest TransformerLens 3.

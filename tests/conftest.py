@@ -1,12 +1,7 @@
-"""Shared, read-only models: the default model is opened once for the whole run."""
+"""What several test files share; what examples need too is in docstring_examples.py."""
 
-import os
 import random
 import sys
-
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from typing import Any
@@ -37,29 +32,10 @@ def same_checks() -> None:
 
 
 @pytest.fixture(scope="session")
-def default_model() -> Any:
-    from tl_headmaps import load_default_model
-
-    return load_default_model(device="cpu")
-
-
-@pytest.fixture(scope="session")
 def default_weights(default_model: Any) -> Any:
     from tl_headmaps import HeadWeights
 
     return HeadWeights.from_model(default_model)
-
-
-@pytest.fixture
-def clean_catalogue() -> Any:
-    """Predicates that a test adds are gone afterwards."""
-    from tl_headmaps.naming.catalogue import catalogue, forget
-
-    before = {entry.name for entry in catalogue()}
-    yield
-    for entry in catalogue():
-        if entry.name not in before:
-            forget(entry.name)
 
 
 @pytest.fixture

@@ -1,19 +1,23 @@
-"""What the README says is true: its names exist and its snippets run."""
+"""What the README and the reference say is true: names exist, snippets and examples run."""
 
+import inspect
 import re
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+import reference
 
 import tl_headmaps
 from tl_headmaps.cli.app import app
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+PUBLIC = [name for name in tl_headmaps.__all__ if not name.startswith("_")]
 
 
-@pytest.mark.parametrize("name", [name for name in tl_headmaps.__all__ if not name.startswith("_")])
+@pytest.mark.parametrize("name", PUBLIC)
 def test_every_public_name_stands_in_the_readme(name: str) -> None:
     assert re.search(rf"\b{name}\b", README)
 
@@ -38,3 +42,49 @@ def test_python_in_the_readme_runs(opened_once: None, tmp_path: Path) -> None:
     for snippet in snippets:
         exec(compile(snippet, "README.md", "exec"), {})
     assert (tmp_path / "scores.json").exists()
+
+
+def section(name: str, title: str) -> str:
+    """One section of a docstring, without its heading."""
+    found = re.search(rf"^{title}:\n((?:    .*\n|\n)+)", f"{inspect.getdoc(getattr(tl_headmaps, name))}\n", re.M)
+    return found[1] if found else ""
+
+
+def described(name: str, title: str) -> set[str]:
+    """What a section lists: names before a colon, several with commas between them."""
+    entries = re.findall(r"^    (\w+(?:, \w+)*): ", section(name, title), re.M)
+    return {part for entry in entries for part in entry.split(", ")}
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_every_public_name_has_an_example_that_runs(name: str) -> None:
+    example = section(name, "Example")
+    assert "    >>> " in example, f"{name} has no example in its docstring"
+    assert "from tl_headmaps import " in example, f"the example of {name} cannot be copied: its imports are missing"
+    # pytest runs the examples (--doctest-modules); what is skipped or shows nothing would not be checked.
+    assert "+SKIP" not in example
+    assert re.search(r"^    (?!>>> |\.\.\. )\S", example, re.M), f"the example of {name} shows no output"
+
+
+@pytest.mark.parametrize("name", [name for name in PUBLIC if inspect.isfunction(getattr(tl_headmaps, name))])
+def test_every_argument_is_described(name: str) -> None:
+    parameters = set(inspect.signature(getattr(tl_headmaps, name)).parameters)
+    assert parameters == described(name, "Args")
+
+
+@pytest.mark.parametrize("name", [name for name in PUBLIC if is_dataclass(getattr(tl_headmaps, name))])
+def test_every_field_is_described(name: str) -> None:
+    there = {entry.name for entry in fields(getattr(tl_headmaps, name))}
+    # Every result has a provenance: it is described once, with Result.
+    assert there - {"provenance"} == described(name, "Attributes") - {"provenance"}
+
+
+def test_the_reference_holds_every_public_name_and_asks_no_network(tmp_path: Path) -> None:
+    page = reference.build(tmp_path).read_text(encoding="utf-8")
+    assert [name for name in PUBLIC if f'<section id="{name}">' not in page] == []
+    assert page.count("&gt;&gt;&gt;") >= len(PUBLIC)
+    assert (tmp_path / "index.html").is_file()
+    assert not re.search(r"""(?:src|href)=["']?(?:https?:)?//(?!pdoc[.]dev)""", page)
+    assert not re.search(r"(?:url[(]|import )[\"']?(?:https?:)?//", page)
+    # Roles of other documentation tools would stand there as raw text.
+    assert not re.search(r":(?:class|func|meth|mod|data|attr):|`~", page)

@@ -1,6 +1,7 @@
 """What every attention head of a TransformerLens model does: from weights, activations and ablation.
 
-Public names load on first use, so that ``import tl_headmaps`` costs nothing.
+A call stands beside the result it returns. Public names load on first use, so that ``import tl_headmaps`` costs
+nothing.
 """
 
 from importlib import import_module
@@ -117,7 +118,7 @@ _HOMES = {
     "WorkedExample": ".results.worked_example",
 }
 
-__all__ = [*sorted(_HOMES), "__version__"]
+__all__ = [*_HOMES, "__version__"]
 
 
 def __getattr__(name: str) -> Any:

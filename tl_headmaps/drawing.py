@@ -1,7 +1,6 @@
 """Where results find their pictures: renderers register themselves here, so that results need not know them.
 
->>> @draws(RelationScores)                              # doctest: +SKIP
-... def relation_scores_figure(scores): ...
+The picture of ``RelationScores`` is a function ``scores -> Figure`` marked with ``@draws(RelationScores)``.
 """
 
 from collections.abc import Callable
@@ -18,7 +17,7 @@ FIGURE_SUFFIXES = (PAGE_SUFFIX, *STATIC_SUFFIXES)
 
 @runtime_checkable
 class Picture(Protocol):
-    """What a drawing gives (a :class:`~tl_headmaps.Figure`): a notebook shows it and a file holds it."""
+    """What a drawing gives (a :class:`tl_headmaps.Figure`): a notebook shows it and a file holds it."""
 
     @property
     def title(self) -> str: ...

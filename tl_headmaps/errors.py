@@ -2,7 +2,16 @@
 
 
 class HeadMapsError(Exception):
-    """Anything this package refuses to do; the message is a sentence for the user."""
+    """Anything this package refuses to do; the message is a sentence for the user.
+
+    Example:
+        >>> from tl_headmaps import HeadIndex, HeadMapsError
+        >>> try:
+        ...     HeadIndex.parse("23.4")
+        ... except HeadMapsError as error:
+        ...     print(error)
+        '23.4' is not the name of a head. Heads are written like 'L23H4': layer 23, head 4, both counted from 0.
+    """
 
 
 class UsageError(HeadMapsError, ValueError):

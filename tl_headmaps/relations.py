@@ -44,9 +44,19 @@ class Relation:
     Attributes:
         name: Short name, the file's name for bundled relations.
         pairs: (source, target) words, or token ids.
+        title, category, description: For people; ``category`` is the folder of bundled relations.
         k: A target counts as implemented when fewer than ``k`` tokens rank above it.
         neutral_templates: Prompts that mention the source and do not hint at the relation.
         eliciting_templates: Prompts whose natural next word is the target.
+        source, licence: Where the pairs come from, and how they may be used.
+
+    Example:
+        >>> from tl_headmaps import Relation
+        >>> capitals = Relation.from_pairs("capitals", [("France", "Paris"), ("Egypt", "Cairo")], k=5)
+        >>> capitals.pairs[1], capitals.k
+        (('Egypt', 'Cairo'), 5)
+        >>> capitals.neutral_templates[1]
+        'The story of <X> contains'
     """
 
     name: str
@@ -212,6 +222,11 @@ def load_relations(
         model: Leave out relations of which this model's tokenizer writes no pair in single tokens
             (``next_year``, where a tokenizer splits numbers).
         data_dir: Folder of relations instead of the bundled one.
+
+    Example:
+        >>> from tl_headmaps import load_relations
+        >>> [relation.name for relation in load_relations("translation")]
+        ['english_to_french', 'english_to_german', 'english_to_italian', 'english_to_spanish']
     """
     paths = _bundled(data_dir).values()
     categories = sorted({path.parent.name for path in paths})

@@ -42,6 +42,12 @@ def load_tasks(functions: Iterable[str] | None = None, *, data_dir: str | Path |
             tell more (0.7 of the items for four functions, a third for all eight). For fewer items rather use
             :meth:`Tasks.sample`.
         data_dir: Folder that holds ``tasks/`` instead of the bundled one.
+
+    Example:
+        >>> from tl_headmaps import load_tasks
+        >>> tasks = load_tasks(["retrieval", "inference"])
+        >>> tasks.counts
+        {'retrieval': 150, 'inference': 150}
     """
     files = task_files(data_dir)
     chosen = list(files) if functions is None else [function_name(name, list(files)) for name in functions]
@@ -74,6 +80,14 @@ def read_tasks(
             are left out and counted in ``unknown_labels``.
         template: How a question is asked; ours is kept short: ``Question: ...`` and ``Answer:``.
         duplicates: ``"drop"`` keeps only the first of equal prompts instead of refusing them.
+
+    Example:
+        >>> from tl_headmaps import read_tasks
+        >>> sums = [{"prompt": f"{n} + 1 =", "answer": str(n + 1), "skill": "Math"} for n in range(10)]
+        >>> recall = [{"prompt": f"Who is number {n}?", "answer": "Nobody", "skill": "Recall"} for n in range(10)]
+        >>> tasks = read_tasks(sums + recall, columns={"question": "prompt", "function": "skill"})
+        >>> tasks.counts
+        {'knowledge_recall': 10, 'math_calculation': 10}
     """
     if template.count("{question}") != 1:
         raise TaskDataError(f"template={template!r} must contain {{question}} exactly once.")

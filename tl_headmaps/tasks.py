@@ -47,6 +47,12 @@ class TaskItem:
         format: Which wording the prompt has; reported so that a format that gives the label away is seen.
         content: Items with the same content are never split.
         matched: Items of one matched set have equal words and different functions.
+
+    Example:
+        >>> from tl_headmaps import TaskItem
+        >>> item = TaskItem("The cup is", "red", "retrieval", context="The cup is red.", alternatives=("blue", "green"))
+        >>> item.prompt
+        'The cup is red. The cup is'
     """
 
     question: str
@@ -77,6 +83,14 @@ class Tasks:
     Raises:
         TaskDataError: One function only, a function with fewer than ten items, an empty field, or the same prompt under
             two contents, which a split could put on both sides.
+
+    Example:
+        >>> from tl_headmaps import TaskItem, Tasks
+        >>> sums = [TaskItem(f"{n} + 1 =", str(n + 1), "math_calculation", content=str(n)) for n in range(10)]
+        >>> cups = [TaskItem(f"{n} is", "red", "retrieval", f"Cup {n} is red.", content=str(n)) for n in range(10)]
+        >>> tasks = Tasks((*sums, *cups), name="mine")
+        >>> len(tasks), tasks.functions
+        (20, ('retrieval', 'math_calculation'))
     """
 
     items: tuple[TaskItem, ...]

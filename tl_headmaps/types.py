@@ -50,7 +50,12 @@ _HEAD_NAME = re.compile(r"[Ll](\d+)[Hh](\d+)")
 class HeadIndex:
     """One attention head, printed and parsed as ``L{layer}H{head}``.
 
+    Attributes:
+        layer: Layer, counted from 0.
+        head: Head within the layer, counted from 0.
+
     Example:
+        >>> from tl_headmaps import HeadIndex
         >>> HeadIndex.parse("L23H4")
         HeadIndex(layer=23, head=4)
         >>> str(HeadIndex(23, 4))

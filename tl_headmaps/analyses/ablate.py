@@ -76,6 +76,16 @@ def ablate(
         prepend_bos: Put the BOS token in front of each prompt; published figures are without.
         data_dir: Folder of relations instead of the bundled one.
         progress: Show a progress bar on a terminal.
+
+    Example:
+        >>> from tl_headmaps import Relation, ablate, load_default_model
+        >>> model = load_default_model()
+        >>> pairs = [("France", "Paris"), ("Germany", "Berlin"), ("Egypt", "Cairo")]
+        >>> pairs += [("Italy", "Rome"), ("Japan", "Tokyo")]
+        >>> capitals = Relation.from_pairs("capitals", pairs, eliciting_templates=("The capital of <X> is",))
+        >>> curves = ablate(model, capitals, ["L23H4", "L23H5"], controls=None, seeds=1, progress=False)
+        >>> [round(accuracy, 2) for accuracy in curves.values.tolist()]  # with 0, 1 and 2 heads switched off
+        [0.8, 0.6, 0.0]
     """
     check_choice(preset, Preset, "preset")
     check_choice(method, AblationMethod, "method")

@@ -37,6 +37,12 @@ def association_heads(
             heads are hard to compare; cosines can be. Both are kept.
         prepend_bos: Put BOS in front of the text.
         cache: An ``ActivationCache`` of this very text, from ``model.run_with_cache``; then nothing is run.
+
+    Example:
+        >>> from tl_headmaps import association_heads, load_default_model
+        >>> found = association_heads(load_default_model(), "Birds sometimes walk", "walk", "sometimes")
+        >>> [(str(head), round(gain, 2)) for head, gain in found.top(2)]
+        [('L11H3', 0.83), ('L0H3', 0.78)]
     """
     check_choice(measure, Measure, "measure")
     prompt = Prompt.of(model, text, prepend_bos=prepend_bos, least=2, what="an association needs two")

@@ -77,6 +77,14 @@ def attention_groups(
         null_draws: Shuffled graphs to compare each modularity with; by default 20, none above 256 tokens.
         prepend_bos: Put BOS in front of the text.
         cache: An ``ActivationCache`` of this very text, from ``model.run_with_cache``; then nothing is run.
+
+    Example:
+        >>> from tl_headmaps import attention_groups, load_default_model
+        >>> groups = attention_groups(load_default_model(), "The cat sat on the mat. It was happy.", heads="L3H4")
+        >>> groups.words()
+        ((' cat', ' sat', ' on', ' mat'), (' the', '.', ' It', ' was', ' happy', '.'))
+        >>> groups.tokens[groups.sink]  # where attention is parked; left out
+        'The'
     """
     _check_options(method, threshold, n_groups, null_draws)
     prompt = Prompt.of(model, text_or_tokens, prepend_bos=prepend_bos, least=2, what="a group needs at least two")
@@ -125,6 +133,12 @@ def attention_groups_from_pattern(
         threshold: What makes an edge strong.
         n_groups: So many groups instead of the number the eigengap shows (spectral).
         null_draws: Shuffled graphs to compare with.
+
+    Example:
+        >>> from tl_headmaps import attention_groups_from_pattern
+        >>> pattern = [[1, 0, 0, 0], [0.5, 0.5, 0, 0], [0, 0, 1, 0], [0, 0, 0.5, 0.5]]
+        >>> attention_groups_from_pattern(pattern, ["It", "I", "is", "am"]).words()
+        (('It', 'I'), ('is', 'am'))
     """
     _check_options(method, threshold, n_groups, null_draws)
     given = _as_patterns(pattern)

@@ -71,6 +71,12 @@ def component_map(
         prepend_bos: Start every sequence with the beginning-of-text token.
         seed: Of the random matrices.
         progress: Show a progress bar on a terminal.
+
+    Example:
+        >>> from tl_headmaps import component_map, load_default_model
+        >>> norms = component_map(load_default_model(), "frobenius", progress=False)
+        >>> [(layer, component, round(value)) for layer, component, value in norms.top(2)]
+        [(28, 'mlp.up', 206), (29, 'mlp.up', 203)]
     """
     options = _Options(text, against, relative, k, column, max_tokens, prepend_bos, seed, progress)
     made = _Maker(model_or_weights, metric, options, by_head=False).fields()
@@ -102,7 +108,25 @@ def head_component_map(model_or_weights: Any, metric: str, *options: Any) -> Hea
     """The same by head: one value for the q, k, v and o of every head (k and v: of every key/value head).
 
     A head's matrix is its own slice. ``contribution`` is normalised over this map, so that heads compare with heads.
-    Arguments are those of :func:`component_map`.
+
+    Args:
+        model_or_weights: A TransformerBridge, a HookedTransformer, or HeadWeights (for metrics that need no text).
+        metric: As in :func:`component_map`, like the other options.
+        text: For metrics from text; by default the bundled English sample.
+        against: For metrics between two models: the other model, its weights, or its folder.
+        relative: Divide by the baseline.
+        k: Dimensions of the subspaces of ``subspace_overlap``.
+        column: Column of a dataset that holds the text.
+        max_tokens: Read no more text than this.
+        prepend_bos: Start every sequence with the beginning-of-text token.
+        seed: Of the random matrices.
+        progress: Show a progress bar on a terminal.
+
+    Example:
+        >>> from tl_headmaps import head_component_map, load_default_model
+        >>> norms = head_component_map(load_default_model(), "frobenius", progress=False)
+        >>> [(component, str(head), round(value)) for component, head, value in norms.top(2)]
+        [('attn.k', 'L0H1', 90), ('attn.q', 'L0H3', 74)]
     """
     return HeadComponentMap(**_Maker(model_or_weights, metric, _Options(*options), by_head=True).fields())
 

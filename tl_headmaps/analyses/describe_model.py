@@ -12,6 +12,12 @@ def describe_model(model: Any) -> ModelDescription:
 
     Args:
         model: A TransformerBridge, a HookedTransformer, or HeadWeights.
+
+    Example:
+        >>> from tl_headmaps import describe_model, load_default_model
+        >>> facts = dict(describe_model(load_default_model()).facts)
+        >>> facts["heads"], facts["weight basis"]
+        ('9 per layer, 270 in all', 'raw')
     """
     weights = HeadWeights.of(model)
     layer = weights.layer(0)

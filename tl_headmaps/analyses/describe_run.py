@@ -15,6 +15,13 @@ def describe_run(run_dir: str | Path) -> RunState:
 
     Args:
         run_dir: The folder given as ``run_dir=`` (``--run-dir``).
+
+    Example:
+        >>> from tl_headmaps import describe_run, load_default_model, relation_scores
+        >>> model = load_default_model()
+        >>> scores = relation_scores(model, "country_to_capital", heads="L23H4", run_dir="run", progress=False)
+        >>> describe_run("run").state
+        'finished'
     """
     folder = Path(run_dir)
     run = RunFolder(folder, RunRecord.read(folder))

@@ -51,6 +51,13 @@ def grouping_profile(
         max_tokens: Cut longer texts to their first tokens (and to what the model holds).
         prepend_bos: Put BOS in front of every text.
         progress: Show a progress bar on a terminal.
+
+    Example:
+        >>> from tl_headmaps import grouping_profile, load_default_model
+        >>> texts = ["The cat sat. The cat slept.", "A bird sang. A bird flew."]
+        >>> profile = grouping_profile(load_default_model(), texts, progress=False)
+        >>> [(str(head), round(share, 2)) for head, share in profile.top("induction", 2)]
+        [('L17H5', 0.18), ('L17H4', 0.1)]
     """
     if max_tokens < 2:
         raise UsageError(f"max_tokens={max_tokens} is too short; a text needs at least 2 tokens.")

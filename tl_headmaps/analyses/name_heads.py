@@ -32,6 +32,14 @@ def name_heads(
         run_dir: Keep finished layers in this folder, and go on from there after a kill.
         executor: Where to compute layers: anything with the interface of ``concurrent.futures.Executor``.
         progress: Show a progress bar on a terminal.
+
+    Example:
+        >>> from dataclasses import replace
+        >>> from tl_headmaps import HeadWeights, load_default_model, name_heads
+        >>> weights = HeadWeights.from_model(load_default_model())
+        >>> names = name_heads(replace(weights, n_layers=1), progress=False)  # the first layer only: all take a minute
+        >>> names.name("L0H5").name, names.name("L0H5").best  # dealt at random, punctuation meets punctuation as often
+        ('unclear', 'punctuation to punctuation')
     """
     weights = HeadWeights.of(model)
     # What is shown of each head does not matter here: names are given on the same tokens anyway.

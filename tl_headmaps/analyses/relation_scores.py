@@ -51,6 +51,13 @@ def relation_scores(
         run_dir: Keep finished layers in this folder; the same call goes on from there after it was killed.
         executor: Compute layers there: a ``concurrent.futures.Executor`` of any make (processes, Dask, MPI, Slurm).
         progress: Show a progress bar on a terminal.
+
+    Example:
+        >>> from tl_headmaps import load_default_model, relation_scores
+        >>> heads = ["L23H4", "L23H5"]
+        >>> scores = relation_scores(load_default_model(), "country_to_capital", heads=heads, progress=False)
+        >>> [(str(head), round(score, 2)) for head, score in scores.top(2)]
+        [('L23H4', 0.76), ('L23H5', 0.5)]
     """
     check_choice(circuit, Circuit, "circuit")
     check_choice(preset, Preset, "preset")

@@ -60,6 +60,15 @@ def reproduce(
         prepend_bos: Put the BOS token in front of each prompt; published figures are without.
         data_dir: Folder of relations instead of the bundled one.
         progress: Show progress bars on a terminal.
+
+    Example:
+        >>> from tl_headmaps import Relation, load_default_model, reproduce
+        >>> pairs = [("France", "Paris"), ("Germany", "Berlin"), ("Japan", "Tokyo")]
+        >>> capitals = Relation.from_pairs("capitals", pairs, eliciting_templates=("The capital of <X> is",))
+        >>> options = {"relations": capitals, "seeds": 1, "data_dir": "."}  # in "." are no relations to control with
+        >>> tables = reproduce(load_default_model(), "maps", **options, progress=False)
+        >>> tables.rows[0].relation, tables.rows[0].status
+        ('capitals', 'tested')
     """
     check_choice(experiment, Experiment, "experiment")
     weights = weights_of(model)

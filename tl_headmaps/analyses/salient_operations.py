@@ -58,7 +58,7 @@ def salient_operations(
         progress: Show a progress bar on a terminal.
 
     Example:
-        >>> from tl_headmaps import load_default_model
+        >>> from tl_headmaps import load_default_model, salient_operations
         >>> found = salient_operations(load_default_model(), "L23H4", preset="maps", progress=False)
         >>> found.mappings("L23H4")[0]
         (' Italian', [' Italian', ' Italians', 'Italy', ' Italy', 'Italian'])

@@ -4,10 +4,6 @@ For prompts labelled with a function, every head's z is averaged over the tokens
 tells the functions apart, and each head gets the part of the probe's logits that is read from it (see
 :mod:`..scorers.tasks`). Words can give a label away, so two things are done about it: baselines say what words and
 formats tell alone, and the main probe starts from what the words tell: importance is what the heads know beyond that.
-
-Example:
-    >>> maps = task_maps(model, load_tasks())  # doctest: +SKIP
-    >>> print(maps.verify())  # doctest: +SKIP
 """
 
 from collections.abc import Sequence
@@ -81,6 +77,15 @@ def task_maps(
         budget: Bytes a batch of prompts may take.
         cache_dir: Where activations are kept; default: the cache folder.
         progress: Show progress bars on a terminal.
+
+    Example:
+        >>> from tl_headmaps import TaskItem, Tasks, load_default_model, task_maps
+        >>> sums = [TaskItem(f"{n} + 1 =", str(n + 1), "math_calculation", content=str(n)) for n in range(10)]
+        >>> cups = [TaskItem(f"{n} is", "red", "retrieval", f"Cup {n} is red.", content=str(n)) for n in range(10)]
+        >>> tasks = Tasks((*sums, *cups))
+        >>> maps = task_maps(load_default_model(), tasks, folds=3, n_null=1, cache_dir="cache", progress=False)
+        >>> maps.functions, maps.probe_accuracy.tolist()
+        (('retrieval', 'math_calculation'), [1.0, 1.0])
     """
     check_choice(features, Features, "features")
     check_choice(positions, Positions, "positions")

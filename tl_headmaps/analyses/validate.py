@@ -54,6 +54,15 @@ def validate(
         seed: Of the resampling behind the intervals; nothing else is random.
         data_dir: Folder of relations instead of the bundled one.
         progress: Show a progress bar on a terminal.
+
+    Example:
+        >>> from tl_headmaps import Relation, load_default_model, validate
+        >>> pairs = [("France", "Paris"), ("Germany", "Berlin"), ("Egypt", "Cairo")]
+        >>> pairs += [("Italy", "Rome"), ("Japan", "Tokyo")]
+        >>> capitals = Relation.from_pairs("capitals", pairs)
+        >>> found = validate(load_default_model(), capitals, "The story of <X> contains", progress=False)
+        >>> round(found.mean("pearson_without"), 2), round(found.mean("pearson_with"), 2)
+        (0.83, 0.73)
     """
     check_choice(preset, Preset, "preset")
     check_choice(sources, PromptSources, "sources")

@@ -1,11 +1,4 @@
-"""What one head's attention does to the value vectors of a text, from a model or from arrays.
-
->>> A = [[1, 0, 0], [0.1, 0.9, 0], [0.6, 0.1, 0.4]]
->>> V = [[0.1, 0.2, 0.3], [-0.8, 0.3, -0.1], [0.5, -0.1, -0.4]]
->>> example = value_mixing_from(A, V, ["Birds", "sometimes", "walk"]).explain("walk", "Birds")
->>> round(example.before, 9), round(example.after, 9)
-(-0.09, 0.043)
-"""
+"""What one head's attention does to the value vectors of a text, from a model or from arrays."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -48,6 +41,14 @@ def value_mixing(
         key: With ``query``: the token it is compared with in the result's worked example.
         prepend_bos: Put BOS in front of the text.
         cache: An ``ActivationCache`` of this very text, from ``model.run_with_cache``; then nothing is run.
+
+    Example:
+        >>> from tl_headmaps import load_default_model, value_mixing
+        >>> mixing = value_mixing(load_default_model(), "Birds sometimes walk", "L11H3", "walk", key="sometimes")
+        >>> [round(share, 2) for share in mixing.A[0].tolist()]  # what "walk" attends to
+        [0.04, 0.84, 0.12]
+        >>> round(mixing.example.cosine_before, 2), round(mixing.example.cosine_after, 2)
+        (0.13, 0.96)
     """
     if key is not None and query is None:
         raise UsageError(f"The key {key!r} was given without a query; give the token that is compared with it, too.")
@@ -99,6 +100,16 @@ def value_mixing_from(A: Any, V: Any, tokens: Sequence[str] | None = None, norma
         V: Values, one row per token.
         tokens: Texts of the tokens; numbers from 1 by default, as in ``v1``.
         normalise: Divide each row of A by its sum.
+
+    Example:
+        >>> from tl_headmaps import value_mixing_from
+        >>> A = [[1, 0, 0], [0.1, 0.9, 0], [0.6, 0.1, 0.4]]
+        >>> V = [[0.1, 0.2, 0.3], [-0.8, 0.3, -0.1], [0.5, -0.1, -0.4]]
+        >>> mixing = value_mixing_from(A, V, ["Birds", "sometimes", "walk"])
+        >>> [round(value, 3) for value in mixing.V_hat[2].tolist()]
+        [0.18, 0.11, 0.01]
+        >>> mixing.notes
+        ("row 3 of A ('walk') sums to 1.1, not to 1, and is used as it is",)
     """
     pattern = given_tensor(A, "A", "a square matrix, query x key").double()
     values = given_tensor(V, "V", "a matrix, token x dimension").double()

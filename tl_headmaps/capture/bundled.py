@@ -64,6 +64,14 @@ def load_default_model(device: str | None = None) -> Any:
 
     Args:
         device: Where to put the model; TransformerLens' own choice by default.
+
+    Example:
+        >>> from tl_headmaps import load_default_model
+        >>> model = load_default_model()
+        >>> model.cfg.n_layers, model.cfg.n_heads
+        (30, 9)
+        >>> model.to_string(model("The capital of France is")[0, -1].argmax())
+        ' Paris'
     """
     folder = default_model_folder()
     with quiet_transformers():

@@ -13,6 +13,12 @@ def load_model(name: str | None = None, device: str | None = None) -> Any:
     Args:
         name: Folder with config, safetensors and tokenizer, or a hub name such as ``"gpt2"``.
         device: Where to put the model.
+
+    Example:
+        >>> from tl_headmaps import load_model
+        >>> model = load_model()  # or load_model("gpt2"), load_model("folder/of/a/checkpoint")
+        >>> model.cfg.model_name
+        'SmolLM2-135M-Instruct'
     """
     if name is None:
         return load_default_model(device)

@@ -82,16 +82,28 @@ class HeadWeights:
     this for you.
 
     Attributes:
+        model_name, architecture: What was read.
+        n_layers, n_heads, n_kv_heads, d_model, d_head: Its size.
+        basis: Whether norms were already folded into the weights when they were read.
         W_E: Token embeddings, stored type.
         W_U: Unembedding, transposed so that rows are tokens, stored type.
         embed_scale: Factor the model multiplies embeddings by (Gemma: sqrt(d_model)).
+        ln_final: The norm before the unembedding.
         ln2, mlp, ln2_post: Norm and MLP of layer 0, which turn embeddings into the vectors later layers see;
             ``mlp`` is None for attention-only models.
         mlp_refusal: Why the first MLP cannot be computed (mixture of experts, ...), or None.
-        basis: Whether norms were already folded into the weights when they were read.
         read_layer: Reads one layer; called by :meth:`layer`.
+        tokenizer: The model's tokenizer; None allows token ids only.
         origin: The checkpoint these weights are read from, which another process can open again; None for weights of a
             model in memory.
+
+    Example:
+        >>> from tl_headmaps import HeadWeights, load_default_model
+        >>> weights = HeadWeights.from_model(load_default_model())
+        >>> weights.n_layers, weights.n_heads, weights.n_kv_heads, weights.basis
+        (30, 9, 3, 'raw')
+        >>> tuple(weights.layer(23).W_O.shape), weights.group_of(4)  # head 4 reads key/value head 1
+        ((9, 64, 576), 1)
     """
 
     model_name: str
@@ -207,7 +219,7 @@ class HeadWeights:
 
     @cached_property
     def kept_vectors(self) -> dict[Preset, Float[Tensor, "vocab d_model"]]:
-        """Where :func:`~tl_headmaps.circuits.vectors.vocabulary_vectors` keeps what it computed last."""
+        """Where ``circuits.vectors.vocabulary_vectors()`` keeps what it computed last."""
         return {}
 
     @cached_property

@@ -57,16 +57,21 @@ def predicate(
 ) -> Callable[[Holds], Holds]:
     """Add a predicate over (source token, target token) to the catalogue; every later naming uses it.
 
-    Its examples are its test: they are tried at once, and a predicate that contradicts them is refused. With
-    ``sources``, it is only asked about those source words.
+    Its examples are its test: they are tried at once, and a predicate that contradicts them is refused.
+
+    Args:
+        name: What a head is called whose mappings it explains.
+        examples: Pairs of tokens for which it holds, with their leading spaces.
+        counterexamples: Pairs for which it does not.
+        sources: Only ask it about these source words; about all by default.
 
     Example:
+        >>> from tl_headmaps import predicate
         >>> @predicate("rhyme", examples=[(" cat", " hat")], counterexamples=[(" cat", " dog")])
         ... def rhyme(source, target):
         ...     return source.strip() != target.strip() and source[-2:] == target[-2:]
-        >>> "rhyme" in [entry.name for entry in catalogue()]
+        >>> rhyme(" house", " mouse")  # from now on a head may be called "rhyme"
         True
-        >>> forget("rhyme")
     """
 
     def add(holds: Holds) -> Holds:

@@ -70,6 +70,16 @@ class AblationCurves(Result):
         random_heads: For each seed, the heads switched off instead; never one of ``heads``.
         random_curves: Accuracy on the relation with those switched off.
         controls: Other relations while ``heads`` are switched off.
+
+    Example:
+        >>> from tl_headmaps import Relation, ablate, load_default_model
+        >>> pairs = [("France", "Paris"), ("Germany", "Berlin"), ("Japan", "Tokyo")]
+        >>> capitals = Relation.from_pairs("capitals", pairs, eliciting_templates=("The capital of <X> is",))
+        >>> curves = ablate(load_default_model(), capitals, "L23H4", controls=None, seeds=1, progress=False)
+        >>> curves.status, [str(head) for head in curves.heads], round(curves.base_accuracy, 2)
+        ('tested', ['L23H4'], 1.0)
+        >>> list(curves.to_pandas().columns)
+        ['curve', 'relation', 'n_ablated', 'head', 'accuracy', 'accuracy_low', 'accuracy_high']
     """
 
     kind: ClassVar[str] = "ablation_curves"

@@ -34,6 +34,14 @@ class AssociationHeads(Result):
         others_dot, others_cosine: The null: mean gain of the query with the other tokens it can see (not itself,
             not the key); NaN where there is none.
         attention: Attention of the query to the key.
+
+    Example:
+        >>> from tl_headmaps import association_heads, load_default_model
+        >>> found = association_heads(load_default_model(), "Birds sometimes walk", "walk", "sometimes")
+        >>> found.tokens[found.query], found.tokens[found.key], found.measure
+        (' walk', ' sometimes', 'cosine')
+        >>> round(float(found.attention[11, 3]), 2), round(float(found.specific("cosine")[11, 3]), 2)
+        (0.84, 0.79)
     """
 
     kind: ClassVar[str] = "association_heads"

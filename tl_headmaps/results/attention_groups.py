@@ -51,6 +51,16 @@ class AttentionGroups(Result):
         combination: The same values for the combination.
         combined: Mean attention over heads, None for more than 1,024 tokens.
         parents: Parent of each token if the pattern is a tree mask (None: a root), else None.
+
+    Example:
+        >>> from tl_headmaps import attention_groups_from_pattern
+        >>> first = [[1, 0, 0, 0], [0.9, 0.1, 0, 0], [0, 0, 1, 0], [0, 0, 0.1, 0.9]]
+        >>> second = [[1, 0, 0, 0], [0.1, 0.9, 0, 0], [0, 0, 1, 0], [0, 0, 0.9, 0.1]]
+        >>> groups = attention_groups_from_pattern([first, second], ["It", "I", "is", "am"])
+        >>> groups.labels, groups.head_to_group
+        ((0, 0, 1, 1), (0, 1))
+        >>> groups.groups_of("L0H1")
+        ((0, 1), (2, 3))
     """
 
     kind: ClassVar[str] = "attention_groups"

@@ -25,7 +25,22 @@ SAVED_SUFFIXES = (".json", ".csv", ".safetensors", ".parquet", *FIGURE_SUFFIXES)
 
 
 class Result(ABC):
-    """A frozen result; subclasses name their ``kind`` and say how they become JSON and rows."""
+    """A frozen result; subclasses name their ``kind`` and say how they become JSON and rows.
+
+    Attributes:
+        kind: What sort of result it is; files carry it, so that :meth:`load` knows.
+        provenance: How it was made: model and fingerprint, weight basis, options, data, seed, versions.
+
+    Example:
+        >>> from tl_headmaps import Result, value_mixing_from
+        >>> mixing = value_mixing_from([[1, 0], [0.5, 0.5]], [[1.0, 2.0], [3.0, 4.0]], ["Birds", "walk"])
+        >>> Result.load(mixing.save("mixing.json")) == mixing
+        True
+        >>> mixing.to_pandas()[["query_token", "key_token", "dot_before", "dot_after"]].values.tolist()[2]
+        ['walk', 'Birds', 11.0, 8.0]
+        >>> mixing.provenance.model
+        'given arrays'
+    """
 
     kind: ClassVar[str]
     methods: ClassVar[tuple[str, ...]] = ()
@@ -100,7 +115,7 @@ class Result(ABC):
         return {name: value.numpy(force=True) for name, value in self.to_torch().items()}
 
     def figure(self, **options: Any) -> Picture:
-        """The picture of this result, a :class:`~tl_headmaps.Figure`; options are those of its drawing."""
+        """The picture of this result, a :class:`tl_headmaps.Figure`; options are those of its drawing."""
         return drawing_of(type(self))(self, **options)
 
     def _repr_html_(self) -> str:

@@ -25,19 +25,7 @@ _MAPS = ("values", "interval_low", "interval_high", "baseline")
 
 @dataclass(frozen=True, eq=False)
 class MeasuredComponents:
-    """What both maps hold; a value that is not defined is NaN.
-
-    Attributes:
-        metric: Name of the metric.
-        unit: What a value is, for the colour bar.
-        relative: Whether values and intervals were divided by ``baseline``.
-        n_batches: Batches of text averaged over, 0 if the weights alone were looked at.
-        n_tokens: Tokens of text read.
-        components: Names of the matrices, as ``attn.q``.
-        values: The map.
-        interval_low, interval_high: 95% t-interval over batches; None without text or with a single batch.
-        baseline: What random matrices of the same shape give, or random subspaces; None where there is no such thing.
-    """
+    """What both maps hold: values, intervals and baseline of one shape; see :class:`ComponentMap`."""
 
     kind: ClassVar[str]
     metric: str
@@ -98,7 +86,23 @@ class ComponentMap(MeasuredComponents, Result):
     """One value per layer and component.
 
     Attributes:
-        values: The map; its intervals and baseline have the same shape.
+        metric: Name of the metric.
+        unit: What a value is, for the colour bar.
+        relative: Whether values and intervals were divided by ``baseline``.
+        n_batches: Batches of text averaged over, 0 if the weights alone were looked at.
+        n_tokens: Tokens of text read.
+        components: Column names, as ``attn.q``.
+        values: The map; a value that is not defined is NaN.
+        interval_low, interval_high: 95% t-interval over batches; None without text or with a single batch.
+        baseline: What random matrices of the same shape give, or random subspaces; None where there is no such thing.
+
+    Example:
+        >>> from tl_headmaps import component_map, load_default_model
+        >>> shares = component_map(load_default_model(), "contribution", "Birds sometimes walk.", progress=False)
+        >>> shares.components
+        ('attn.q', 'attn.k', 'attn.v', 'attn.o', 'mlp.up', 'mlp.down', 'mlp.gate')
+        >>> round(float(shares.values.sum()), 3), round(shares.at(8, "mlp.gate"), 3)
+        (1.0, 0.036)
     """
 
     kind: ClassVar[str] = "component_map"
@@ -139,7 +143,19 @@ class HeadComponentMap(MeasuredComponents, Result):
     over are NaN.
 
     Attributes:
-        values: The map; its intervals and baseline have the same shape.
+        components: The attention components, the first axis of every map.
+        values: The maps.
+        interval_low, interval_high: 95% t-interval over batches; None without text or with a single batch.
+        baseline: What random matrices of the same shape give, or random subspaces; None where there is no such thing.
+        metric, unit, relative, n_batches, n_tokens: As in :class:`ComponentMap`.
+
+    Example:
+        >>> from tl_headmaps import head_component_map, load_default_model
+        >>> norms = head_component_map(load_default_model(), "frobenius", progress=False)
+        >>> tuple(norms.of("attn.q").shape), tuple(norms.of("attn.k").shape)  # 9 query heads share 3 key heads
+        ((30, 9), (30, 3))
+        >>> norms.top(1, "attn.q")[0][1]
+        HeadIndex(layer=0, head=3)
     """
 
     kind: ClassVar[str] = "head_component_map"

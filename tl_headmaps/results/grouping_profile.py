@@ -43,6 +43,14 @@ class GroupingProfile(Result):
         possible: Share of queries that have such a pair.
         n_texts, n_tokens: Texts scored and their tokens.
         n_cut, n_skipped: Texts cut to the longest length, and texts of fewer than two tokens, left out.
+
+    Example:
+        >>> from tl_headmaps import grouping_profile, load_default_model
+        >>> profile = grouping_profile(load_default_model(), ["Birds walk.", "Cats walk too."], progress=False)
+        >>> profile.scores
+        ('previous_token', 'duplicate_token', 'first_token', 'induction', 'syntactic_neighbour', 'sentence_block')
+        >>> profile.n_texts, tuple(profile.head_map("previous_token").shape)
+        (2, (30, 9))
     """
 
     kind: ClassVar[str] = "grouping_profile"

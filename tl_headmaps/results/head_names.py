@@ -27,9 +27,20 @@ class HeadNames(Result):
     """Names of all heads, by layer and head.
 
     Attributes:
+        circuit: ``"ov"`` or ``"qk"``.
         names: The name of each head with its evidence, by layer.
         left_out: How many tokens of the vocabulary were not considered, by reason.
         failed_predicates: Predicates that raised, with their errors.
+
+    Example:
+        >>> from dataclasses import replace
+        >>> from tl_headmaps import HeadWeights, load_default_model, name_heads
+        >>> weights = HeadWeights.from_model(load_default_model())
+        >>> names = name_heads(replace(weights, n_layers=1), progress=False)  # the first layer only: all take a minute
+        >>> names.coverage()  # share of heads with a name, by third of the model
+        {'all': 0.0, 'early': 0.0}
+        >>> round(names.name("L0H5").score, 2), names.named()
+        (0.7, {})
     """
 
     kind: ClassVar[str] = "head_names"

@@ -42,6 +42,7 @@ class RelationScores(Result):
 
     Attributes:
         relations: Names of the relations.
+        circuit: ``"ov"`` (what heads write) or ``"qk"`` (where they look).
         k: Top-k of each relation.
         n_pairs: Pairs given.
         n_kept: Pairs whose words are single tokens, the ones scored.
@@ -54,6 +55,16 @@ class RelationScores(Result):
         interval_low, interval_high: 95% Wilson interval of ``promote``.
         suppress_null_mean, suppress_p_value, suppress_q_value: The same for ``suppress``.
         promote_ranks, suppress_ranks: Exact rank of every kept pair's target, by relation, if asked for.
+
+    Example:
+        >>> from tl_headmaps import load_default_model, relation_scores
+        >>> scores = relation_scores(load_default_model(), "country_to_capital", heads="L23H4", progress=False)
+        >>> scores.implements()
+        {'country_to_capital': [HeadIndex(layer=23, head=4)]}
+        >>> round(float(scores.interval_low[0, 23, 4]), 2), round(float(scores.null_mean[0, 23, 4]), 2)
+        (0.61, 0.02)
+        >>> scores.n_kept, scores.n_pairs  # pairs of single tokens, of all
+        ((42,), (106,))
     """
 
     kind: ClassVar[str] = "relation_scores"

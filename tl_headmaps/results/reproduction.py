@@ -51,7 +51,23 @@ class ReproducedRelation:
 
 @dataclass(frozen=True, eq=False)
 class Reproduction(Result):
-    """Tables of a reproduction; the results behind them are files of their own."""
+    """Tables of a reproduction; the results behind them are files of their own.
+
+    Attributes:
+        experiment: Name of the published experiment.
+        rows: Both experiments on each relation: agreement with activations, and ablation.
+
+    Example:
+        >>> from tl_headmaps import Relation, Reproduction, load_default_model, reproduce
+        >>> pairs = [("France", "Paris"), ("Germany", "Berlin"), ("Japan", "Tokyo")]
+        >>> capitals = Relation.from_pairs("capitals", pairs, eliciting_templates=("The capital of <X> is",))
+        >>> options = {"relations": capitals, "seeds": 1, "data_dir": "."}  # in "." are no relations to control with
+        >>> tables = reproduce(load_default_model(), "maps", **options, progress=False)
+        >>> round(tables.mean("base_accuracy"), 2)
+        1.0
+        >>> Reproduction.load("maps/reproduction.json") == tables
+        True
+    """
 
     kind: ClassVar[str] = "reproduction"
     methods: ClassVar[tuple[str, ...]] = ("elhelo2024maps",)

@@ -26,6 +26,14 @@ class RunState(Result):
         seconds_per_layer: Wall-clock time per finished layer of the latest stretch of work, None if unknown.
         seconds_left: The same times the layers left; 0 when finished, None if unknown.
         provenance: Of the result, with the time the run was started.
+
+    Example:
+        >>> from tl_headmaps import describe_run, load_default_model, relation_scores
+        >>> heads = ["L22H8", "L23H4"]
+        >>> scores = relation_scores(load_default_model(), "comparative", heads=heads, run_dir="run", progress=False)
+        >>> run = describe_run("run")
+        >>> run.computing, run.layers, run.finished, run.damaged
+        ('relation_scores', (22, 23), (22, 23), ())
     """
 
     kind: ClassVar[str] = "run_state"

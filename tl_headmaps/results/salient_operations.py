@@ -67,6 +67,7 @@ class SalientOperations(Result):
     """The most salient tokens of each head, with the targets they promote and suppress most, and names.
 
     Attributes:
+        circuit: ``"ov"`` or ``"qk"``.
         heads: The heads, the first axis of every array.
         token_ids: Salient source tokens (for QK: query tokens), most salient first.
         salience: Their salience ratios.
@@ -77,6 +78,14 @@ class SalientOperations(Result):
         left_out: How many tokens of the vocabulary were not considered, by reason.
         failed_predicates: Predicates that raised, with their errors; they were left out.
         largest: (source id, target id, value) of the largest entries of each whole map, if asked for.
+
+    Example:
+        >>> from tl_headmaps import load_default_model, salient_operations
+        >>> found = salient_operations(load_default_model(), "L0H5", n_tokens=10, n_targets=3, progress=False)
+        >>> tuple(found.salience.shape), tuple(found.promoted_ids.shape)
+        ((1, 10), (1, 10, 3))
+        >>> found.mappings("L0H5")[0], found.name("L0H5").name
+        (('.', [' ', ',', ' and']), 'unclear')
     """
 
     kind: ClassVar[str] = "salient_operations"

@@ -40,6 +40,8 @@ class TaskMaps(Result):
     Attributes:
         functions: Names of the functions.
         n_items: Items of each.
+        positions: Where heads were read: ``"answer"`` or ``"last"``.
+        probe: ``"linear"`` or ``"mlp"``.
         importance: What the probe reads from a head for the function, beyond what the items' words tell: mean over
             held-out items of gradient x activation.
         importance_normalised: Its positive part, scaled to sum to one over the heads.
@@ -58,6 +60,18 @@ class TaskMaps(Result):
         overlap: Shared part of those heads between two functions (Jaccard).
         correlation: Rank correlation of two functions' importances.
         stability: Rank correlation of ``importance`` and ``importance_again``, function by function.
+        verifier: What :meth:`verify` calls; None for a result that was loaded or selected.
+
+    Example:
+        >>> from tl_headmaps import TaskItem, Tasks, load_default_model, task_maps
+        >>> sums = [TaskItem(f"{n} + 1 =", str(n + 1), "math_calculation", content=str(n)) for n in range(10)]
+        >>> cups = [TaskItem(f"{n} is", "red", "retrieval", f"Cup {n} is red.", content=str(n)) for n in range(10)]
+        >>> tasks = Tasks((*sums, *cups))
+        >>> maps = task_maps(load_default_model(), tasks, folds=3, n_null=1, cache_dir="cache", progress=False)
+        >>> maps.n_items, maps.overall_accuracy["words"]  # such items give their function away by their words
+        ((10, 10), 1.0)
+        >>> maps.select("retrieval").functions, tuple(maps.importance.shape)
+        (('retrieval',), (2, 30, 9))
     """
 
     kind: ClassVar[str] = "task_maps"
@@ -123,8 +137,7 @@ class TaskMaps(Result):
     def verify(self, **options: Any) -> TaskVerification:
         """Ablate the heads of each function and see which functions the model gets worse at.
 
-        Options are those of :func:`tl_headmaps.analyses.verify_tasks.verify_tasks`: ``n_items``, ``n_random``,
-        ``max_heads``, ``progress``.
+        Options are those of ``analyses.verify_tasks``: ``n_items``, ``n_random``, ``max_heads``, ``progress``.
 
         Raises:
             UsageError: The result was loaded or selected, so the model and the items are no longer at hand.

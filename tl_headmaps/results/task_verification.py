@@ -44,12 +44,26 @@ class TaskVerification(Result):
         accuracy: After ablating the heads of the row's function, on the items of the column's.
         accuracy_low, accuracy_high: Its interval.
         clean: With all heads.
+        clean_low, clean_high: Its interval.
         random: With as many other heads taken away, drawn at random from those that are not the function's own, on
             the function's own items; mean over several draws.
+        random_low, random_high: Its interval.
         chance: Expected share of right answers when one of the alternatives is drawn.
         p_value: How likely own and random heads would differ so much on the function's own items if it did not matter
             which are taken away: exact, paired by items, two-sided (McNemar's test for a single random draw).
         q_value: The same after Benjamini-Hochberg over the functions.
+
+    Example:
+        >>> from tl_headmaps import TaskItem, Tasks, load_default_model, task_maps
+        >>> sums = [TaskItem(f"{n} + 1 =", str(n + 1), "math_calculation", "", ("0",), "", str(n)) for n in range(10)]
+        >>> cups = [TaskItem(f"{n} is", "red", "retrieval", f"No {n} is red.", ("wet",), "", str(n)) for n in range(10)]
+        >>> tasks = Tasks((*sums, *cups))
+        >>> maps = task_maps(load_default_model(), tasks, folds=3, n_null=1, cache_dir="cache", progress=False)
+        >>> found = maps.verify(n_items=5, n_random=1, max_heads=2, progress=False)
+        >>> found.functions, found.n_items, found.chance.tolist()
+        (('retrieval', 'math_calculation'), (5, 5), [0.5, 0.5])
+        >>> float(found.clean[0]), tuple(found.accuracy.shape)
+        (1.0, (2, 2))
     """
 
     kind: ClassVar[str] = "task_verification"

@@ -30,6 +30,14 @@ class TokenGrid(Result):
         values: Entries of the map.
         ranks: How many of all the tokens in a row have a strictly greater entry (0 is the best).
         n_vocab: Number of tokens ranked against.
+
+    Example:
+        >>> from tl_headmaps import load_default_model, token_grid
+        >>> grid = token_grid(load_default_model(), "L23H4", ["France", "Egypt"], ["Paris", "Cairo"])
+        >>> grid.ranks.diagonal().tolist(), grid.n_vocab
+        ([2, 6], 49152)
+        >>> list(grid.to_rows())[0]["target"]
+        'Paris'
     """
 
     kind: ClassVar[str] = "token_grid"

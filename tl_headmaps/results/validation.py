@@ -45,8 +45,18 @@ class Validation(Result):
         static_promote, static_suppress: Scores from the weights alone.
         promote_without, suppress_without: Scores when the last position attends to nothing but the source.
         promote_with, suppress_with: Scores of what the head really writes at the last position.
-        agreement: Columns :data:`AGREEMENT_COLUMNS`, a value per relation: Pearson and Spearman correlation of
-            static with dynamic scores over heads x templates, NaN where one of them does not vary over heads.
+        agreement: Columns such as ``pearson_without`` or ``suppress_spearman_with_low`` (an end of its 95% interval), a
+            value per relation: correlation of static with dynamic scores over heads x templates, NaN where one of them
+            does not vary over heads.
+
+    Example:
+        >>> from tl_headmaps import Relation, load_default_model, validate
+        >>> capitals = Relation.from_pairs("capitals", [("France", "Paris"), ("Egypt", "Cairo"), ("Japan", "Tokyo")])
+        >>> found = validate(load_default_model(), capitals, "The story of <X> contains", progress=False)
+        >>> found.n_static, found.n_dynamic, found.templates
+        ((3,), (3,), ('The story of <X> contains',))
+        >>> round(float(found.static_promote[0, 23, 4]), 2), round(float(found.promote_without[0, 0, 23, 4]), 2)
+        (1.0, 0.33)
     """
 
     kind: ClassVar[str] = "validation"

@@ -42,6 +42,16 @@ class ValueMixing(Result):
         head: The head, None for arrays given by the caller.
         reconstruction_error: Largest difference between A V and the model's own ``hook_z``, None without a model.
         key: The key the one query was compared with, if that was asked for: then :attr:`example` works it out.
+
+    Example:
+        >>> from tl_headmaps import value_mixing_from
+        >>> A = [[1, 0, 0], [0.1, 0.9, 0], [0.6, 0.1, 0.4]]
+        >>> V = [[0.1, 0.2, 0.3], [-0.8, 0.3, -0.1], [0.5, -0.1, -0.4]]
+        >>> mixing = value_mixing_from(A, V, ["Birds", "sometimes", "walk"])
+        >>> round(float(mixing.before_dot[2, 0]), 3), round(float(mixing.after_dot[2, 0]), 3)
+        (-0.09, 0.043)
+        >>> [round(part, 3) for part in mixing.split("walk", "Birds").tolist()]  # adds up to the latter
+        [0.084, -0.005, -0.036]
     """
 
     kind: ClassVar[str] = "value_mixing"

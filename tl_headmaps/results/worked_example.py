@@ -27,6 +27,15 @@ class WorkedExample:
         split: Part of each token in ``after``; adds up to it.
         change_split: Part of each token in ``after - before``; adds up to it.
         notes: What is odd about the row (does not sum to one, negative weights), as sentences.
+
+    Example:
+        >>> from tl_headmaps import value_mixing_from
+        >>> mixing = value_mixing_from([[1, 0], [0.5, 0.5]], [[1.0, 2.0], [3.0, -1.0]], ["Birds", "walk"])
+        >>> example = mixing.explain("walk", "Birds")
+        >>> example.before, example.after, example.gain
+        (1.0, 3.0, 2.0)
+        >>> example.markdown().splitlines()[0]
+        "### What attention does to 'walk', seen from 'Birds'"
     """
 
     kind: ClassVar[str] = "worked_example"
@@ -50,7 +59,7 @@ class WorkedExample:
         return self.after - self.before
 
     def figure(self) -> Picture:
-        """The example as a picture, a :class:`~tl_headmaps.Figure`."""
+        """The example as a picture, a :class:`tl_headmaps.Figure`."""
         return drawing_of(type(self))(self)
 
     def _repr_html_(self) -> str:

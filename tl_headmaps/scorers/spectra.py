@@ -24,7 +24,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..capture.weights import in_float64
+from ..capture.tensors import in_float64
 
 _T = TypeVar("_T")
 _S = TypeVar("_S")
