@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from browser import EXECUTABLE, Browser
 from commands import Run
 from hypothesis import HealthCheck, settings
 
@@ -77,6 +78,18 @@ def never_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("the model was loaded before the mistake was seen")
 
     monkeypatch.setattr("tl_headmaps.load_model", load)
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    if EXECUTABLE is None:
+        why = "no Chromium was found; install one (apt-get install chromium) and run make test-browser"
+        if os.environ.get("TL_HEADMAPS_BROWSER") == "required":
+            pytest.fail(why)
+        pytest.skip(why)
+    opened = Browser(tmp_path_factory.mktemp("profile"))
+    yield opened
+    opened.close()
 
 
 @pytest.fixture(scope="module")

@@ -193,15 +193,23 @@ shared_model = lru_cache(maxsize=None)(random_model)
 """The same, built once per run: for tests that only read."""
 
 
-def hosted(source: Any, kind: str, *, host: str = "bridge", processed: bool = False, tokenizer: bool = True) -> Any:
-    """Put a transformers model into TransformerLens."""
+def hosted(
+    source: Any,
+    kind: str,
+    *,
+    host: str = "bridge",
+    processed: bool = False,
+    tokenizer: bool = True,
+    words: Any = None,
+) -> Any:
+    """Put a transformers model into TransformerLens; ``words`` is a tokenizer for a bridge, if not the usual one."""
     if host == "hooked":
         return _hooked(source, kind, processed=processed, tokenizer=tokenizer)
     from transformer_lens.model_bridge import TransformerBridge
 
     with quiet(), tempfile.TemporaryDirectory() as folder:
         source.save_pretrained(folder)
-        words = _reopened(word_tokenizer(source.config.vocab_size), folder)
+        words = _reopened(words or word_tokenizer(source.config.vocab_size), folder)
         model = TransformerBridge.boot_transformers(
             folder, hf_model=source, tokenizer=words, device="cpu", dtype=source.dtype
         )
@@ -481,13 +489,29 @@ def planted_model(
 
 
 def knowing_model(relations: Mapping[int, Mapping[int, int]], *, n_layers: int = 3) -> Any:
+    """:func:`knowing_source` in TransformerLens."""
+    return hosted(knowing_source(relations, n_layers=n_layers), "llama")
+
+
+def knowing_source(
+    relations: Mapping[int, Mapping[int, int]],
+    *,
+    n_layers: int = 3,
+    n_heads: int = 4,
+    n_vocab: int = 24,
+    **changes: Any,
+) -> Any:
     """A llama whose next token after a source is its target, because heads of layer 0 say so louder than all else.
 
     Args:
-        relations: For each head of layer 0 (heads 0 and 1, 2 and 3 share a value matrix) targets by source.
+        relations: For each head of layer 0 (with four heads, 0 and 1, 2 and 3 share a value matrix) targets by source.
         n_layers: Number of layers; all above the first are random and not heard.
+        n_heads: Number of query heads; d_model is 16 times this, and must be twice ``n_vocab`` or more.
+        n_vocab: Number of tokens.
+        **changes: Go to the configuration.
     """
-    source = source_model("llama", n_layers=n_layers, n_heads=4, n_kv_heads=2, n_vocab=24, d_model=64)
+    sizes = {"n_layers": n_layers, "n_heads": n_heads, "n_kv_heads": 2, "n_vocab": n_vocab}
+    source = source_model("llama", d_model=16 * n_heads, **sizes, **changes)
     parts = Anatomy(source, "llama")
     with torch.no_grad():
         plant(parts, {(0, head): relation for head, relation in relations.items()})
@@ -495,7 +519,7 @@ def knowing_model(relations: Mapping[int, Mapping[int, int]], *, n_layers: int =
             parts.write_output(0, head, 1e4 * parts.heads(0).W_O[head])
         # Queries of zero attend to every token alike.
         parts.part(0, "attn").q_proj.weight.zero_()
-    return hosted(source, "llama")
+    return source
 
 
 def plant(parts: Anatomy, relations: Mapping[tuple[int, int], Mapping[int, int]]) -> None:

@@ -1,14 +1,12 @@
 """Every figure in a real browser: opened from disk, offline, with mouse and keyboard."""
 
 import json
-import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from browser import EXECUTABLE, Browser
+from browser import Browser
 from every_figure import BLOCKS, A, V, every_figure
 
 from tl_headmaps.renderers import (
@@ -43,18 +41,6 @@ DANGEROUS = [
     " ",
     "\x00",
 ]
-
-
-@pytest.fixture(scope="session")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    if EXECUTABLE is None:
-        why = "no Chromium was found; install one (apt-get install chromium) and run make test-browser"
-        if os.environ.get("TL_HEADMAPS_BROWSER") == "required":
-            pytest.fail(why)
-        pytest.skip(why)
-    opened = Browser(tmp_path_factory.mktemp("profile"))
-    yield opened
-    opened.close()
 
 
 class Shown:

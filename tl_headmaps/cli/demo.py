@@ -1,45 +1,126 @@
-"""The tour: a real head of a real model doing a real thing, in about a minute."""
+"""The tour: real heads of a real model from their weights to its answers, in about three minutes."""
 
+import os
+import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..errors import OutputError, UnsupportedModelError, UsageError
 from .options import CheckpointOption, DeviceOption, ModelOption, open_weights
 
-_RELATIONS = ("country_to_capital", "country_to_language", "name_copying", "past_tense", "comparative", "antonym")
-_SOURCES = ("France", "Germany", "Egypt")
-_TARGETS = ("Cairo", "Paris", "Berlin")
+if TYPE_CHECKING:
+    from ..analyses.tour import Finding, Taken
+    from ..renderers.story import Chapter, Part
+
+PAGE = "index.html"
 
 
 def demo(
     model: ModelOption = None,
     checkpoint: CheckpointOption = None,
     device: DeviceOption = None,
-    folder: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Where to write the results.")] = Path("demo"),
+    folder: Annotated[
+        Path, typer.Option("--out", metavar="FOLDER", help="Where to write the page and the results.")
+    ] = Path("demo"),
 ) -> None:
-    """Take the tour: what was found in the model, which heads know capitals, and one of them at work."""
-    from .. import HeadWeights, describe_model, relation_scores, token_grid
+    """Take the tour: what the heads of a model do, and how sure that is, as one page with the results beside it."""
+    from ..analyses.tour import Finding, Tour
+    from ..analyses.tour_sections import SECTIONS
 
-    weights = HeadWeights.of(open_weights(model, checkpoint, device))
-    description = describe_model(weights)
-    _section("The model", str(description))
+    _check_folder(folder)
+    tour = Tour(open_weights(model, checkpoint, device))
+    taken = []
+    for number, section in enumerate(SECTIONS, 1):
+        typer.echo(f"[{number}/{len(SECTIONS)}] {section.title}", err=True)
+        taken.append(tour.take(section))
+        typer.echo(f"[{number}/{len(SECTIONS)}] done in {taken[-1].seconds:.1f} s", err=True)
+        typer.echo(_printed(taken[-1]))
+    findings = [outcome for one in taken for outcome in one.outcomes if isinstance(outcome, Finding)]
+    if not findings:
+        raise UnsupportedModelError(f"No section of the tour could be done for {tour.weights.model_name}; see above.")
+    options = _model_options(model, checkpoint, device)
+    # Only now, and the page last: a folder never holds a page whose results are those of another run.
+    for finding in findings:
+        finding.result.save(folder / _file(finding))
+    _save_page(folder / PAGE, tour.weights.model_name, taken, options)
+    typer.echo(f"\nOpen {folder / PAGE} in a browser; the {len(findings)} results are beside it as JSON.")
 
-    scores = relation_scores(weights, _RELATIONS)
-    _section("Which heads implement which relation? (from the weights alone)", str(scores))
 
-    head, score = scores.top(1, "country_to_capital")[0]
-    grid = token_grid(weights, head, _SOURCES, _TARGETS)
-    _section(f"{head} scores {score:.2f} on country to capital: look at it", str(grid))
-    found = ", ".join(f"{source} -> {target}" for source, target in grid.best())
-    typer.echo(f"\nFinding: {head} of {weights.model_name} maps {found}.")
-
-    results = {"model": description, "relation_scores": scores, "token_grid": grid}
-    for name, result in results.items():
-        result.save(folder / f"{name}.json")
-        result.save(folder / f"{name}.html")
-    typer.echo(f"Wrote {', '.join(f'{name}.json and .html' for name in results)} to {folder.resolve()}")
+def _check_folder(folder: Path) -> None:
+    """Refuse a folder that cannot be written to before the long work starts."""
+    existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    if existing == folder.absolute() and not existing.is_dir():
+        raise UsageError(f"--out {folder} is a file; give the name of a folder.")
+    if not (existing.is_dir() and os.access(existing, os.W_OK)):
+        raise OutputError(f"Cannot write to {folder}: {existing} is not a folder that you may write to.")
 
 
-def _section(title: str, text: str) -> None:
-    typer.echo(f"\n== {title} ==\n\n{text}")
+def _model_options(model: str | None, checkpoint: str | None, device: str | None) -> list[str]:
+    """The options with which every command opens the same model."""
+    chosen = {"--model": model, "--checkpoint": checkpoint, "--device": device}
+    return [part for option, value in chosen.items() if value is not None for part in (option, value)]
+
+
+def _file(finding: "Finding") -> str:
+    return f"{finding.name}.json"
+
+
+def _printed(taken: "Taken") -> str:
+    """A section for the terminal: what was found, and the tables that are short enough."""
+    from ..analyses.tour import Refusal
+    from ..renderers.text import visible, wrapped
+
+    lines = [f"\n== {taken.section.title} =="]
+    for outcome in taken.outcomes:
+        if isinstance(outcome, Refusal):
+            lines += ["", wrapped(visible(f"Left out: {outcome.why}"))]
+            continue
+        lines += ["", wrapped(visible(outcome.says))]
+        if outcome.printed:
+            lines += ["", outcome.printed]
+    return "\n".join(lines)
+
+
+def _save_page(path: Path, name: str, taken: "list[Taken]", options: list[str]) -> None:
+    from .. import __version__
+    from ..renderers.story import save_story
+
+    save_story(
+        path,
+        f"What the heads of {name} do",
+        f"Made by tl-headmaps {__version__} in one run: every number on this page comes from it. Figures answer to "
+        "mouse, touch and keyboard. Under each stands the command that makes it, and the file with its values.",
+        [_chapter(one, options) for one in taken],
+        [
+            'Read a file back in Python: from tl_headmaps import Result; Result.load("relation_scores.json"). Each '
+            "says in its provenance which model, weights, versions and options it was made with."
+        ],
+    )
+
+
+def _chapter(taken: "Taken", options: list[str]) -> "Chapter":
+    from ..analyses.tour import Finding
+    from ..renderers.story import Chapter, Part
+
+    parts = [
+        _part(outcome, options) if isinstance(outcome, Finding) else Part(f"Left out for this model. {outcome.why}")
+        for outcome in taken.outcomes
+    ]
+    headlines = [outcome.headline for outcome in taken.outcomes if isinstance(outcome, Finding) and outcome.headline]
+    return Chapter(taken.section.title, taken.section.about, parts, "; ".join(headlines))
+
+
+def _part(finding: "Finding", options: list[str]) -> "Part":
+    from ..renderers.figure import Figure
+    from ..renderers.story import Part
+
+    command = shlex.join(["tl-headmaps", *finding.arguments, *options, "--out", f"{finding.name}.html"])
+    try:
+        figure = finding.result.figure()
+    except UsageError as error:
+        # Too large to draw, for instance: the result is there all the same.
+        return Part(f"{finding.says} Its picture is left out. {error}", None, command, _file(finding))
+    assert isinstance(figure, Figure)
+    return Part(finding.says, figure, command, _file(finding))

@@ -1,6 +1,7 @@
 """Results as aligned text for a terminal."""
 
 import io
+import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,11 @@ def visible(text: str) -> str:
 def quoted(token: str) -> str:
     """A token between quotes, so that its spaces can be seen."""
     return f"'{visible(token)}'"
+
+
+def wrapped(text: str, width: int = 100) -> str:
+    """Prose in lines of that many characters."""
+    return textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)
 
 
 def table_text(columns: Sequence[tuple[str, str]], rows: Sequence[Sequence[Any]]) -> str:
