@@ -1,11 +1,9 @@
 """What q, k, v, o, up, down and gate of every layer contribute, and the heads inside them."""
 
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import wraps
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -23,9 +21,6 @@ from ..scorers.components import Change, Estimate, find_metric, mean_over_batche
 from ..scorers.spectra import Matrix, side_by_side
 from ..texts import describe_source, read_texts
 from ..types import WRITING_COMPONENTS
-
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
 
 _SEQUENCE = 256
 _BATCH_TOKENS = 512
@@ -85,26 +80,20 @@ def component_map(
     return ComponentMap(**made)
 
 
-def _called_like(call: Callable[_P, Any]) -> Callable[[Callable[..., _R]], Callable[_P, _R]]:
-    """Gives a function the arguments of another, for readers, editors and type checkers: they are written once."""
-    arguments = inspect.signature(call)
-
-    def give(function: Callable[..., _R]) -> Callable[_P, _R]:
-        @wraps(function)
-        def called(*given: _P.args, **named: _P.kwargs) -> _R:
-            bound = arguments.bind(*given, **named)
-            bound.apply_defaults()
-            return function(*bound.arguments.values())
-
-        answer = inspect.signature(function).return_annotation
-        called.__signature__ = arguments.replace(return_annotation=answer)  # type: ignore[attr-defined]
-        return called
-
-    return give
-
-
-@_called_like(component_map)
-def head_component_map(model_or_weights: Any, metric: str, *options: Any) -> HeadComponentMap:
+def head_component_map(
+    model_or_weights: Any,
+    metric: str = "contribution",
+    text: Any = None,
+    against: Any = None,
+    *,
+    relative: bool = False,
+    k: int | None = None,
+    column: str = "text",
+    max_tokens: int = 8192,
+    prepend_bos: bool = False,
+    seed: int = 0,
+    progress: bool = True,
+) -> HeadComponentMap:
     """The same by head: one value for the q, k, v and o of every head (k and v: of every key/value head).
 
     A head's matrix is its own slice. ``contribution`` is normalised over this map, so that heads compare with heads.
@@ -128,7 +117,8 @@ def head_component_map(model_or_weights: Any, metric: str, *options: Any) -> Hea
         >>> [(component, str(head), round(value)) for component, head, value in norms.top(2)]
         [('attn.k', 'L0H1', 90), ('attn.q', 'L0H3', 74)]
     """
-    return HeadComponentMap(**_Maker(model_or_weights, metric, _Options(*options), by_head=True).fields())
+    options = _Options(text, against, relative, k, column, max_tokens, prepend_bos, seed, progress)
+    return HeadComponentMap(**_Maker(model_or_weights, metric, options, by_head=True).fields())
 
 
 @dataclass(frozen=True)
