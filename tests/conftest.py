@@ -1,5 +1,6 @@
 """What several test files share; what examples need too is in docstring_examples.py."""
 
+import os
 import random
 import sys
 from collections.abc import Callable, Iterator
