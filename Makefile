@@ -23,7 +23,7 @@ lint: .venv/linted
 	.venv/bin/mypy
 
 test-tl3: .venv-tl3/tested
-	.venv-tl3/bin/python -m pytest tests -m 'not browser'
+	.venv-tl3/bin/python -m pytest -m 'not browser'
 
 figures: .venv/tested
 	.venv/bin/python tests/benchmarks/figures.py
