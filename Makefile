@@ -49,7 +49,7 @@ WITHOUT_HOST = citations drawings examples package ranking relations renderers r
 	results tasks texts vocabulary
 
 test-tl3: .venv-tl3/tested
-	$(call PYTEST,.venv-tl3) tests -m 'not browser' $(WITHOUT_HOST:%=--ignore=tests/test_%.py)
+	$(call PYTEST,.venv-tl3) -m 'not browser' $(WITHOUT_HOST:%=--ignore=tests/test_%.py)
 
 figures: .venv/tested
 	.venv/bin/python tests/benchmarks/figures.py
