@@ -20,6 +20,7 @@ from hypothesis.extra.numpy import arrays
 from tl_headmaps import HeadIndex, HeadMapsError, Result, TokenGrid, files, value_mixing_from
 from tl_headmaps.errors import OutputError, UsageError
 from tl_headmaps.provenance import Provenance
+from tl_headmaps.results import base
 from tl_headmaps.results.model_description import ModelDescription
 
 AWKWARD = ['say "hi"', "two\nlines", "a,b", "'", "", "🇫🇷 🙂", "שלום", "‮abc", "\\", "\x00", "\ttab", "</script>", "Ġx"]
@@ -339,3 +340,15 @@ class TestProvenanceText:
 
         made = provenance()
         assert pretty(made) == str(made)
+
+
+class TestPrompt:
+    def test_a_result_shows_its_text_at_the_prompt(self) -> None:
+        result = value_mixing_from([[1, 0], [0.5, 0.5]], [[1.0, 2.0], [3.0, 4.0]], ["a", "b"])
+        assert repr(result) == str(result)
+
+    def test_every_kind_has_a_text_of_its_own(self) -> None:
+        base._learn_kinds()
+        for kind, result_class in base._KINDS.items():
+            assert result_class.__str__ is not object.__str__, kind
+            assert result_class.__repr__ is Result.__repr__, f"{kind} is shown as its tensors; give it repr=False"

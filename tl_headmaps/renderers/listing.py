@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from .figure import Figure
 from .page import figure_body, table
+from .tables import Table
 from .text import table_text, visible
 
 
@@ -35,8 +36,19 @@ def table_figure(
     """A table; ``text`` is its printed form, if it has one. ``unbroken`` cells scroll instead of wrapping."""
     rows = [list(row) for row in rows]
     shown = text or table_text([(column, "left") for column in columns], rows)
-    inside = table(columns, rows)
+    return _listed(title, table(columns, rows), shown, unbroken)
+
+
+def tables_figure(tables: Sequence[Table], *, title: str, text: str) -> Figure:
+    """Several tables below each other, the note of each as its caption."""
+    inside = "".join(
+        table([name for name, _ in each.columns], [list(row) for row in each.rows], each.note) for each in tables
+    )
+    return _listed(title, inside, text, unbroken=True)
+
+
+def _listed(title: str, inside: str, text: str, unbroken: bool) -> Figure:
     if unbroken:
         inside = f'<div class="tlhm-unbroken">{inside}</div>'
     body = figure_body("text", title, inside=inside)
-    return Figure(title=visible(title), body=body, needs=(), text=shown, data=Listing(visible(title), shown))
+    return Figure(title=visible(title), body=body, needs=(), text=text, data=Listing(visible(title), text))

@@ -73,7 +73,10 @@ def relation_scores_text(scores: "RelationScores", top: int = 3) -> str:
     rows = []
     for number, name in enumerate(scores.relations):
         kept = f"{scores.n_kept[number]}/{scores.n_pairs[number]}"
-        for place, (head, score) in enumerate(scores.top(top, name)):
+        best = [entry for entry in scores.top(top, name) if entry[1] > 0]
+        if not best:
+            rows.append([name, kept, scores.k[number], "none ", "0.00", *[""] * 4])
+        for place, (head, score) in enumerate(best):
             at = (number, head.layer, head.head)
             interval = f"{scores.interval_low[at]:.2f}-{scores.interval_high[at]:.2f}"
             rows.append(

@@ -54,7 +54,7 @@ class Control:
     curve: Curve
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class AblationCurves(Result):
     """Accuracy on a relation while heads are switched off, beside random heads and other relations.
 

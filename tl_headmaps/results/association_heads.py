@@ -21,7 +21,7 @@ _MAPS = ("before_dot", "after_dot", "others_dot", "before_cosine", "after_cosine
 """Fields with one value per layer and head."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class AssociationHeads(Result):
     """Head maps of the association of a query with a key, before and after each head's attention.
 

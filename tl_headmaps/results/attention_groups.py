@@ -24,7 +24,7 @@ _PER_HEAD = ("within_share", "modularity", "null_modularity", "z_score", "p_valu
 """Fields with one value per head."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class AttentionGroups(Result):
     """Token groups of each head and of all heads together; the groups partition the kept tokens.
 

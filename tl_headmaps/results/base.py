@@ -61,6 +61,10 @@ class Result(ABC):
 
     __hash__ = None  # type: ignore[assignment]
 
+    def __repr__(self) -> str:
+        """What a terminal shows for a result is what it prints, not its tensors."""
+        return str(self)
+
     @abstractmethod
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON, ``kind`` first and ``provenance`` last."""

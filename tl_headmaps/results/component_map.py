@@ -23,7 +23,7 @@ _FACTS = ("metric", "unit", "relative", "n_batches", "n_tokens")
 _MAPS = ("values", "interval_low", "interval_high", "baseline")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class MeasuredComponents:
     """What both maps hold: values, intervals and baseline of one shape; see :class:`ComponentMap`."""
 
@@ -81,7 +81,7 @@ class MeasuredComponents:
         return labels | {name: float(values[at]) for name, values in maps.items() if values is not None}
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class ComponentMap(MeasuredComponents, Result):
     """One value per layer and component.
 
@@ -135,7 +135,7 @@ class ComponentMap(MeasuredComponents, Result):
         return component_map_text(self)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class HeadComponentMap(MeasuredComponents, Result):
     """One value per attention component, layer and head: a :class:`ComponentMap` opened into its heads.
 

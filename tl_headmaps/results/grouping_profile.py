@@ -28,7 +28,7 @@ _MAPS = (
 """Fields with one value per score, layer and head."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class GroupingProfile(Result):
     """Head maps of six scores, means over texts with 95% intervals.
 

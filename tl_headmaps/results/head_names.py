@@ -22,7 +22,7 @@ PUBLISHED_COVERAGE = {"early": "20-60%", "late": "60-96%"}
 """Heads that a person or a large language model could describe in the MAPS paper (early and later layers)."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class HeadNames(Result):
     """Names of all heads, by layer and head.
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from typing import Self
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ModelDescription(Result):
     """Facts about a model, as (name, value) pairs in reading order."""
 

@@ -36,7 +36,7 @@ _MAPS = (
 """Fields with one value per relation, layer and head."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class RelationScores(Result):
     """Scores of relations (first axis) by layer and head; cells that were not asked for are NaN.
 

@@ -49,7 +49,7 @@ class ReproducedRelation:
     controls: tuple[str, ...]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Reproduction(Result):
     """Tables of a reproduction; the results behind them are files of their own.
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 State: TypeAlias = Literal["running", "stopped", "finished"]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class RunState(Result):
     """State of a run folder.
 

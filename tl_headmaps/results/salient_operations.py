@@ -62,7 +62,7 @@ class HeadName:
         return dict(vars(self))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class SalientOperations(Result):
     """The most salient tokens of each head, with the targets they promote and suppress most, and names.
 

@@ -33,7 +33,7 @@ _BY_FUNCTION = ("null_max", "probe_accuracy", "probe_low", "probe_high", "combin
 _BETWEEN = ("overlap", "correlation")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class TaskMaps(Result):
     """Importance of every head (last two axes) for every function (first axis).
 

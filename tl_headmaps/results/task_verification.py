@@ -30,7 +30,7 @@ SIGNIFICANT = 0.05
 """False discovery rate below which own heads differ from random ones."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class TaskVerification(Result):
     """Accuracy on the items of a function (columns) after ablating the heads of a function (rows).
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from typing import Self
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class TokenGrid(Result):
     """Entries of a head's map and their ranks among all tokens.
 

@@ -31,7 +31,7 @@ _STATIC = ("static_promote", "static_suppress")
 _DYNAMIC = ("promote_without", "promote_with", "suppress_without", "suppress_with")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Validation(Result):
     """Static and dynamic scores of relations, and how well they agree.
 

@@ -28,7 +28,7 @@ _MOST_SPLITS = 1_000_000
 """Numbers of query x key x source up to which JSON lists every split."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class ValueMixing(Result):
     """Values V, attention A, mixed values A V, and the association of every query with every key before and after.
 
