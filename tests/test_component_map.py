@@ -252,6 +252,9 @@ def test_the_text_form_shows_the_map() -> None:
     assert "share of |sum(w * dLoss/dw)| over the map; from " in shown
     shown = str(head_component_map(shared_model("gpt2"), text=TEXTS))
     assert "Component map by head of tiny-gpt2" in shown and "key/value heads" in shown
+    assert "95%" in shown and "random" not in shown
+    shown = str(head_component_map(shared_model("gpt2"), "frobenius", relative=True))
+    assert "95%" not in shown and "random:" not in shown and shown.count("divided by") == 2
     # Baselines by size, not by their first digit.
     found = component_map(shared_model("llama"), "frobenius")
     assert "random: 9, 10;" in str(replace(found, baseline=torch.full((3, 7), 10.0).index_fill(1, torch.tensor(0), 9)))

@@ -115,5 +115,13 @@ def test_component_maps(model: Any) -> None:
     torch.testing.assert_close(values_of(figure, "stable_rank"), found.values, check_dtype=False)
     assert figure.data.columns.labels == found.components
     assert found.unit in figure.html
+    overlap = component_map(model, "subspace_overlap", against=model, progress=False).figure().data.layers[0]
+    assert overlap.scale.unit.endswith("; random: 0.5")  # sqrt(8 / 32), once
+    relative = component_map(model, "stable_rank", relative=True, progress=False)
+    # A value that was divided by its baseline is not compared with it again.
+    layer = relative.figure().data.layers[0]
+    assert layer.null is None and [name for name, _ in layer.details] == ["divided by"]
+    assert "random:" not in layer.scale.unit and "Divided by the values of random" in relative.figure().html
     opened = head_component_map(model, "frobenius", progress=False)
     assert [layer.name for layer in opened.figure().data.layers] == list(opened.components)
+    assert "one column for each key/value head" in opened.figure().html

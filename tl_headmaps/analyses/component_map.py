@@ -17,7 +17,7 @@ from ..capture.components import ComponentSource, ModelComponents, component_sou
 from ..capture.loading import load_model
 from ..errors import UsageError, WeightBasisError
 from ..results.component_map import ComponentMap, HeadComponentMap
-from ..scorers.components import Change, Estimate, find_metric, mean_over_batches, random_baseline
+from ..scorers.components import Change, Estimate, find_metric, mean_over_batches, names_of, random_baseline
 from ..scorers.spectra import Matrix, side_by_side
 from ..texts import describe_source, read_texts
 from ..types import WRITING_COMPONENTS
@@ -154,13 +154,13 @@ class _Maker:
             )
         if metric.kind != "change" and options.against is not None:
             raise UsageError(
-                f"{metric.name} looks at one model, but against= was given. Leave it out, or choose relative_change, "
-                "changed_share or subspace_overlap."
+                f"{metric.name} looks at one model, but against= was given. Leave it out, or choose one of "
+                f"{names_of('change')}."
             )
         if not metric.needs_text and options.text is not None:
             raise UsageError(
-                f"{metric.name} reads the weights alone, but a text was given. Leave it out, or choose contribution, "
-                "gradient_ratio or output_share."
+                f"{metric.name} reads the weights alone, but a text was given. Leave it out, or choose one of "
+                f"{names_of('gradients', 'outputs')}."
             )
         if options.relative and not metric.has_baseline:
             raise UsageError(

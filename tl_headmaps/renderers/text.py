@@ -113,16 +113,20 @@ def component_map_text(result: "ComponentMap") -> str:
 
 def head_component_map_text(result: "HeadComponentMap", top: int = 5) -> str:
     """The strongest heads of each component, and the colour bar in words."""
+    low, high, random = result.interval_low, result.interval_high, result.baseline
     rows = []
     for name in result.components:
         for place, (_, head, value) in enumerate(result.top(top, name)):
             at = (result.components.index(name), head.layer, head.head)
-            low, high = result.interval_low, result.interval_high
-            interval = "" if low is None or high is None else f"{_number(float(low[at]))}-{_number(float(high[at]))}"
-            random = "" if result.baseline is None else _number(float(result.baseline[at]))
-            rows.append([name if place == 0 else "", head, _number(value), interval, random])
-    titles = ["component", "head", "value", "95%", "random"]
-    columns = [(title, "left" if title in ("component", "head") else "right") for title in titles]
+            row: list[object] = [name if place == 0 else "", head, _number(value)]
+            if low is not None and high is not None:
+                row.append(f"{_number(float(low[at]))}-{_number(float(high[at]))}")
+            if random is not None:
+                row.append(_number(float(random[at])))
+            rows.append(row)
+    columns = [("component", "left"), ("head", "left"), ("value", "right")]
+    columns += [("95%", "right")] * (low is not None)
+    columns += [("divided by" if result.relative else "random", "right")] * (random is not None)
     note = "heads of attn.k and attn.v are key/value heads"
     return f"{_map_title(result)}\n\n{table_text(columns, rows)}\n\n{_colour_bar(result)}; {note}"
 
@@ -141,7 +145,8 @@ def _colour_bar(result: "MeasuredComponents") -> str:
     if result.baseline is not None:
         ascending = result.baseline[~result.baseline.isnan()].unique().tolist()
         known = list(dict.fromkeys(map(_number, ascending)))
-        parts.append(f"random: {', '.join(known) if len(known) <= 6 else f'{known[0]} to {known[-1]}'}")
+        listed = ", ".join(known) if len(known) <= 6 else f"{known[0]} to {known[-1]}"
+        parts.append(f"{'divided by' if result.relative else 'random:'} {listed}")
     return "; ".join(parts)
 
 

@@ -88,14 +88,19 @@ def metric(
 def find_metric(name: str) -> Metric:
     """The metric of a name; the error lists them all."""
     if name not in METRICS:
-        by_kind = {
-            "text": [known for known, found in METRICS.items() if found.needs_text],
-            "the weights alone": [known for known, found in METRICS.items() if found.kind == "weights"],
-            "two models (against=)": [known for known, found in METRICS.items() if found.kind == "change"],
+        by_source = {
+            "text": names_of("gradients", "outputs"),
+            "the weights alone": names_of("weights"),
+            "two models (against=)": names_of("change"),
         }
-        listed = "; ".join(f"from {source}: {', '.join(names)}" for source, names in by_kind.items())
+        listed = "; ".join(f"from {source}: {names}" for source, names in by_source.items())
         raise UsageError(f"There is no metric {name!r}. Choose one, {listed}.")
     return METRICS[name]
+
+
+def names_of(*kinds: Kind) -> str:
+    """The metrics of some kinds, for a sentence."""
+    return ", ".join(name for name, found in METRICS.items() if found.kind in kinds)
 
 
 @dataclass(frozen=True)

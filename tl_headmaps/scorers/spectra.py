@@ -35,7 +35,7 @@ the default model and in normal, positive, heavy-tailed, graded and low-rank mat
 orthogonal ones."""
 
 _FLOAT32_RANGE = (1e-12, 1e12)
-"""Largest entries of matrices whose products neither vanish nor overflow in float32."""
+"""Frobenius norms of matrices whose products neither vanish nor overflow in float32."""
 
 _ENOUGH = 9e-5
 """Relative error bound up to which float32 is enough; 1e-4 is promised. Real errors are some hundred times smaller."""
@@ -94,7 +94,7 @@ class Matrix:
         if self.weight.device.type != "cpu" or min(self.weight.shape) < 2:
             return None
         low, high = _FLOAT32_RANGE
-        if not low < float(torch.linalg.vector_norm(self.weight, torch.inf)) < high:
+        if not low < self.frobenius < high:
             return None
         from scipy.linalg import lapack
 

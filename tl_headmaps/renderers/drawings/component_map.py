@@ -1,5 +1,7 @@
 """Component maps: layers by matrices."""
 
+from types import EllipsisType
+
 from ...drawing import draws
 from ...results.component_map import ComponentMap, MeasuredComponents
 from ..figure import Figure
@@ -11,27 +13,43 @@ from ..heat import component_map
 def component_map_figure(found: ComponentMap) -> Figure:
     """One value for every weight matrix, with its interval and random baseline where there is one."""
     return component_map(
-        [_layer(found)],
+        [layer_of(found, found.metric)],
         found.components,
         title=f"{found.metric.replace('_', ' ').capitalize()} of every matrix of {found.provenance.model}",
-        unit=found.unit,
+        unit=colour_bar_of(found),
         note=note_of(found),
     )
 
 
-def _layer(found: ComponentMap) -> MapLayer:
-    low, high = found.interval_low, found.interval_high
+def layer_of(found: MeasuredComponents, name: str, at: "int | EllipsisType" = ...) -> MapLayer:
+    """The whole map, or one component of it."""
+    low, high, random = (
+        None if cells is None else cells[at] for cells in (found.interval_low, found.interval_high, found.baseline)
+    )
     interval = None if low is None or high is None else (low, high)
-    return MapLayer(found.metric, found.values, interval=interval, null=found.baseline)
+    if found.relative:
+        # Chance is 1 everywhere; what was divided by is worth a look.
+        return MapLayer(name, found.values[at], interval=interval, details={"divided by": random})
+    return MapLayer(name, found.values[at], interval=interval, null=random)
+
+
+def colour_bar_of(found: MeasuredComponents) -> str:
+    """What a value is, and what it would be by chance."""
+    random = _random(found)
+    return f"{found.unit}; random: {random}" if random and not found.relative else found.unit
 
 
 def note_of(found: MeasuredComponents) -> str:
-    """What the map was made from, and its random baseline."""
+    """What the map was made from."""
     parts = []
     if found.n_batches:
         parts.append(f"{found.n_tokens:,} tokens in {found.n_batches} batches.")
-    if found.baseline is not None:
-        known = found.baseline[~found.baseline.isnan()]
-        if len(known):
-            parts.append(f"Random baseline: {float(known.min()):.3g} to {float(known.max()):.3g}.")
+    if found.relative:
+        parts.append(f"Divided by the values of random matrices or subspaces: {_random(found)}.")
     return " ".join(parts)
+
+
+def _random(found: MeasuredComponents) -> str:
+    known = [] if found.baseline is None else found.baseline[~found.baseline.isnan()].tolist()
+    ends = dict.fromkeys(f"{end(known):.3g}" for end in (min, max)) if known else {}
+    return " to ".join(ends)

@@ -3,29 +3,20 @@
 from ...drawing import draws
 from ...results.component_map import HeadComponentMap
 from ..figure import Figure
-from ..grids import MapLayer
 from ..heat import head_map
-from .component_map import note_of
+from .component_map import colour_bar_of, layer_of, note_of
 
 
 @draws(HeadComponentMap)
 def head_component_map_figure(found: HeadComponentMap) -> Figure:
     """One map for each attention matrix; key/value heads where a model groups them."""
-    layers = []
-    for number, name in enumerate(found.components):
-        low, high = found.interval_low, found.interval_high
-        layers.append(
-            MapLayer(
-                name,
-                found.values[number],
-                interval=None if low is None or high is None else (low[number], high[number]),
-                null=None if found.baseline is None else found.baseline[number],
-            )
-        )
+    note = note_of(found)
+    if bool(found.values.isnan().all(1).any()):
+        note += " Query heads share keys and values: attn.k and attn.v have one column for each key/value head."
     return head_map(
-        layers,
+        [layer_of(found, name, number) for number, name in enumerate(found.components)],
         title=f"{found.metric.replace('_', ' ').capitalize()} by head of {found.provenance.model}",
-        unit=found.unit,
+        unit=colour_bar_of(found),
         switches=("component", "map"),
-        note=note_of(found),
+        note=note.strip(),
     )
