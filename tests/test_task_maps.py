@@ -496,7 +496,9 @@ def test_ablating_the_heads_of_a_function_breaks_that_function_alone(planted_map
     everything = verify_tasks(model, tasks, planted_maps, n_items=None, n_random=1, **given)
     assert everything.n_items == (30,) * 4
     assert found.testable == (True,) * 4 and found.verdicts == ("worse",) * 4
-    assert "worse" in str(found) and "not testable:" in str(found)
+    assert "worse" in str(found) and "4 of 4 functions are testable: the model answers them above chance\n" in str(
+        found
+    )
     with pytest.raises(UsageError, match="n_random=0 must be at least 1"):
         verify_tasks(model, tasks, planted_maps, n_random=0, **given)
 
@@ -507,8 +509,12 @@ def test_a_model_at_chance_is_not_testable(planted: Any, planted_maps: TaskMaps)
     assert bool((found.clean_low < found.chance).all())
     assert found.testable == (False,) * 4 and found.verdicts == ("not testable",) * 4
     assert str(found).count("  not testable") == 4
-    assert "Inference (not testable)" in found.figure().html
-    assert "Not testable, with all heads at chance: Retrieval, Decision-making" in found.figure().html
+    assert "0 of 4 functions are testable: the model answers them above chance; of the others nothing" in str(found)
+    figure = found.figure()
+    assert [figure.data.columns.label(column) for column in range(4)][2] == "† Inference"
+    assert "† Not testable, the interval with all heads reaches chance: Retrieval, Decision-making" in str(
+        figure.data.note
+    )
     values = found.to_dict()
     assert values["testable"] == [False] * 4 and values["verdicts"] == ["not testable"] * 4
     assert np.shape(values["p_value"]) == np.shape(values["q_value"]) == (4,)
