@@ -19,6 +19,7 @@ from tl_headmaps import (
     HeadWeights,
     Relation,
     component_map,
+    head_component_map,
     name_heads,
     relation_scores,
     salient_operations,
@@ -606,6 +607,40 @@ def test_every_analysis_of_weights_takes_a_checkpoint(kind: str, tmp_path: Path)
     maps = [component_map(source, "stable_rank", progress=False) for source in (from_files, loaded)]
     assert maps[0].components == maps[1].components
     torch.testing.assert_close(maps[0].values, maps[1].values)
+
+
+@pytest.mark.parametrize("call", [component_map, head_component_map])
+@pytest.mark.parametrize("metric", ["stable_rank", "relative_change"])
+def test_component_maps_go_on_after_a_kill(call: Any, metric: str, tmp_path: Path) -> None:
+    folder = save_checkpoint(source_model("llama"), tmp_path / "one")
+    weights = HeadWeights.from_checkpoint(folder)
+    against = None
+    if metric == "relative_change":
+        against = save_checkpoint(source_model("llama", seed=5), tmp_path / "other")
+    options = {"against": against, "progress": False}
+    plain = call(weights, metric, **options)
+    whole = call(weights, metric, run_dir=tmp_path / "run", **options)
+    assert without_time_and_place(plain) == without_time_and_place(whole)
+    (tmp_path / "run" / "layer-0001.safetensors").unlink()
+    assert call(weights, metric, run_dir=tmp_path / "run", **options) == whole
+    with pytest.raises(UsageError, match=r"started with options.metric = .*another folder"):
+        call(weights, "frobenius", run_dir=tmp_path / "run", progress=False)
+    with pytest.raises(UsageError, match=r"contribution runs texts .* leave run_dir out"):
+        call(weights, "contribution", run_dir=tmp_path / "new", progress=False)
+
+
+def test_a_checkpoint_is_compared_with_a_folder_without_building_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = [save_checkpoint(source_model("llama", seed=seed), tmp_path / str(seed)) for seed in (1, 2)]
+    loaded = component_map(random_model("llama", seed=1), "relative_change", against=random_model("llama", seed=2))
+
+    def built(*_: Any) -> None:
+        raise AssertionError("a model was loaded")
+
+    monkeypatch.setattr("tl_headmaps.analyses.component_map.load_model", built)
+    found = component_map(HeadWeights.from_checkpoint(folders[0]), "relative_change", against=folders[1])
+    torch.testing.assert_close(found.values, loaded.values)
 
 
 def test_salient_operations_go_on_after_a_kill(tmp_path: Path) -> None:

@@ -29,6 +29,15 @@ N_LAYERS = 3
 SOURCES = (250, 500, 1000)
 LAYERS_70B = 80
 
+# What a layer of exact ranks multiplies out, with V = 128,256 tokens, d = 8192, H = 64 heads of r = 128, n sources:
+#   column factors W_U W_O^T of all heads   2 V d (H r) = 1.7e13 flop, whatever n is
+#   the entries of n rows of all heads      2 n r V H   = 2.1e12 flop for n = 1,000
+# Scores leave early: the factors are needed for the first 2,048 tokens (2.7e11) and once more for the n targets
+# (1.3e11); a random target is undecided after those with a chance of about 50 / 2,048, and the 24 rows of each head
+# that stay go through d instead (2 * 24 H d V = 3.2e12). Heads with a hit by chance (n k / V per direction, k = 25: a
+# fifth of them) pay for their null: their part of the factors, and entries up to the 25 best columns.
+# Together some 5e12 to 1e13 flop a layer, so time is affine in n: a part for the factors, a part for each source.
+
 MEASURED = """
 import json, sys, threading, time
 

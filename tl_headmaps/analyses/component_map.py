@@ -1,7 +1,7 @@
 """What q, k, v, o, up, down and gate of every layer contribute, and the heads inside them."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +13,24 @@ from tqdm.auto import tqdm
 from ..capture.batches import Batches, token_batches
 from ..capture.component_gradients import component_gradients
 from ..capture.component_outputs import component_outputs
-from ..capture.components import ComponentSource, ModelComponents, component_source, heads_of, n_parts
+from ..capture.components import (
+    CheckpointComponents,
+    ComponentSource,
+    ModelComponents,
+    component_source,
+    heads_of,
+    n_parts,
+)
 from ..capture.loading import load_model
+from ..capture.weights import HeadWeights
 from ..errors import UsageError, WeightBasisError
+from ..provenance import Provenance
 from ..results.component_map import ComponentMap, HeadComponentMap
 from ..scorers.components import Change, Estimate, find_metric, mean_over_batches, names_of, random_baseline
 from ..scorers.spectra import Matrix, side_by_side
 from ..texts import describe_source, read_texts
 from ..types import WRITING_COMPONENTS
+from .sweep import Step, sweep
 
 _SEQUENCE = 256
 _BATCH_TOKENS = 512
@@ -43,6 +53,7 @@ def component_map(
     max_tokens: int = 8192,
     prepend_bos: bool = False,
     seed: int = 0,
+    run_dir: str | Path | None = None,
     progress: bool = True,
 ) -> ComponentMap:
     """One value for every weight matrix of every layer: rows layers, columns attn.q to mlp.gate.
@@ -52,8 +63,8 @@ def component_map(
     ``tail_exponent``. Between two models: ``relative_change``, ``changed_share``, ``subspace_overlap``.
 
     Args:
-        model_or_weights: A TransformerBridge or HookedTransformer. HeadWeights keep no MLPs but the first, so they
-            give the four attention columns, of metrics that need no text.
+        model_or_weights: A TransformerBridge or HookedTransformer, or HeadWeights for metrics that need no text: of a
+            checkpoint all columns, of a model the four of attention (they keep no MLP but the first).
         metric: One of the names above.
         text: For metrics from text: a string, a list of strings, a UTF-8 file with texts separated by blank lines, or a
             ``datasets.Dataset``; by default the bundled English sample.
@@ -65,6 +76,7 @@ def component_map(
         max_tokens: Read no more text than this.
         prepend_bos: Start every sequence with the beginning-of-text token.
         seed: Of the random matrices.
+        run_dir: For metrics without text: keep finished layers in this folder, and go on from there after a kill.
         progress: Show a progress bar on a terminal.
 
     Example:
@@ -73,7 +85,7 @@ def component_map(
         >>> [(layer, component, round(value)) for layer, component, value in norms.top(2)]
         [(28, 'mlp.up', 206), (29, 'mlp.up', 203)]
     """
-    options = _Options(text, against, relative, k, column, max_tokens, prepend_bos, seed, progress)
+    options = _Options(text, against, relative, k, column, max_tokens, prepend_bos, seed, run_dir, progress)
     made = _Maker(model_or_weights, metric, options, by_head=False).fields()
     for name in ("values", "interval_low", "interval_high", "baseline"):
         made[name] = None if made[name] is None else made[name][:, :, 0].T.contiguous()
@@ -92,6 +104,7 @@ def head_component_map(
     max_tokens: int = 8192,
     prepend_bos: bool = False,
     seed: int = 0,
+    run_dir: str | Path | None = None,
     progress: bool = True,
 ) -> HeadComponentMap:
     """The same by head: one value for the q, k, v and o of every head (k and v: of every key/value head).
@@ -109,6 +122,7 @@ def head_component_map(
         max_tokens: Read no more text than this.
         prepend_bos: Start every sequence with the beginning-of-text token.
         seed: Of the random matrices.
+        run_dir: For metrics without text: keep finished layers in this folder.
         progress: Show a progress bar on a terminal.
 
     Example:
@@ -117,7 +131,7 @@ def head_component_map(
         >>> [(component, str(head), round(value)) for component, head, value in norms.top(2)]
         [('attn.k', 'L0H1', 90), ('attn.q', 'L0H3', 74)]
     """
-    options = _Options(text, against, relative, k, column, max_tokens, prepend_bos, seed, progress)
+    options = _Options(text, against, relative, k, column, max_tokens, prepend_bos, seed, run_dir, progress)
     return HeadComponentMap(**_Maker(model_or_weights, metric, options, by_head=True).fields())
 
 
@@ -131,7 +145,24 @@ class _Options:
     max_tokens: int
     prepend_bos: bool
     seed: int
+    run_dir: str | Path | None
     progress: bool
+
+
+@dataclass(frozen=True)
+class _MeasureLayers:
+    """Values of all matrices of a layer, with their shapes."""
+
+    weights: HeadWeights
+    keys: list[Key]
+    measure: Callable[[Key], tuple[float, int, int]]
+
+    def prepare(self) -> Step:
+        def step(layer: int) -> dict[str, Tensor]:
+            found = side_by_side(self.measure, [key for key in self.keys if key[1] == layer])
+            return {"measured": torch.tensor(list(found), dtype=torch.float64)}
+
+        return step
 
 
 class _Maker:
@@ -143,6 +174,7 @@ class _Maker:
         self.source = component_source(model_or_weights, attention_only=by_head)
         self.recorded: dict[str, Any] = {"metric": metric, "relative": options.relative}
         self.data: dict[str, str] = {}
+        self.created: str | None = None
         self.n_batches = self.n_tokens = 0
 
     def _check_options(self) -> None:
@@ -169,6 +201,11 @@ class _Maker:
             )
         if options.k is not None and metric.chance is None:
             raise UsageError(f"{metric.name} compares no subspaces, but k={options.k} was given. Leave it out.")
+        if metric.needs_text and options.run_dir is not None:
+            raise UsageError(
+                f"{metric.name} runs texts through the whole model, so it has no finished layers to keep: leave "
+                "run_dir out, or choose a metric of the weights alone."
+            )
         if options.max_tokens < 2:
             raise UsageError(f"max_tokens={options.max_tokens} is too few; a loss needs at least two tokens.")
 
@@ -181,7 +218,7 @@ class _Maker:
             maps = {name: None if cells is None else cells / baseline for name, cells in maps.items()}
         maps["baseline"] = baseline
         unit = f"{self.metric.unit}{', relative to random' if self.options.relative else ''}"
-        seeded = self.metric.kind == "weights"
+        provenance = self._provenance()
         return {
             "metric": self.metric.name,
             "unit": unit,
@@ -190,10 +227,12 @@ class _Maker:
             "n_tokens": self.n_tokens,
             "components": self.source.components,
             **{name: None if cells is None else _finite(cells) for name, cells in maps.items()},
-            "provenance": self.source.provenance(
-                options=self.recorded, data=self.data, seed=self.options.seed if seeded else None
-            ),
+            "provenance": provenance if self.created is None else replace(provenance, created=self.created),
         }
+
+    def _provenance(self) -> Provenance:
+        seed = self.options.seed if self.metric.kind == "weights" else None
+        return self.source.provenance(options=self.recorded, data=self.data, seed=seed)
 
     def _measured(self) -> tuple[Estimate, Cells | None]:
         if self.metric.kind == "weights":
@@ -234,21 +273,36 @@ class _Maker:
         source = self.source
         return len(source.components), source.n_layers, source.n_heads if self.by_head else 1
 
-    def _filled(self, measure: Callable[[Key], float]) -> Cells:
-        keys = self._keys()
-        found = side_by_side(measure, keys)
-        shown = tqdm(found, self.metric.name, len(keys), unit="matrix", disable=None if self.options.progress else True)
-        return self._cells(dict(zip(keys, shown, strict=True)))
+    def _filled(self, measured: Callable[[Matrix, Key], float]) -> tuple[Cells, dict[Key, tuple[int, int]]]:
+        """Value and shape of every matrix."""
+        keys, options = self._keys(), self.options
+
+        def measure(key: Key) -> tuple[float, int, int]:
+            matrix = self._matrix(self.source, key)
+            return measured(matrix, key), *matrix.weight.shape
+
+        if options.run_dir is None:
+            found = side_by_side(measure, keys)
+            disable = None if options.progress else True
+            rows = list(tqdm(found, self.metric.name, len(keys), unit="matrix", disable=disable))
+        else:
+            swept = sweep(
+                _MeasureLayers(self.source.weights, keys, measure),
+                range(self.source.n_layers),
+                kind=(HeadComponentMap if self.by_head else ComponentMap).kind,
+                provenance=self._provenance(),
+                run_dir=options.run_dir,
+                description=self.metric.name,
+                progress=options.progress,
+            )
+            self.created = swept.provenance.created
+            rows = [row for layer in range(self.source.n_layers) for row in swept.layers[layer]["measured"].tolist()]
+        by_key = dict(zip(keys, rows, strict=True))
+        cells = self._cells({key: row[0] for key, row in by_key.items()})
+        return cells, {key: (int(row[1]), int(row[2])) for key, row in by_key.items()}
 
     def _of_weights(self) -> tuple[Estimate, Cells]:
-        shapes: dict[Key, tuple[int, int]] = {}
-
-        def measure(key: Key) -> float:
-            matrix = self._matrix(self.source, key)
-            shapes[key] = (matrix.weight.shape[0], matrix.weight.shape[1])
-            return float(self.metric.measure(matrix))
-
-        values = self._filled(measure)
+        values, shapes = self._filled(lambda matrix, key: float(self.metric.measure(matrix)))
         distinct = sorted(set(shapes.values()))
         seed = self.options.seed
         random = side_by_side(lambda shape: random_baseline(self.metric, *shape, seed), distinct)
@@ -258,7 +312,9 @@ class _Maker:
     def _of_change(self) -> tuple[Estimate, Cells | None]:
         against = self.options.against
         if isinstance(against, str | Path):
-            against = load_model(str(against))
+            # Weights are compared with weights: nothing is built that was not before.
+            on_disk = isinstance(self.source, CheckpointComponents)
+            against = HeadWeights.from_checkpoint(against) if on_disk else load_model(str(against))
         other = component_source(against, attention_only=self.by_head)
         smallest = self._require_same_shapes(other)
         k = self._subspace(smallest)
@@ -267,15 +323,16 @@ class _Maker:
         self.recorded |= {"against": theirs.model, "k": k}
         self.data["against"] = theirs.fingerprint
 
-        def change(key: Key) -> Change:
-            new, old = self._matrix(self.source, key), self._matrix(other, key)
+        def change(new: Matrix, key: Key) -> Change:
+            old = self._matrix(other, key)
             return Change(new, Matrix(old.weight.to(new.weight.device), old.writes), k)
 
-        values = self._filled(lambda key: float(self.metric.measure(change(key))))
+        values, _ = self._filled(lambda new, key: float(self.metric.measure(change(new, key))))
         chance = self.metric.chance
         if chance is None:
             return Estimate(values, None, None), None
-        return Estimate(values, None, None), self._cells({key: chance(change(key)) for key in self._keys()})
+        by_chance = {key: chance(change(self._matrix(self.source, key), key)) for key in self._keys()}
+        return Estimate(values, None, None), self._cells(by_chance)
 
     def _require_same_shapes(self, other: ComponentSource) -> int:
         """The smallest side of any matrix, if all are alike."""

@@ -40,6 +40,7 @@ _HOST_NAMES = {
 class ComponentSource(Protocol):
     """What a component map reads: a model, weights already read, or a checkpoint."""
 
+    weights: HeadWeights
     n_layers: int
     n_heads: int
     n_kv_heads: int

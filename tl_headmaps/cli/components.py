@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from .options import CheckpointOption, DeviceOption, ModelOption, OutOption, open_weights
+from .options import CheckpointOption, DeviceOption, ModelOption, OutOption, RunDirOption, open_weights
 from .output import check_outputs, show_and_save
 
 
@@ -28,6 +28,7 @@ def components(
     model: ModelOption = None,
     checkpoint: CheckpointOption = None,
     device: DeviceOption = None,
+    run_dir: RunDirOption = None,
     out: OutOption = None,
 ) -> None:
     """Map what q, k, v, o, up, down and gate contribute in each layer."""
@@ -48,5 +49,6 @@ def components(
         max_tokens=max_tokens,
         prepend_bos=prepend_bos,
         seed=seed,
+        run_dir=run_dir,
     )
     show_and_save(result, paths)
