@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 import torch
-from planted import DECODERS, random_model, shared_model
+from planted import DECODERS, needs_hooked, random_model, shared_model
 
-from tl_headmaps.capture.activations import batches, encode_prompt, gradients, run, unpadded
+from tl_headmaps.capture.activations import batches, encode_prompt, gradients, run, sizes_of, unpadded
 from tl_headmaps.errors import UsageError
 
 PROMPTS = [[1, 2, 3], [4, 5], [3, 1, 2], [7], [6, 2, 2, 1]]
@@ -71,6 +71,24 @@ def test_a_small_budget_changes_the_batches_and_not_the_numbers(model: Any) -> N
     assert small[1] == [1, 1, 1, 1, 1]
     for row in range(len(PROMPTS)):
         torch.testing.assert_close(large[0][row], small[0][row], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("host", ["bridge", pytest.param("hooked", marks=needs_hooked)])
+@pytest.mark.parametrize("kind", DECODERS)
+def test_logits_of_the_last_positions_are_those_of_the_whole_pass(kind: str, host: str) -> None:
+    model = shared_model(kind, host=host)
+    found: dict[int, torch.Tensor] = {}
+    run(model, PROMPTS, logits=lambda logits, batch: found.update(zip(batch.rows, logits, strict=True)), last=2)
+    for row, prompt in enumerate(PROMPTS):
+        assert len(found[row]) == min(2, len(prompt))
+        expected = model(torch.tensor([prompt]), return_type="logits")[0, -2:]
+        torch.testing.assert_close(found[row], expected, atol=1e-4, rtol=1e-4)
+
+
+def test_fewer_logits_make_larger_batches(model: Any) -> None:
+    sizes = sizes_of(model)
+    assert sizes.bytes_of(10, 10) == sizes.bytes_of(10) == sizes.bytes_of(10, 99)
+    assert sizes.bytes_of(10) - sizes.bytes_of(10, 2) == 8 * 2 * 4 * sizes.n_vocab
 
 
 def test_batches_hold_prompts_of_one_length_within_the_budget() -> None:

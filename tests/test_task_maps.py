@@ -5,6 +5,7 @@ import itertools
 import json
 import random
 import signal
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from planted import SLOT, needs_hooked, random_model, shared_model, slot_model, word
+from scipy.stats import binomtest
 from sklearn.linear_model import LogisticRegression
 
 from tl_headmaps import HeadIndex, Result, TaskItem, TaskMaps, Tasks, TaskVerification, load_tasks, task_maps
 from tl_headmaps.analyses.verify_tasks import _random_heads, verify_tasks
 from tl_headmaps.capture.activations import run
-from tl_headmaps.capture.answers import answer_likelihoods, encode_question
+from tl_headmaps.capture.answers import _runs, answer_likelihoods, encode_question
 from tl_headmaps.capture.fingerprint import model_fingerprint
 from tl_headmaps.capture.head_features import capture_head_features
 from tl_headmaps.errors import TaskDataError, UsageError
 from tl_headmaps.scorers.probe import fit_linear, fit_mlp
+from tl_headmaps.scorers.statistics import paired_p_value
 from tl_headmaps.scorers.tasks import content_folds, elbow, probe_fold, rank_correlations
 from tl_headmaps.scorers.words import calibrated, cross_logits, majority_predictions, word_counts
 from tl_headmaps.tasks import with_alternatives
@@ -439,6 +442,21 @@ def test_likelihoods_equal_one_pass_per_option() -> None:
                 assert value == pytest.approx(expected, abs=1e-4)
 
 
+def test_options_share_passes_and_questions_are_counted_once() -> None:
+    model = shared_model("llama")
+    asked = [
+        encode_question(model, f" {word(5)} {word(6)}", [word(7), f"{word(8)}-", f"{word(8)}--"]),
+        encode_question(model, f" {word(5)}", [f"{word(7)}-", f"{word(8)}-"]),
+    ]
+    assert [len(passes) for passes in map(_runs, (question.options for question in asked))] == [1, 2]
+    done: list[int] = []
+    alone = [answer_likelihoods(model, [question], budget=1) for question in asked]
+    together = answer_likelihoods(model, asked * 3, budget=1, progress=done.append)
+    assert sum(done) == 6
+    for number, values in enumerate(together):
+        assert values == pytest.approx(alone[number % 2][0], abs=1e-4)
+
+
 def test_an_answer_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     items = [TaskItem(f" {word(3 + i)}" * 32, word(5), NAMES[i % 2], content=f"c{i}") for i in range(20)]
     with pytest.raises(UsageError, match=r"does not fit behind its prompt \(32 tokens: .*context holds 32\. Shorten"):
@@ -459,15 +477,49 @@ def test_ablating_the_heads_of_a_function_breaks_that_function_alone(planted_map
     assert found.clean.tolist() == [1.0] * 4
     assert torch.equal(found.accuracy, 1 - torch.eye(4))
     assert found.n_items == (10,) * 4 and found.n_ablated == (1,) * 4
+    assert found.provenance.options.items() >= {"n_items": 10, "n_random": 3, "max_heads": 1}.items()
     assert bool((found.random > 0.5).all())
     torch.testing.assert_close(found.chance, torch.full((4,), 0.25))
     assert bool((found.accuracy_low <= found.accuracy + 1e-6).all())
     assert bool((found.accuracy <= found.accuracy_high + 1e-6).all())
     everything = verify_tasks(model, tasks, planted_maps, n_items=None, n_random=1, **given)
     assert everything.n_items == (30,) * 4
-    assert "random others" in str(found)
+    assert found.testable == (True,) * 4 and found.verdicts == ("worse",) * 4
+    assert "worse" in str(found) and "not testable:" in str(found)
     with pytest.raises(UsageError, match="n_random=0 must be at least 1"):
         verify_tasks(model, tasks, planted_maps, n_random=0, **given)
+
+
+def test_a_model_at_chance_is_not_testable(planted: Any, planted_maps: TaskMaps) -> None:
+    """Answers of these items are drawn at random, so nobody can know them."""
+    found = planted_maps.verify(n_items=None, n_random=2, max_heads=1, progress=False)
+    assert bool((found.clean_low < found.chance).all())
+    assert found.testable == (False,) * 4 and found.verdicts == ("not testable",) * 4
+    assert str(found).count("  not testable") == 4
+    assert "Inference (not testable)" in found.figure().html
+    assert "Not testable, with all heads at chance: Retrieval, Decision-making" in found.figure().html
+    values = found.to_dict()
+    assert values["testable"] == [False] * 4 and values["verdicts"] == ["not testable"] * 4
+    assert np.shape(values["p_value"]) == np.shape(values["q_value"]) == (4,)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=40))
+def test_one_other_condition_is_mcnemars_exact_test(pairs: list[tuple[bool, bool]]) -> None:
+    own, other = (torch.tensor([pair[place] for pair in pairs]) for place in range(2))
+    only_own, only_other = int((own & ~other).sum()), int((~own & other).sum())
+    discordant = only_own + only_other
+    expected = binomtest(only_own, discordant, 0.5).pvalue if discordant else 1.0
+    assert paired_p_value(own, other[None]) == pytest.approx(expected, rel=1e-9)
+
+
+@given(st.lists(st.lists(st.booleans(), min_size=4, max_size=4), min_size=1, max_size=5))
+def test_several_other_conditions_are_all_ways_to_choose_ones_own(outcomes: list[list[bool]]) -> None:
+    """Every item's own outcome drawn from its four: all assignments counted."""
+    ways = Counter(sum(chosen) for chosen in itertools.product(*outcomes))
+    seen = ways[sum(row[0] for row in outcomes)]
+    expected = sum(count for count in ways.values() if count <= seen) / 4 ** len(outcomes)
+    table = torch.tensor(outcomes).T
+    assert paired_p_value(table[0], table[1:]) == pytest.approx(expected, rel=1e-9)
 
 
 def test_verify_of_a_result_asks_held_out_items(planted_maps: TaskMaps) -> None:
@@ -614,8 +666,10 @@ def test_the_command_reads_maps_verifies_and_writes(command: Any, tmp_path: Path
     data.write_text("\n".join(json.dumps(record) for record in records))
     names = ("--column", "question=q", "--column", "answer=a", "--column", "function=skill")
     outs = ("--out", tmp_path / "t.json", "--out", tmp_path / "t.html")
-    done = command("--data", data, *names, "--functions", "retrieval,inference", "--verify", "--items", 2, *outs)
+    chosen = ("--functions", "retrieval,inference", "--sample", 15)
+    done = command("--data", data, *names, *chosen, "--verify", "--items", 2, *outs)
     assert done.exit_code == 0, done.output
+    assert TaskMaps.load(tmp_path / "t.json").n_items == (15, 15)
     assert "Task maps, linear probe" in done.stdout and "Task maps verified" in done.stdout
     assert "Left out 1 items labelled 'chess'" in done.stderr
     assert TaskMaps.load(tmp_path / "t.json").functions == ("retrieval", "inference")
@@ -629,6 +683,7 @@ def test_the_command_reads_maps_verifies_and_writes(command: Any, tmp_path: Path
     [
         (("--functions", "chess,go"), "There is no function 'chess' here"),
         (("--functions", "retrieval"), "only 'retrieval'"),
+        (("--sample", "5"), "sample(5) is too small: a function needs at least 10 items"),
         (("--label", "a=b"), "describe --data; give the file too"),
         (("--data", "none.json"), "Cannot read the task file none.json"),
         (("--data", "none.json", "--column", "question"), "'question' is not of the form NAME=NAME"),

@@ -2,7 +2,8 @@
 
 The heads of each function are ablated (z set to zero at every position) and all functions' items asked again: an 8 x 8
 matrix for the eight functions. Heads are chosen anew for every fold, by the probe that did not see its contents, so
-each item is held out. As a control, as many other heads are ablated: drawn at random, the function's own excluded.
+each item is held out. As a control, as many other heads are ablated: drawn at random, the function's own excluded. Own
+and random heads are compared on the same items; where the whole model is at chance, nothing can be said.
 """
 
 from dataclasses import replace
@@ -17,9 +18,10 @@ from tqdm.auto import tqdm
 from ..capture.activations import DEFAULT_BUDGET
 from ..capture.answers import answer_likelihoods, encode_question
 from ..errors import UsageError
+from ..provenance import Provenance
 from ..results.task_maps import TaskMaps
 from ..results.task_verification import TaskVerification
-from ..scorers.statistics import wilson_interval
+from ..scorers.statistics import paired_p_value, q_values, wilson_interval
 from ..tasks import Tasks, with_alternatives
 
 
@@ -76,12 +78,15 @@ def verify_tasks(
         encode_question(model, items[i].prompt, (items[i].answer, *items[i].alternatives), prepend_bos)
         for i in asked.tolist()
     ]
-    with tqdm(desc="ablations", unit="prompt", disable=None if progress else True) as bar:
+    total = len(masks) * len(questions)
+    with tqdm(total=total, desc="ablations", unit="question", disable=None if progress else True) as bar:
         likelihoods = answer_likelihoods(
             model, questions * len(masks), ablated=torch.cat(masks), budget=budget, progress=bar.update
         )
-    right = torch.tensor([values[0] > max(values[1:]) for values in likelihoods]).view(len(masks), -1).float()
-    return _result(maps, right, labels[asked], sizes, [len(question.options) for question in questions], n_random, seed)
+    right = torch.tensor([values[0] > max(values[1:]) for values in likelihoods]).view(len(masks), -1)
+    options = maps.provenance.options | {"n_items": n_items, "n_random": n_random, "max_heads": max_heads}
+    provenance = replace(maps.provenance, options=options, seed=seed)
+    return _result(maps, right, labels[asked], sizes, [len(question.options) for question in questions], provenance)
 
 
 def _chosen(
@@ -129,18 +134,28 @@ def _random_heads(
 
 
 def _result(
-    maps: TaskMaps, right: Tensor, labels: Tensor, sizes: list[int], n_options: list[int], n_random: int, seed: int
+    maps: TaskMaps,
+    right: Bool[Tensor, "ablation item"],
+    labels: Int[Tensor, " item"],
+    sizes: list[int],
+    n_options: list[int],
+    provenance: Provenance,
 ) -> TaskVerification:
     n_functions = len(sizes)
     columns = [labels == function for function in range(n_functions)]
     counts = torch.tensor([int(column.sum()) for column in columns])
-    shares = torch.stack([right[:, column].mean(1) for column in columns], dim=1)
+    shares = torch.stack([right[:, column].float().mean(1) for column in columns], dim=1)
     clean, accuracy, random = shares[0], shares[1 : n_functions + 1], shares[n_functions + 1 :].mean(0)
     chances = 1 / torch.tensor(n_options).float()
     intervals: dict[str, Any] = {}
     for name, values in (("clean", clean), ("accuracy", accuracy), ("random", random)):
         intervals[f"{name}_low"], intervals[f"{name}_high"] = wilson_interval(values, counts)
-    options = maps.provenance.options | {"n_random": n_random}
+    p_values = torch.tensor(
+        [
+            paired_p_value(right[1 + function, column], right[n_functions + 1 :, column])
+            for function, column in enumerate(columns)
+        ]
+    )
     return TaskVerification(
         functions=maps.functions,
         n_items=tuple(counts.tolist()),
@@ -149,6 +164,8 @@ def _result(
         clean=clean,
         random=random,
         chance=torch.stack([chances[column].mean() for column in columns]),
-        provenance=replace(maps.provenance, options=options, seed=seed),
+        p_value=p_values,
+        q_value=q_values(p_values),
+        provenance=provenance,
         **intervals,
     )

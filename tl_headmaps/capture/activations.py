@@ -131,6 +131,7 @@ def run(
     layers: Iterable[int] | None = None,
     edit: Mapping[tuple[int, Activation], Edit] | None = None,
     logits: Callable[[Float[Tensor, "batch pos vocab"], Batch], None] | None = None,
+    last: int | None = None,
     budget: int = DEFAULT_BUDGET,
     progress: Callable[[int], object] | None = None,
 ) -> None:
@@ -144,16 +145,21 @@ def run(
         layers: Layers to read; all by default.
         edit: Replacements by (layer, activation), made before anything later in the model reads them.
         logits: Takes the logits of each batch.
+        last: Logits of so many last positions only (of all in a shorter prompt), which saves time and memory.
         budget: Bytes a batch may take, which sets its size.
         progress: Called with the number of prompts done after each batch.
     """
     check_prompts(model, prompts)
     device = model_device(model)
     sizes = sizes_of(model)
+    if logits is None:
+        last = 1  # A host may compute logits that nobody asked for.
     with as_found(model):
-        for batch in batches(prompts, sizes.bytes_of, budget):
+        for batch in batches(prompts, lambda length: sizes.bytes_of(length, last), budget):
             batch = Batch(batch.ids.to(device), batch.rows)
             hooks = _hooks(model, batch, tuple(read), reduce, layers, edit or {})
+            if last is not None:
+                hooks.append(_only_last(model, last))
             with model.hooks(fwd_hooks=hooks):
                 output = model(batch.ids, return_type="logits" if logits is not None else None)
             if logits is not None:
@@ -254,15 +260,28 @@ class _Sizes:
     n_heads: int
     d_model: int
 
-    def bytes_of(self, length: int) -> int:
+    def bytes_of(self, length: int, last: int | None = None) -> int:
+        """Bytes of a prompt with logits of its last positions (of all by default)."""
         # Logits twice (their float32 copy), scores and pattern, and some forty vectors of the stream.
-        per_token = 2 * self.n_vocab + 3 * self.n_heads * length + 40 * self.d_model
-        return 4 * length * per_token
+        n_logits = 2 * self.n_vocab * (length if last is None else min(last, length))
+        return 4 * (n_logits + length * (3 * self.n_heads * length + 40 * self.d_model))
 
 
 def sizes_of(model: Any) -> _Sizes:
     """Sizes that say how much memory a batch takes."""
     return _Sizes(int(model.unembed.W_U.shape[-1]), int(model.cfg.n_heads), int(model.cfg.d_model))
+
+
+def _only_last(model: Any, n: int) -> tuple[str, Callable[..., Tensor]]:
+    """A hook that lets the last positions alone reach the unembedding."""
+    name = "unembed.hook_in"
+    if name not in model.hook_dict:
+        name = f"blocks.{len(model.blocks) - 1}.hook_resid_post"
+
+    def cut(value: Tensor, hook: Any) -> Tensor:
+        return value[:, -n:]
+
+    return name, cut
 
 
 @dataclass

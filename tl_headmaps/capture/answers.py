@@ -58,43 +58,66 @@ def answer_likelihoods(
 ) -> list[tuple[float, ...]]:
     """Log-likelihood of every option of every question (summed over its tokens).
 
-    Options that differ in their last token only share one forward pass.
+    An option whose tokens but the last begin another option (always so for one of a single token) shares its forward
+    pass.
 
     Args:
         model: TransformerBridge or HookedTransformer.
         questions: What to ask.
         ablated: Heads whose z is zero at every position, for each question.
         budget: Bytes a batch may take.
-        progress: Called with the number of sequences that were run.
+        progress: Called with the number of questions that were answered.
     """
     sequences: list[tuple[int, ...]] = []
     asked_by: list[int] = []
-    # For every sequence: which position predicts which token of which option.
-    wanted: list[list[tuple[int, int, int]]] = []
+    # For every sequence: which option's tokens are predicted from the prompt's last position on.
+    wanted: list[list[int]] = []
+    left = [0] * len(questions)
     for number, question in enumerate(questions):
-        rows: dict[tuple[int, ...], int] = {}
-        for place, option in enumerate(question.options):
-            sequence = question.prompt + option[:-1]
-            if sequence not in rows:
-                rows[sequence] = len(sequences)
-                sequences.append(sequence)
-                asked_by.append(number)
-                wanted.append([])
-            start = len(question.prompt) - 1
-            wanted[rows[sequence]] += [(start + step, token, place) for step, token in enumerate(option)]
+        for run_options in _runs(question.options):
+            longest = question.options[run_options[0]]
+            sequences.append(question.prompt + longest[:-1])
+            asked_by.append(number)
+            wanted.append(run_options)
+            left[number] += 1
     found = [[0.0] * len(question.options) for question in questions]
 
     def take(logits: Float[Tensor, "batch pos vocab"], batch: Batch) -> None:
         for place, row in enumerate(batch.rows):
-            positions = sorted({position for position, _, _ in wanted[row]})
-            log_chances = torch.log_softmax(logits[place, positions].float(), -1)
-            where = {position: number for number, position in enumerate(positions)}
-            for position, token, option in wanted[row]:
-                found[asked_by[row]][option] += float(log_chances[where[position], token])
+            question = questions[asked_by[row]]
+            # The positions that predict the answer are the last ones.
+            n_steps = len(sequences[row]) - len(question.prompt) + 1
+            log_chances = torch.log_softmax(logits[place, -n_steps:].float(), -1)
+            for option in wanted[row]:
+                tokens = list(question.options[option])
+                found[asked_by[row]][option] = float(log_chances[range(len(tokens)), tokens].double().sum())
+            left[asked_by[row]] -= 1
+        if progress is not None:
+            progress(sum(left[number] == 0 for number in {asked_by[row] for row in batch.rows}))
 
     edit = None if ablated is None else _ablations(ablated, asked_by)
-    run(model, sequences, logits=take, edit=edit, budget=budget, progress=progress)
+    last = max(len(option) for question in questions for option in question.options)
+    run(model, sequences, logits=take, last=last, edit=edit, budget=budget)
     return [tuple(values) for values in found]
+
+
+def _runs(options: Sequence[tuple[int, ...]]) -> list[list[int]]:
+    """Options by the forward pass they are read from, the one whose tokens are fed first.
+
+    Example:
+        >>> _runs([(5,), (6, 7), (6, 8), (9, 1, 2)])
+        [[3, 0], [1, 2]]
+    """
+    runs: list[list[int]] = []
+    for number in sorted(range(len(options)), key=lambda number: -len(options[number])):
+        fed = options[number][:-1]
+        for others in runs:
+            if options[others[0]][: len(fed)] == fed:
+                others.append(number)
+                break
+        else:
+            runs.append([number])
+    return runs
 
 
 def _ablations(

@@ -27,6 +27,9 @@ def tasks(
     drop_duplicates: Annotated[
         bool, typer.Option("--drop-duplicates", help="Keep the first of equal prompts in --data.")
     ] = False,
+    sample: Annotated[
+        int | None, typer.Option("--sample", metavar="N", help="About N items of each function, for a quick look.")
+    ] = None,
     positions: Annotated[
         Positions, typer.Option("--positions", help="answer: its tokens; last: the token before it.")
     ] = "answer",
@@ -59,6 +62,7 @@ def tasks(
         chosen = chosen.select(names) if names else chosen
         for name, count in chosen.unknown_labels.items():
             typer.echo(f"Left out {count} items labelled {name!r}, which is no function; see --label.", err=True)
+    chosen = chosen if sample is None else chosen.sample(sample, seed=seed)
     found = task_maps(
         load_model(model, device),
         chosen,

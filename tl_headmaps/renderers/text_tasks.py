@@ -1,6 +1,6 @@
 """Task maps and their verification as text for a terminal."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .text import table_text
 
@@ -46,29 +46,40 @@ def task_maps_text(maps: "TaskMaps", top: int = 4) -> str:
 
 
 def task_verification_text(found: "TaskVerification") -> str:
-    """The matrix of accuracies, with all heads and with random ones taken away above and below."""
+    """What each function loses with its own heads and with random ones, and the matrix of all functions."""
+
+    def span(name: str, number: int) -> str:
+        low, high = (float(getattr(found, f"{name}_{end}")[number]) for end in ("low", "high"))
+        return f"{getattr(found, name)[number]:.2f} ({low:.2f}-{high:.2f})"
+
+    rows = [
+        [
+            function,
+            found.n_items[number],
+            f"{found.chance[number]:.2f}",
+            span("clean", number),
+            found.n_ablated[number],
+            f"{found.own[number]:.2f} ({found.accuracy_low[number, number]:.2f}-"
+            f"{found.accuracy_high[number, number]:.2f})",
+            f"{found.others[number]:.2f}",
+            span("random", number),
+            f"{found.p_value[number]:.2g}",
+            found.verdicts[number],
+        ]
+        for number, function in enumerate(found.functions)
+    ]
+    titles = ("function", "items", "chance", "all heads", "heads", "own off", "others", "random off", "p", "verdict")
+    columns = [(title, "left" if title in ("function", "verdict") else "right") for title in titles]
     names = [function.split("_")[0] for function in found.functions]
-
-    def cells(title: str, count: object, values: Any, low: Any, high: Any) -> list[Any]:
-        spans = zip(values.tolist(), low.tolist(), high.tolist(), strict=True)
-        return [title, count, *(f"{value:.2f} ({a:.2f}-{b:.2f})" for value, a, b in spans)]
-
-    rows = [cells("none", "", found.clean, found.clean_low, found.clean_high)]
-    for number, function in enumerate(found.functions):
-        rows.append(
-            cells(
-                function,
-                found.n_ablated[number],
-                found.accuracy[number],
-                found.accuracy_low[number],
-                found.accuracy_high[number],
-            )
-        )
-    rows.append(cells("random others", "", found.random, found.random_low, found.random_high))
-    rows.append(["chance", "", *(f"{value:.2f}" for value in found.chance.tolist())])
-    columns = [("ablated", "left"), ("heads", "right"), *((name, "right") for name in names)]
+    matrix = [
+        [function, *(f"{value:.2f}" for value in found.accuracy[number].tolist())]
+        for number, function in enumerate(found.functions)
+    ]
+    between = [("ablated \\ asked", "left"), *((name, "right") for name in names)]
     note = (
-        "columns: share of a function's held-out items whose right answer is likelier than the alternatives (95%);\n"
-        "random others: as many heads as the column's function has, none of them its own"
+        "share of held-out items whose right answer is likelier than the alternatives (95% interval): with all heads,\n"
+        "with the function's own heads ablated, with those of another function (mean), with as many random heads,\n"
+        "none of them its own; p: own against random on the same items, exact; verdict: without own heads, compared\n"
+        "with random ones, at a false discovery rate of 5%; not testable: with all heads the model is not above chance"
     )
-    return f"Task maps verified by ablation\n\n{table_text(columns, rows)}\n\n{note}"
+    return f"Task maps verified by ablation\n\n{table_text(columns, rows)}\n\n{table_text(between, matrix)}\n\n{note}"

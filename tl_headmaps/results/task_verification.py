@@ -15,7 +15,19 @@ if TYPE_CHECKING:
     from typing import Self
 
 _MATRICES = ("accuracy", "accuracy_low", "accuracy_high")
-_BY_FUNCTION = ("clean", "clean_low", "clean_high", "random", "random_low", "random_high", "chance")
+_BY_FUNCTION = (
+    "clean",
+    "clean_low",
+    "clean_high",
+    "random",
+    "random_low",
+    "random_high",
+    "chance",
+    "p_value",
+    "q_value",
+)
+SIGNIFICANT = 0.05
+"""False discovery rate below which own heads differ from random ones."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +47,9 @@ class TaskVerification(Result):
         random: With as many other heads taken away, drawn at random from those that are not the function's own, on
             the function's own items; mean over several draws.
         chance: Expected share of right answers when one of the alternatives is drawn.
+        p_value: How likely own and random heads would differ so much on the function's own items if it did not matter
+            which are taken away: exact, paired by items, two-sided (McNemar's test for a single random draw).
+        q_value: The same after Benjamini-Hochberg over the functions.
     """
 
     kind: ClassVar[str] = "task_verification"
@@ -51,6 +66,8 @@ class TaskVerification(Result):
     random_low: Float[Tensor, " function"]
     random_high: Float[Tensor, " function"]
     chance: Float[Tensor, " function"]
+    p_value: Float[Tensor, " function"]
+    q_value: Float[Tensor, " function"]
     provenance: Provenance
 
     @property
@@ -58,12 +75,44 @@ class TaskVerification(Result):
         """The accuracies after ablation."""
         return self.accuracy
 
+    @property
+    def own(self) -> Float[Tensor, " function"]:
+        """Accuracy on each function's items without its own heads."""
+        return self.accuracy.diagonal()
+
+    @property
+    def others(self) -> Float[Tensor, " function"]:
+        """Accuracy on each function's items without the heads of another function, mean over those."""
+        return (self.accuracy.sum(0) - self.own) / (len(self.functions) - 1)
+
+    @property
+    def testable(self) -> tuple[bool, ...]:
+        """Whether the whole model answers a function's items better than chance; else there is nothing to lose."""
+        return tuple((self.clean_low > self.chance).tolist())
+
+    @property
+    def verdicts(self) -> tuple[str, ...]:
+        """For each function: ``not testable``, ``worse``, ``better`` or ``no difference`` without its own heads.
+
+        Compared with random others, at a false discovery rate of 5%.
+        """
+
+        def verdict(number: int) -> str:
+            if not self.testable[number]:
+                return "not testable"
+            if self.q_value[number] >= SIGNIFICANT:
+                return "no difference"
+            return "worse" if self.own[number] < self.random[number] else "better"
+
+        return tuple(verdict(number) for number in range(len(self.functions)))
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         axes = {"ablated": list(self.functions), "tested": list(self.functions)}
         result: dict[str, Any] = {"kind": self.kind, "axes": axes}
         result |= {"n_items": list(self.n_items), "n_ablated": list(self.n_ablated)}
         result |= {name: getattr(self, name).tolist() for name in (*_MATRICES, *_BY_FUNCTION)}
+        result |= {"testable": list(self.testable), "verdicts": list(self.verdicts)}
         result["provenance"] = self.provenance.to_dict()
         return result
 
@@ -88,7 +137,7 @@ class TaskVerification(Result):
                 record: dict[str, Any] = {"ablated": ablated, "tested": tested, "n_ablated": self.n_ablated[row]}
                 record |= {name: float(getattr(self, name)[row, column]) for name in _MATRICES}
                 record |= {name: float(getattr(self, name)[column]) for name in _BY_FUNCTION}
-                yield record | {"n_items": self.n_items[column]}
+                yield record | {"n_items": self.n_items[column], "verdict": self.verdicts[column]}
 
     def __str__(self) -> str:
         from ..renderers.text_tasks import task_verification_text

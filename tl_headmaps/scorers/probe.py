@@ -25,6 +25,10 @@ _STEPS = 200
 _RATE = 0.02
 _DECAY = 1e-2
 _MAX_ITERATIONS = 1000
+_CURVATURE = 0.1
+"""Typical variance p (1 - p) of a class; only the speed depends on it."""
+_SMALLEST = 1e-12
+"""Directions with less than this share of the largest square are rounding."""
 _GRADIENT = 3e-6
 """Largest entry of the gradient at which a linear fit counts as solved (entries are means over items)."""
 
@@ -85,9 +89,9 @@ def fit_linear(
     """Logistic regressions of several label sets on the same features."""
     from scipy.optimize import minimize
 
-    x = features.double()
     n_fits, n_items = labels.shape
-    # One row of parameters per feature, the last for the bias: all fits side by side in one matrix product.
+    basis, x, shrink = _preconditioned(features.double(), penalty)
+    # One row of parameters per direction, the last for the bias: all fits side by side in one matrix product.
     shape = (x.shape[1] + 1, n_fits, n_classes)
     known = None if offsets is None else offsets.double().transpose(0, 1)
     right = torch.nn.functional.one_hot(labels.T, n_classes).double()
@@ -99,10 +103,10 @@ def fit_linear(
         if known is not None:
             logits = logits + known
         log_chances = logits.log_softmax(-1)
-        loss = -(log_chances * right).sum() / n_items + penalty / 2 * weight.square().sum()
+        loss = -(log_chances * right).sum() / n_items + (shrink * weight.square()).sum() / 2
         miss = (log_chances.exp() - right) / n_items
         gradient = torch.empty(shape, dtype=torch.float64)
-        gradient[:-1] = (x.T @ miss.reshape(n_items, -1) + penalty * weight).view(shape[0] - 1, n_fits, n_classes)
+        gradient[:-1] = (x.T @ miss.reshape(n_items, -1) + shrink * weight).view(shape[0] - 1, n_fits, n_classes)
         gradient[-1] = miss.sum(0)
         return float(loss), gradient.flatten().numpy()
 
@@ -113,8 +117,29 @@ def fit_linear(
         method="L-BFGS-B",
         options={"maxiter": _MAX_ITERATIONS, "maxfun": 2 * _MAX_ITERATIONS, "gtol": _GRADIENT, "ftol": 0.0},
     )
-    parameters = torch.from_numpy(solved.x).view(shape).transpose(0, 1)
-    return Linear(parameters[:, :-1].to(features.dtype), parameters[:, -1].to(features.dtype))
+    parameters = torch.from_numpy(solved.x).view(shape)
+    weight = (basis @ parameters[:-1].flatten(1)).view(-1, n_fits, n_classes).transpose(0, 1)
+    return Linear(weight.to(features.dtype), parameters[-1].to(features.dtype))
+
+
+def _preconditioned(
+    x: Float[Tensor, "item dim"], penalty: float
+) -> tuple[Float[Tensor, "dim direction"], Float[Tensor, "item direction"], Float[Tensor, "direction 1"]]:
+    """Directions in which the loss is curved about equally, the features along them, and the penalty of each.
+
+    The optimum lies in the span of the items, whose principal directions come from the smaller of the two Gram
+    matrices. The curvature of the loss along one of them is its variance times about ``_CURVATURE``, plus the penalty;
+    with steps in units of its root fewer iterations are needed.
+    """
+    n_items, dim = x.shape
+    small = x.T @ x if dim <= n_items else x @ x.T
+    squares, vectors = torch.linalg.eigh(small)
+    kept = squares > _SMALLEST * squares[-1].clamp_min(1e-300)
+    squares, vectors = squares[kept], vectors[:, kept]
+    directions = vectors if dim <= n_items else x.T @ (vectors / squares.sqrt())
+    unit = (_CURVATURE * squares / n_items + penalty).rsqrt()
+    basis = directions * unit
+    return basis, x @ basis, (penalty * unit.square())[:, None]
 
 
 def fit_mlp(

@@ -2,7 +2,7 @@
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -40,12 +40,36 @@ def poisson_binomial_tail(chances: NDArray[np.float64], hits: int) -> float:
     uncertain = chances[(chances > 0) & (chances < 1)]
     if hits <= certain:
         return 1.0
-    mass = np.zeros(len(uncertain) + 1)
+    return float(min(1.0, _poisson_binomial(uncertain)[hits - certain :].sum()))
+
+
+def _poisson_binomial(chances: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Probability of each number of successes in independent trials with different chances."""
+    mass = np.zeros(len(chances) + 1)
     mass[0] = 1.0
-    for done, chance in enumerate(uncertain, start=1):
+    for done, chance in enumerate(chances, start=1):
         mass[1 : done + 1] = mass[1 : done + 1] * (1 - chance) + mass[:done] * chance
         mass[0] *= 1 - chance
-    return float(min(1.0, mass[hits - certain :].sum()))
+    return mass
+
+
+def paired_p_value(own: Bool[Tensor, " item"], others: Bool[Tensor, "draw item"]) -> float:
+    """Two-sided exact p-value: do the same items come out right as often in one condition as in several others?
+
+    If the condition made no difference, each of an item's outcomes could as well have been its own. Given how often
+    the item is right in all conditions, its own outcome is then a draw from them. With one other condition this is
+    McNemar's exact test; more of them make the comparison sharper.
+
+    Example:
+        >>> paired_p_value(torch.tensor([False] * 5 + [True]), torch.tensor([[True] * 6]))
+        0.0625
+    """
+    chances = torch.cat([own[None], others]).double().mean(0).numpy()
+    uncertain = (chances > 0) & (chances < 1)
+    mass = _poisson_binomial(chances[uncertain])
+    seen = mass[int(own.numpy()[uncertain].sum())]
+    # As unlikely as what was seen, or more so; the factor is for rounding between equals.
+    return float(min(1.0, mass[mass <= seen * (1 + 1e-7)].sum()))
 
 
 def q_values(p_values: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:

@@ -13,6 +13,7 @@ from ..figure import Figure
 def task_verification_figure(found: TaskVerification) -> Figure:
     """Rows: whose heads are ablated (first none, last random others); columns: whose items are asked."""
     names = [FUNCTIONS.get(function, function) for function in found.functions]
+    asked = [name if able else f"{name} (not testable)" for name, able in zip(names, found.testable, strict=True)]
     values = {
         kind: torch.stack(
             [
@@ -23,14 +24,29 @@ def task_verification_figure(found: TaskVerification) -> Figure:
         )
         for kind in ("", "_low", "_high")
     }
+    chances = ", ".join(f"{value:.2f}" for value in sorted(set(found.chance.tolist())))
     return heat.token_grid(
         values[""],
         ["none", *names, "random others"],
-        names,
+        asked,
         title="Accuracy after ablating the heads of a function",
         unit="share of items right",
         rows="ablated",
         columns="tested",
         details={"95% from": values["_low"], "95% to": values["_high"]},
-        note=f"Chance: {', '.join(f'{value:.2f}' for value in sorted(set(found.chance.tolist())))}.",
+        note=f"Chance: {chances}. {_verdict(found, names)}",
     )
+
+
+def _verdict(found: TaskVerification, names: list[str]) -> str:
+    """Own heads against random ones in a sentence or two."""
+    by_verdict: dict[str, list[str]] = {}
+    for name, verdict in zip(names, found.verdicts, strict=True):
+        by_verdict.setdefault(verdict, []).append(name)
+    said = {
+        "worse": "Worse without own heads than without random ones (paired exact test, false discovery rate 5%)",
+        "better": "Better without own heads than without random ones",
+        "no difference": "No difference shown",
+        "not testable": "Not testable, with all heads at chance",
+    }
+    return " ".join(f"{said[verdict]}: {', '.join(by_verdict[verdict])}." for verdict in said if verdict in by_verdict)
