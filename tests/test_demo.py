@@ -26,9 +26,10 @@ from tl_headmaps.tasks import FEWEST_ITEMS
 DANGEROUS = "</script><script>window.broken=1</script>"
 CAPITALS = {"France": "Paris", "Germany": "Berlin", "Egypt": "Cairo"}
 PLAIN = re.findall(r"\w+", f"{tour_sections.SENTENCE} {tour_sections.TEMPLATE} means no")
-WORDS = list(dict.fromkeys([*CAPITALS, *CAPITALS.values(), *PLAIN, DANGEROUS]))
-TOKENS = ["<unk>", "-", "<bos>", "Mary", ".", *(f"Ġ{word}" for word in WORDS)]
-PATTERN = r"Ġ?</script><script>window\.broken=1</script>|Ġ?[A-Za-z]+|-|\."
+FILLING = [a + b for a in "bdfg" for b in "aeiou"]
+WORDS = list(dict.fromkeys([*CAPITALS, *CAPITALS.values(), *PLAIN, *FILLING, DANGEROUS]))
+TOKENS = ["<unk>", "-", "<bos>", "The", ",", ".", *(f"Ġ{word}" for word in WORDS)]
+PATTERN = r"Ġ?</script><script>window\.broken=1</script>|Ġ?[A-Za-z]+|[-,.]"
 KNOWING = HeadIndex(0, 1)
 NAMES = [
     "model",
@@ -146,8 +147,7 @@ def test_numbers_on_the_page_are_those_of_the_files(toured: Toured) -> None:
     validation = Result.load(toured.folder / "validation.json")
     assert f"correlation of {validation.agreement['pearson_without'][0]:.2f} (95%" in toured.text  # type: ignore[attr-defined]
     groups = Result.load(toured.folder / "attention_groups.json")
-    head, modularity = groups.top(1)[0]  # type: ignore[attr-defined]
-    assert f"has {head} (modularity {modularity:.2f}" in toured.text
+    assert f"modularity is {groups.combination['modularity']:.2f}, in shuffled" in toured.text  # type: ignore[attr-defined]
     largest = Result.load(toured.folder / "component_map.json").top(1)[0]  # type: ignore[attr-defined]
     assert f"{largest[1]} of layer {largest[0]} ({largest[2]:.1%})" in toured.text
 

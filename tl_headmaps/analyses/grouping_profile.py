@@ -23,6 +23,7 @@ from ..scorers.profile import (
 )
 from ..texts import read_texts
 from ..vocabulary import token_string
+from .prompts import check_runs
 
 _LONGEST = 512
 _AT_ONCE = 32
@@ -56,6 +57,7 @@ def grouping_profile(
         raise UsageError(f"max_tokens={max_tokens} is too short; a text needs at least 2 tokens.")
     if max_texts is not None and max_texts < 1:
         raise UsageError(f"max_texts={max_texts} leaves no text; give 1 or more.")
+    check_runs(model)
     weights = HeadWeights.of(model)
     source = islice(read_texts(texts, column), max_texts)
     tally = _Tally(model, weights, min(max_tokens, int(model.cfg.n_ctx)), prepend_bos)

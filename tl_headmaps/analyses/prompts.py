@@ -11,6 +11,12 @@ from ..types import HeadIndex, head_list
 from ..vocabulary import token_string
 
 
+def check_runs(model: Any) -> None:
+    """Refuse weights without a model around them."""
+    if isinstance(model, HeadWeights):
+        raise UsageError("This analysis runs the model, and HeadWeights cannot run. Pass the model itself.")
+
+
 @dataclass(frozen=True)
 class Prompt:
     """A text as the model sees it."""
@@ -29,6 +35,7 @@ class Prompt:
             least: Tokens needed at least.
             what: What needs them, for the message.
         """
+        check_runs(model)
         tokenizer = getattr(model, "tokenizer", None)
         if isinstance(text, str):
             if not text.strip():

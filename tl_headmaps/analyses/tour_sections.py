@@ -9,6 +9,7 @@ from ..renderers.text import quoted
 from ..renderers.text_checks import interval, number
 from ..results.association_heads import AssociationHeads
 from ..results.relation_scores import RelationScores
+from ..results.salient_operations import UNCLEAR
 from ..task_files import load_tasks
 from ..tasks import FUNCTIONS
 from ..types import HeadIndex
@@ -33,8 +34,11 @@ LEAD = RELATIONS[0]
 SOURCES = ("France", "Germany", "Egypt")
 TARGETS = ("Cairo", "Paris", "Berlin")
 TEMPLATE = "The capital of <X> is"
-SENTENCE = "Mary gave the book to John because he had asked her for it."
-QUERY, KEY = "he", "John"
+SENTENCE = "The capital of France is Paris, and the capital of Germany is Berlin."
+QUERY, KEY = "is#2", "Germany"
+"""Where the second capital is about to be said, and what has to be known there."""
+
+N_SHARPEST = 3
 # What three minutes allow.
 N_ABLATED = 8
 MAX_TOKENS = 2048
@@ -142,9 +146,16 @@ def operations(tour: Tour) -> Finding:
     entry = found.name(head)
     n_tokens, n_targets = found.token_ids.shape[1], found.promoted_ids.shape[2]
     shown = "; ".join(
-        f"{quoted(token)} → {' '.join(map(quoted, targets[:3]))}" for token, targets in found.mappings(head)[:3]
+        f"{token.strip()} → {', '.join(dict.fromkeys(target.strip() for target in targets))}"
+        for token, targets in found.mappings(head)[:3]
     )
-    best = "no predicate fits" if entry.best is None else f"best predicate: {entry.best}, {entry.score:.0%} explained"
+    explained = f"explains {entry.score:.0%} of these mappings (null {entry.null_mean:.0%})"
+    if entry.name != UNCLEAR:
+        named = f"Its name: {entry.name}, which {explained}."
+    elif entry.best is not None:
+        named = f"It has no name: the best predicate, {entry.best}, {explained}."
+    else:
+        named = "It has no name: no predicate explains any of these mappings."
     return Finding(
         "salient_operations",
         found,
@@ -152,8 +163,7 @@ def operations(tour: Tour) -> Finding:
             *("salient", "--heads", str(head), "--tokens", str(n_tokens), "--targets", str(n_targets)),
             *("--vocabulary", "words"),
         ),
-        f"The tokens {head} does most about, and what it promotes: {shown}. Its name is {entry.name} ({best}, null "
-        f"{entry.null_mean:.0%}).",
+        f"The tokens {head} does most about, and what it promotes: {shown}. {named}",
     )
 
 
@@ -204,37 +214,46 @@ def ablation(tour: Tour) -> Finding:
 
 
 def groups(tour: Tour) -> Finding:
-    """Which tokens of the sentence belong together?"""
-    found = attention_groups(tour.model, SENTENCE)
+    """Which tokens of the sentence belong together for the heads that group most sharply?"""
+    every = attention_groups(tour.model, SENTENCE, null_draws=0)
+    sharpest = sorted(head for head, _ in every.top(N_SHARPEST))
+    found = attention_groups(tour.model, SENTENCE, heads=sharpest)
     words = ", ".join(f"{{{' '.join(token.strip() for token in group)}}}" for group in found.words())
-    sink = "" if found.sink is None else f", the attention sink {quoted(found.tokens[found.sink])} left out"
-    head, modularity = found.top(1)[0]
-    null = float(found.null_modularity[found.heads.index(head)])
+    chosen = ",".join(map(str, sharpest))
+    together = found.combination
     return Finding(
         "attention_groups",
         found,
-        ("groups", "--text", SENTENCE),
-        f"On average over {len(found.heads)} heads, attention binds the tokens of {quoted(SENTENCE)} into "
-        f"{len(found.groups)} group{'s' if len(found.groups) > 1 else ''}{sink}: {words}. The sharpest groups of its "
-        f"own has {head} (modularity {modularity:.2f}, shuffled graphs {number(null)}).",
-        f"{len(found.groups)} group{'s' if len(found.groups) > 1 else ''} of {len(found.kept)} tokens",
+        ("groups", "--text", SENTENCE, "--heads", chosen),
+        f"The {len(sharpest)} of {len(every.heads)} heads whose groups are sharpest, {', '.join(map(str, sharpest))}, "
+        f"bind the tokens of {quoted(SENTENCE)} into {_count(len(found.groups), 'group')}: {words}. Together their "
+        f"modularity is {number(together['modularity'])}, in shuffled graphs {number(together['null_modularity'])}; "
+        f"the mean over all heads makes {_count(len(every.groups), 'group')}.",
+        f"{_count(len(found.groups), 'group')} of {len(found.kept)} tokens",
     )
+
+
+def _count(n: int, noun: str) -> str:
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
 
 
 def association(tour: Tour) -> Finding:
     """Which heads bring two tokens together?"""
     found = association_heads(tour.model, SENTENCE, QUERY, KEY)
     head, gain = found.top(1)[0]
-    at = (head.layer, head.head)
+    attention, before, after, others = (
+        float(values[head.layer, head.head])
+        for values in (found.attention, found.before_cosine, found.after_cosine, found.others_cosine)
+    )
+    query, key = quoted(QUERY), quoted(KEY)
     return Finding(
         "association_heads",
         found,
         ("mixing", "--text", SENTENCE, "--query", QUERY, "--key", KEY),
-        f"{head} brings {quoted(QUERY)} closest to {quoted(KEY)}: it gives {float(found.attention[at]):.0%} of its "
-        f"attention there, and the cosine of their values goes from {float(found.before_cosine[at]):.2f} to "
-        f"{float(found.after_cosine[at]):.2f} (gain {gain:.2f}; mean gain with the other tokens "
-        f"{number(float(found.others_cosine[at]))}).",
-        f"{head} binds {quoted(QUERY)} to {quoted(KEY)}",
+        f"{head} brings {query} closest to {key}: {query} gives {key} {attention:.0%} of its attention there, and the "
+        f"cosine of their values goes from {before:.2f} to {after:.2f} (gain {gain:.2f}; mean gain with the other "
+        f"tokens {number(others)}).",
+        f"{head} brings {key} to {query}",
     )
 
 
@@ -249,8 +268,8 @@ def mixing(tour: Tour) -> Finding:
         "value_mixing",
         found,
         ("mixing", "--text", SENTENCE, "--head", str(head), "--query", QUERY, "--key", KEY),
-        f"In {head} the dot product of the two values goes from {example.before:.3g} to {example.after:.3g}; "
-        f"{float(example.split[most]):.3g} of that is brought by {quoted(example.tokens[most])}.",
+        f"In {head} the dot product of the two values goes from {example.before:.3g} to {example.after:.3g}. The "
+        f"largest part, {float(example.split[most]):.3g}, is brought by {quoted(example.tokens[most].strip())}.",
     )
 
 
@@ -323,13 +342,15 @@ SECTIONS = (
     ),
     Section(
         "One sentence",
-        "Attention read as a graph of tokens: groups that heads bind together, against shuffled graphs. Then which "
-        "heads bring two chosen tokens together, and how, number by number.",
+        "Attention read as a graph of tokens: groups that heads bind together, against shuffled graphs. Then the place "
+        f"where an answer is due: which heads bring {quoted(QUERY)} (of equal tokens, the second) together with "
+        f"{quoted(KEY)}, and how the best of them does it, number by number.",
         (groups, association, mixing),
     ),
     Section(
         "Which matrices matter?",
-        "The first-order effect on the loss of scaling each weight matrix, as shares of the map.",
+        "The first-order effect on the loss of scaling each weight matrix, as shares of the map. Matrices that only "
+        "multiply each other (v and o, up and down) share it.",
         (components,),
     ),
     Section(

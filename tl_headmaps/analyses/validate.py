@@ -19,6 +19,7 @@ from ..results.validation import Validation
 from ..scorers.agreement import agreement
 from ..scorers.dynamic import hits, output_maps
 from ..types import Preset, PromptSources, check_choice
+from .prompts import check_runs
 from .relation_scores import checked_k, require_distinct
 
 _KEPT_BYTES = 64 << 20
@@ -119,8 +120,7 @@ def validated(
 
 def weights_of(model: Any) -> HeadWeights:
     """Weights of a model that can also be run and has a tokenizer."""
-    if isinstance(model, HeadWeights):
-        raise UsageError("This analysis runs the model, and HeadWeights cannot run. Pass the model itself.")
+    check_runs(model)
     if getattr(model, "tokenizer", None) is None and hasattr(model, "cfg"):
         raise UsageError(
             "The model has no tokenizer, and prompts are texts. Load the model with its tokenizer, or set "

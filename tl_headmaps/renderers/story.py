@@ -60,7 +60,7 @@ def story_page(title: str, opening: str, chapters: Sequence[Chapter], closing: S
     listed = "".join(f"<li>{_link(name)}</li>" for name in files)
     bodies = [
         '<a class="story-skip" href="#1">To the first section</a>'
-        f'<header class="story-text"><h1>{escaped(title)}</h1><p>{escaped(opening)}</p></header>'
+        f'<header><h1>{escaped(title)}</h1><p class="story-text">{escaped(opening)}</p></header>'
         f'<nav class="story-text" aria-label="Contents"><ol>{contents}</ol></nav><main>',
         *(_chapter(number, chapter) for number, chapter in enumerate(chapters, 1)),
         "</main>"
@@ -99,7 +99,6 @@ def _part(part: Part) -> str:
     if part.figure is None and not part.file:
         return f'<p class="story-text story-refused">{escaped(part.says)}</p>'
     figure = "" if part.figure is None else part.figure.body
-    # The command can be focused, so that a keyboard can scroll it where it is wider than the screen.
     command = (
         f'<pre tabindex="0" aria-label="Command"><code>{escaped(part.command)}</code></pre>' if part.command else ""
     )
