@@ -198,6 +198,11 @@ def test_eight_panels_are_small_and_quick(browser: Browser, tmp_path: Path) -> N
     assert browser.run("document.querySelectorAll('.tlhm-plot').length") == 8
     np.testing.assert_array_equal(values_on_page(browser, 7), maps["function 7"].astype(np.float32).ravel())
     assert shown.hover(31, 0, (32, 32), plot=5).startswith("L31H0 · function 5")
+    browser.click(*shown.place(3, 4, (32, 32), plot=1))
+    # Pinned in one panel, marked in all of them at the same place.
+    assert browser.run("document.querySelectorAll('.tlhm-pin').length") == 8
+    assert browser.run("new Set([...document.querySelectorAll('.tlhm-pin')].map((pin) => pin.style.cssText)).size") == 1
+    assert "L3H4" in browser.text(".tlhm-pinned")
     shown.check_quiet()
 
 

@@ -158,8 +158,12 @@ def random_problem(
     return features, (features[:, :n_classes] + 0.5 * torch.randn(n_items, n_classes, generator=generator)).argmax(1)
 
 
-def test_linear_fits_equal_scikit_learn_each_on_its_own() -> None:
-    features, labels = random_problem()
+@pytest.mark.parametrize("dim", [12, 150])
+def test_linear_fits_equal_scikit_learn_each_on_its_own(dim: int) -> None:
+    features, labels = random_problem(dim=dim)
+    # Directions of very different variance, one twice and one not at all.
+    features = features * torch.logspace(0, -2, dim)
+    features[:, 5], features[:, 6] = features[:, 4], 0.0
     sets = torch.stack([labels, labels.roll(7), labels.flip(0)])
     penalty = 0.03
     ours = fit_linear(features, sets, 3, penalty=penalty)
@@ -168,6 +172,13 @@ def test_linear_fits_equal_scikit_learn_each_on_its_own() -> None:
         np.testing.assert_allclose(ours.weight[number].T, theirs.coef_, atol=2e-4)
         logits = ours.logits(features)[number]
         np.testing.assert_allclose(logits.softmax(-1), theirs.predict_proba(features), atol=2e-4)
+
+
+def test_features_that_say_nothing_leave_the_frequencies() -> None:
+    labels = torch.tensor([0] * 30 + [1] * 10)
+    fitted = fit_linear(torch.zeros(40, 3), labels[None], 2, penalty=0.1)
+    assert float(fitted.weight.abs().max()) == 0
+    torch.testing.assert_close(fitted.bias[0].softmax(0), torch.tensor([0.75, 0.25]), atol=1e-4, rtol=0)
 
 
 def test_an_offset_that_knows_everything_leaves_nothing_to_learn() -> None:
@@ -485,7 +496,9 @@ def test_ablating_the_heads_of_a_function_breaks_that_function_alone(planted_map
     everything = verify_tasks(model, tasks, planted_maps, n_items=None, n_random=1, **given)
     assert everything.n_items == (30,) * 4
     assert found.testable == (True,) * 4 and found.verdicts == ("worse",) * 4
-    assert "worse" in str(found) and "not testable:" in str(found)
+    assert "worse" in str(found) and "4 of 4 functions are testable: the model answers them above chance\n" in str(
+        found
+    )
     with pytest.raises(UsageError, match="n_random=0 must be at least 1"):
         verify_tasks(model, tasks, planted_maps, n_random=0, **given)
 
@@ -496,8 +509,12 @@ def test_a_model_at_chance_is_not_testable(planted: Any, planted_maps: TaskMaps)
     assert bool((found.clean_low < found.chance).all())
     assert found.testable == (False,) * 4 and found.verdicts == ("not testable",) * 4
     assert str(found).count("  not testable") == 4
-    assert "Inference (not testable)" in found.figure().html
-    assert "Not testable, with all heads at chance: Retrieval, Decision-making" in found.figure().html
+    assert "0 of 4 functions are testable: the model answers them above chance; of the others nothing" in str(found)
+    figure = found.figure()
+    assert [figure.data.columns.label(column) for column in range(4)][2] == "† Inference"
+    assert "† Not testable, the interval with all heads reaches chance: Retrieval, Decision-making" in str(
+        figure.data.note
+    )
     values = found.to_dict()
     assert values["testable"] == [False] * 4 and values["verdicts"] == ["not testable"] * 4
     assert np.shape(values["p_value"]) == np.shape(values["q_value"]) == (4,)

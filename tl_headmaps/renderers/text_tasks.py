@@ -76,10 +76,15 @@ def task_verification_text(found: "TaskVerification") -> str:
         for number, function in enumerate(found.functions)
     ]
     between = [("ablated \\ asked", "left"), *((name, "right") for name in names)]
+    n_testable = sum(found.testable)
+    summary = f"{n_testable} of {len(found.functions)} functions are testable: the model answers them above chance"
+    if n_testable < len(found.functions):
+        summary += "; of the others nothing can be said"
     note = (
+        f"{summary}\n"
         "share of held-out items whose right answer is likelier than the alternatives (95% interval): with all heads,\n"
         "with the function's own heads ablated, with those of another function (mean), with as many random heads,\n"
         "none of them its own; p: own against random on the same items, exact; verdict: without own heads, compared\n"
-        "with random ones, at a false discovery rate of 5%; not testable: with all heads the model is not above chance"
+        "with random ones, at a false discovery rate of 5%; not testable: the interval with all heads reaches chance"
     )
     return f"Task maps verified by ablation\n\n{table_text(columns, rows)}\n\n{table_text(between, matrix)}\n\n{note}"

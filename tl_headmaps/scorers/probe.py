@@ -98,7 +98,7 @@ def fit_linear(
 
     def objective(flat: np.ndarray) -> tuple[float, np.ndarray]:
         parameters = torch.from_numpy(flat).view(shape)
-        weight = parameters[:-1].reshape(shape[0] - 1, -1)
+        weight = parameters[:-1].flatten(1)
         logits = (x @ weight).view(n_items, n_fits, n_classes) + parameters[-1]
         if known is not None:
             logits = logits + known
@@ -106,7 +106,7 @@ def fit_linear(
         loss = -(log_chances * right).sum() / n_items + (shrink * weight.square()).sum() / 2
         miss = (log_chances.exp() - right) / n_items
         gradient = torch.empty(shape, dtype=torch.float64)
-        gradient[:-1] = (x.T @ miss.reshape(n_items, -1) + shrink * weight).view(shape[0] - 1, n_fits, n_classes)
+        gradient[:-1] = (x.T @ miss.flatten(1) + shrink * weight).view(-1, n_fits, n_classes)
         gradient[-1] = miss.sum(0)
         return float(loss), gradient.flatten().numpy()
 

@@ -13,7 +13,8 @@ from ..figure import Figure
 def task_verification_figure(found: TaskVerification) -> Figure:
     """Rows: whose heads are ablated (first none, last random others); columns: whose items are asked."""
     names = [FUNCTIONS.get(function, function) for function in found.functions]
-    asked = [name if able else f"{name} (not testable)" for name, able in zip(names, found.testable, strict=True)]
+    # The mark comes first: the ends of long labels are cut.
+    asked = [name if able else f"† {name}" for name, able in zip(names, found.testable, strict=True)]
     values = {
         kind: torch.stack(
             [
@@ -47,6 +48,6 @@ def _verdict(found: TaskVerification, names: list[str]) -> str:
         "worse": "Worse without own heads than without random ones (paired exact test, false discovery rate 5%)",
         "better": "Better without own heads than without random ones",
         "no difference": "No difference shown",
-        "not testable": "Not testable, with all heads at chance",
+        "not testable": "† Not testable, the interval with all heads reaches chance",
     }
     return " ".join(f"{said[verdict]}: {', '.join(by_verdict[verdict])}." for verdict in said if verdict in by_verdict)
