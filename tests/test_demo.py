@@ -92,7 +92,8 @@ class Toured:
 
     @property
     def commands(self) -> list[list[str]]:
-        return [shlex.split(html.unescape(found)) for found in re.findall(r"<code>(.*?)</code>", self.page)]
+        marked = re.findall(r"<code>(.*?)</code>", self.page)
+        return [shlex.split(html.unescape(re.sub(r"</?span>", "", found))) for found in marked]
 
     @property
     def files(self) -> list[str]:

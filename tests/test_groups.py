@@ -17,7 +17,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planted import DECODERS, random_model, shared_model
 
-from tl_headmaps import AttentionGroups, HeadIndex, Result, attention_groups, attention_groups_from_pattern
+from tl_headmaps import (
+    AttentionGroups,
+    HeadIndex,
+    HeadWeights,
+    Result,
+    attention_groups,
+    attention_groups_from_pattern,
+    grouping_profile,
+)
 from tl_headmaps.errors import UsageError
 from tl_headmaps.scorers import clustering
 from tl_headmaps.scorers.clustering import cluster
@@ -491,3 +499,10 @@ def test_heads_are_streamed_so_that_long_texts_stay_within_the_budget() -> None:
     )
     matrices, dropped = done.stdout.split()
     assert float(matrices) < 5 and dropped == "True"
+
+
+def test_weights_alone_cannot_run() -> None:
+    weights = HeadWeights.from_model(shared_model("llama"))
+    for analyse in (attention_groups, grouping_profile):
+        with pytest.raises(UsageError, match="HeadWeights cannot run"):
+            analyse(weights, " word5 word6")

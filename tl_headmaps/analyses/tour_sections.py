@@ -42,7 +42,7 @@ N_SHARPEST = 3
 # What three minutes allow.
 N_ABLATED = 8
 MAX_TOKENS = 2048
-N_ITEMS = 45
+N_ITEMS = 36
 
 
 def the_model(tour: Tour) -> Finding:
@@ -343,7 +343,7 @@ SECTIONS = (
     Section(
         "One sentence",
         "Attention read as a graph of tokens: groups that heads bind together, against shuffled graphs. Then the place "
-        f"where an answer is due: which heads bring {quoted(QUERY)} (of equal tokens, the second) together with "
+        f"where an answer is due: which heads bring {quoted(QUERY)} (the second of its kind) together with "
         f"{quoted(KEY)}, and how the best of them does it, number by number.",
         (groups, association, mixing),
     ),
