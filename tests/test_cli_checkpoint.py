@@ -125,7 +125,7 @@ RUNNING = {
 }
 """Commands that run the model, with what they cannot do without."""
 
-WITHOUT_MODEL = {"runs"}
+WITHOUT_MODEL = {"runs", "cite"}
 
 
 @pytest.mark.parametrize("command", app.registered_commands, ids=lambda command: command.callback.__name__)

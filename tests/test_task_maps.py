@@ -377,7 +377,17 @@ def test_features_are_the_mean_z_over_the_span(kind: str, tmp_path: Path) -> Non
             torch.testing.assert_close(found.layer(layer)[item], expected)
 
 
-def test_kept_features_are_not_captured_again(planted: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Ctrl-C is an exception here, also in a test process that ignores it so that its leader can end all at once."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_kept_features_are_not_captured_again(
+    planted: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interruptible: None
+) -> None:
     prompts, spans = questions_of(planted, slot_tasks())
     monkeypatch.setattr("tl_headmaps.capture.head_features._CHUNK", 32)
     done: list[int] = []
