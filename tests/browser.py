@@ -99,8 +99,12 @@ class Browser:
         deadline = time.monotonic() + _TIMEOUT
         while not self._loaded:
             self._receive(deadline)
-        self.run("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        self.settle()
         return float(self.run("performance.getEntriesByType('navigation')[0].loadEventEnd")) / 1000
+
+    def settle(self) -> None:
+        """Wait until the page has been laid out and painted."""
+        self.run("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
     def run(self, expression: str) -> Any:
         """The value of a script expression in the page."""

@@ -52,7 +52,8 @@ class Shown:
         self.seconds = browser.open(self.path, **options)
 
     def place(self, row: int, column: int, shape: tuple[int, int], plot: int = 0) -> tuple[float, float]:
-        """Where the centre of a cell is on the screen."""
+        """Where the centre of a cell is on the screen, once what was done before has been laid out."""
+        self.browser.settle()
         script = f"""(() => {{ const plot = document.querySelectorAll('.tlhm-plot')[{plot}];
             plot.scrollIntoView({{block: 'center'}}); const b = plot.getBoundingClientRect();
             return [b.left, b.top, b.width, b.height] }})()"""

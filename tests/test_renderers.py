@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,16 @@ def scores(n_layers: int = 3, n_heads: int = 4, names: tuple[str, ...] = ("capit
         relations=names, circuit="ov", k=(10,) * n, n_pairs=(5,) * n, n_kept=(5,) * n, dropped=((),) * n,
         provenance=provenance(), **maps,
     )  # fmt: skip
+
+
+def test_a_relation_that_no_head_implements_lists_none() -> None:
+    found = scores()
+    promote = found.promote.clone()
+    promote[1] = 0
+    lines = str(replace(found, promote=promote)).splitlines()
+    (row,) = [line for line in lines if line.startswith("copying")]
+    assert row.split() == ["copying", "5/5", "10", "none", "0.00"]
+    assert next(line for line in lines if line.startswith("capitals")).split()[3].startswith("L")
 
 
 class Structure(HTMLParser):

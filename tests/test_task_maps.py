@@ -6,6 +6,7 @@ import json
 import random
 import signal
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
