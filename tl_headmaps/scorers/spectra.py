@@ -20,6 +20,7 @@ from functools import cached_property
 from itertools import islice
 from typing import TypeVar
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -146,9 +147,8 @@ def _gram(side: Float[Tensor, "short long"]) -> Float[Tensor, "short short"]:
 
 def _eigenvalues(gram: Float[Tensor, "n n"]) -> Float[Tensor, " n"]:
     if gram.device.type == "cpu":
-        from scipy.linalg import eigvalsh
-
-        return torch.from_numpy(eigvalsh(gram.numpy(), driver="evr", overwrite_a=True, check_finite=False))
+        # Unlike scipy's, numpy's leaves the interpreter to other threads meanwhile.
+        return torch.from_numpy(np.linalg.eigvalsh(gram.numpy()))
     values: Tensor = torch.linalg.eigvalsh(gram)
     return values
 
