@@ -45,6 +45,10 @@ _LINEAR = 16
 """A square counts as small if it is not this many times its error: derivatives no longer tell what an error does."""
 
 
+_LANCZOS = 64
+"""Rows from which the largest eigenvalue is found without the others."""
+
+
 class Matrix:
     """One weight matrix and what metrics ask of it, each computed at most once.
 
@@ -69,8 +73,9 @@ class Matrix:
     @cached_property
     def largest(self) -> float:
         """The largest singular value."""
-        squares = self._float32_squares
-        return float(self.singular_values[0] if squares is None else squares[0].sqrt())
+        gram = self._float32_gram()
+        square = None if gram is None or len(gram) < _LANCZOS else _largest_eigenvalue(gram)
+        return float(self.singular_values[0]) if square is None else square**0.5
 
     @cached_property
     def singular_values(self) -> Float[Tensor, " rank"]:
@@ -89,18 +94,23 @@ class Matrix:
         found = None if squares is None else _if_settled(function, squares)
         return float(function(self.singular_values)) if found is None else found
 
+    def _float32_gram(self) -> np.ndarray | None:
+        """The smaller Gram matrix in float32; None where it cannot be had."""
+        low, high = _FLOAT32_RANGE
+        if self.weight.device.type != "cpu" or min(self.weight.shape) < 2 or not low < self.frobenius < high:
+            return None
+        rows = _flat(self.weight).float().numpy()
+        gram: np.ndarray = rows @ rows.T
+        return gram
+
     @cached_property
     def _float32_squares(self) -> Float[Tensor, " rank"] | None:
         """Squared singular values, largest first, as exact as float32 has them; None if it cannot tell."""
-        if self.weight.device.type != "cpu" or min(self.weight.shape) < 2:
-            return None
-        low, high = _FLOAT32_RANGE
-        if not low < self.frobenius < high:
+        gram = self._float32_gram()
+        if gram is None:
             return None
         from scipy.linalg import lapack
 
-        rows = _flat(self.weight).float().numpy()
-        gram = rows @ rows.T
         work, _ = lapack.ssytrd_lwork(len(gram))
         _, diagonal, beside, _, _ = lapack.ssytrd(gram.T, lwork=int(work), overwrite_a=1)
         # The last step in float64: in float32 it would cost more digits than all before.
@@ -143,6 +153,18 @@ def _gram(side: Float[Tensor, "short long"]) -> Float[Tensor, "short short"]:
         rows = side.numpy()
         return torch.from_numpy(rows @ rows.T)
     return side @ side.mT
+
+
+def _largest_eigenvalue(gram: np.ndarray) -> float | None:
+    """By Lanczos steps from a fixed random vector, to 1e-6; None if they do not get there."""
+    from scipy.sparse.linalg import ArpackNoConvergence, eigsh
+
+    start = np.random.default_rng(0).standard_normal(len(gram)).astype(gram.dtype)
+    try:
+        (value,) = eigsh(gram, k=1, which="LA", v0=start, tol=1e-6, return_eigenvectors=False)
+    except ArpackNoConvergence:
+        return None
+    return float(value)
 
 
 def _eigenvalues(gram: Float[Tensor, "n n"]) -> Float[Tensor, " n"]:
