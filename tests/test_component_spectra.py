@@ -140,6 +140,25 @@ def test_small_singular_values_keep_their_digits() -> None:
     assert float(found[30:].max()) < 1e-7
 
 
+@pytest.mark.parametrize("name", ["centred", "orthogonal", "low rank", "two largest alike", "one entry"])
+def test_the_largest_singular_value_is_found_whatever_the_matrix(name: str) -> None:
+    """Where Lanczos steps could go astray: a start without a part of the answer, no gap, hardly any values."""
+    generator = torch.Generator().manual_seed(3)
+    normal = torch.randn(96, 300, generator=generator)
+    basis = torch.linalg.qr(normal.T).Q.T
+    values = torch.linspace(1, 0.1, 96)
+    matrix = {
+        "centred": normal - normal.mean(0),
+        "orthogonal": basis,
+        "low rank": normal[:, :2] @ normal[:2],
+        "two largest alike": basis * torch.cat([torch.ones(2), values[2:]])[:, None],
+        "one entry": torch.zeros(96, 300).index_put((torch.tensor(5), torch.tensor(7)), torch.tensor(2.0)),
+    }[name]
+    expected = float(torch.linalg.svdvals(matrix.double())[0])
+    assert Matrix(matrix).largest == pytest.approx(expected, rel=1e-5)
+    assert Matrix(matrix.T).largest == pytest.approx(expected, rel=1e-5)
+
+
 def test_a_low_rank_matrix_has_that_effective_rank() -> None:
     """Noise of the hundreds of other singular values would show here."""
     basis = torch.linalg.qr(torch.randn(300, 5, generator=torch.Generator().manual_seed(1))).Q

@@ -398,8 +398,8 @@ def bench_tasks(weights: HeadWeights) -> dict[str, Any]:
     run(model, prompts[:8])  # warms up
     times = interleaved({"forward": lambda: run(model, prompts), "capture": capture}, repeats=3)
     times["fingerprint"] = seconds(lambda: model_fingerprint(model))
-    task_maps(model, tasks, n_null=1, progress=False)  # captures what is not on disk yet
     with peak_memory() as peak:
+        task_maps(model, tasks, n_null=1, progress=False)  # captures what is not on disk yet
         times["kept_run"] = seconds(lambda: task_maps(model, tasks, progress=False))
     return {
         "items": len(tasks),

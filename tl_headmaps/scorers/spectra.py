@@ -4,8 +4,8 @@ The squares of the singular values of W are the eigenvalues of its smaller Gram 
 eigenvalue is exact to rounding times the largest one. In float64 that leaves a singular value 1e-6 times the largest
 with four digits, where a float32 decomposition has none; smaller ones come out as less than 1e-7 of the largest.
 
-Float32 takes half the time and is enough for the largest singular value, always, and for a function of all of them
-where none is small, as in matrices much longer than wide. Whether it was enough is computed for each matrix, from the
+Float32 takes half the time and is enough for the largest singular value, always (Lanczos steps find it without the
+others), and for a function of all of them where none is small, as in matrices much longer than wide. Whether it was enough is computed for each matrix, from the
 derivatives of the function (:meth:`Matrix.of_spectrum`); where it was not, float64 is used. Square matrices nearly
 always have small singular values, so they go to float64 at once.
 
