@@ -5,9 +5,9 @@ eigenvalue is exact to rounding times the largest one. In float64 that leaves a 
 with four digits, where a float32 decomposition has none; smaller ones come out as less than 1e-7 of the largest.
 
 Float32 takes half the time and is enough for the largest singular value, always (Lanczos steps find it without the
-others), and for a function of all of them where none is small, as in matrices much longer than wide. Whether it was enough is computed for each matrix, from the
-derivatives of the function (:meth:`Matrix.of_spectrum`); where it was not, float64 is used. Square matrices nearly
-always have small singular values, so they go to float64 at once.
+others), and for a function of all of them where none is small, as in matrices much longer than wide. Whether it was
+enough is computed for each matrix, from the derivatives of the function (:meth:`Matrix.of_spectrum`); where it was not,
+float64 is used. Square matrices nearly always have small singular values, so they go to float64 at once.
 
 On a CPU the problems of several matrices run side by side, one thread each, which uses the cores better than threads
 inside one problem of this size, and gives the same digits for any number of threads.
