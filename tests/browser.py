@@ -85,8 +85,8 @@ class Browser:
         os.close(self._write)
         os.close(self._read)
 
-    def open(self, path: Path, *, width: int = 1100, height: int = 900, dark: bool = False) -> float:
-        """Show a file from disk; gives the seconds until it was loaded and painted."""
+    def open(self, path: Path, *, width: int = 1100, height: int = 900, dark: bool = False) -> None:
+        """Show a file from disk, until it is loaded and painted."""
         self.errors.clear()
         self.requests.clear()
         self._call(
@@ -100,7 +100,6 @@ class Browser:
         while not self._loaded:
             self._receive(deadline)
         self.settle()
-        return float(self.run("performance.getEntriesByType('navigation')[0].loadEventEnd")) / 1000
 
     def settle(self) -> None:
         """Wait until the page has been laid out and painted."""
