@@ -13,11 +13,11 @@ from torch import Tensor
 
 import tl_headmaps
 from tl_headmaps import AblationCurves, HeadIndex, HeadWeights, Relation, Result, ablate
-from tl_headmaps.analyses.ablate import AblationSettings, Lab
-from tl_headmaps.capture import last_position
-from tl_headmaps.capture.last_position import LastPosition
+from tl_headmaps.analyses.ablate.call import AblationSettings, Lab
+from tl_headmaps.capture.running import last_position
+from tl_headmaps.capture.running.last_position import LastPosition
 from tl_headmaps.cli.app import main
-from tl_headmaps.errors import RelationDataError, UsageError
+from tl_headmaps.core.errors import RelationDataError, UsageError
 from tl_headmaps.scorers.ablation import default_m, random_heads, relative_drop, top_heads
 
 CAPITALS = {3: 10, 4: 11, 5: 12, 6: 13}

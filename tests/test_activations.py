@@ -6,8 +6,8 @@ import pytest
 import torch
 from planted import DECODERS, needs_hooked, random_model, shared_model
 
-from tl_headmaps.capture.activations import batches, encode_prompt, gradients, run, sizes_of, unpadded
-from tl_headmaps.errors import UsageError
+from tl_headmaps.capture.running.activations import batches, encode_prompt, gradients, run, sizes_of, unpadded
+from tl_headmaps.core.errors import UsageError
 
 PROMPTS = [[1, 2, 3], [4, 5], [3, 1, 2], [7], [6, 2, 2, 1]]
 

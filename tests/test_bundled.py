@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tl_headmaps.capture import bundled
-from tl_headmaps.errors import ModelLoadError
+from tl_headmaps.core.errors import ModelLoadError
 
 ROOT = Path(__file__).parent.parent
 PATIENCE = 60

@@ -7,8 +7,8 @@ import torch
 from planted import DECODERS, shared_model
 
 from tl_headmaps import association_heads, attention_groups, value_mixing
-from tl_headmaps.capture import cached
-from tl_headmaps.errors import UsageError
+from tl_headmaps.capture.running import cached
+from tl_headmaps.core.errors import UsageError
 
 IDS = [3, 9, 4, 9, 5, 7]
 CALLS = {

@@ -25,11 +25,12 @@ from tl_headmaps import (
     salient_operations,
     token_grid,
 )
-from tl_headmaps.capture import bundled, digests
-from tl_headmaps.capture.architectures import ARCHITECTURES
+from tl_headmaps.capture import bundled
+from tl_headmaps.capture.checkpoint import digests
+from tl_headmaps.capture.checkpoint.architectures import ARCHITECTURES
+from tl_headmaps.capture.checkpoint.shards import INDEX, SINGLE, Shards
 from tl_headmaps.capture.parts import MLP, LayerWeights, Norm
-from tl_headmaps.capture.shards import INDEX, SINGLE, Shards
-from tl_headmaps.errors import HeadMapsError, ModelLoadError, UnsupportedModelError, UsageError
+from tl_headmaps.core.errors import HeadMapsError, ModelLoadError, UnsupportedModelError, UsageError
 
 KINDS = (*DECODERS, "mistral")
 PAIRS = [(s, t) for s in range(3, 20) for t in (s + 1, 40 - s)]
@@ -638,7 +639,7 @@ def test_a_checkpoint_is_compared_with_a_folder_without_building_either(
     def built(*_: Any) -> None:
         raise AssertionError("a model was loaded")
 
-    monkeypatch.setattr("tl_headmaps.analyses.component_map.load_model", built)
+    monkeypatch.setattr("tl_headmaps.analyses.component_map.call.load_model", built)
     found = component_map(HeadWeights.from_checkpoint(folders[0]), "relative_change", against=folders[1])
     torch.testing.assert_close(found.values, loaded.values)
 

@@ -10,9 +10,9 @@ import yaml
 
 import tl_headmaps
 from tl_headmaps import cite, value_mixing_from
-from tl_headmaps.citations import HOSTS, PUBLICATIONS, bibtex
-from tl_headmaps.errors import UsageError
-from tl_headmaps.results import base
+from tl_headmaps import results as base
+from tl_headmaps.core.citations import HOSTS, PUBLICATIONS, bibtex
+from tl_headmaps.core.errors import UsageError
 
 ENTRY = re.compile(r"@(\w+)\{(\w+),\n((?:  \w+ = \{.*\},?\n)+)\}")
 WITHOUT_METHOD = {"model_description", "run_state"}

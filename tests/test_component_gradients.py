@@ -12,11 +12,11 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from tl_headmaps import component_map
-from tl_headmaps.capture import component_gradients as gradients_module
-from tl_headmaps.capture.batches import Batch, Batches
-from tl_headmaps.capture.component_gradients import component_gradients
-from tl_headmaps.capture.components import ModelComponents
-from tl_headmaps.errors import UnsupportedModelError
+from tl_headmaps.capture.components import gradients as gradients_module
+from tl_headmaps.capture.components.gradients import component_gradients
+from tl_headmaps.capture.components.matrices import ModelComponents
+from tl_headmaps.capture.running.batches import Batch, Batches
+from tl_headmaps.core.errors import UnsupportedModelError
 from tl_headmaps.scorers.components import METRICS
 
 

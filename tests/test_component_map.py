@@ -17,9 +17,9 @@ from torch import Tensor
 
 import tl_headmaps
 from tl_headmaps import ComponentMap, HeadComponentMap, HeadWeights, component_map, head_component_map
-from tl_headmaps.capture.components import ModelComponents, component_source, heads_of
+from tl_headmaps.capture.components.matrices import ModelComponents, component_source, heads_of
 from tl_headmaps.cli.app import main
-from tl_headmaps.errors import UnsupportedModelError, UsageError, WeightBasisError
+from tl_headmaps.core.errors import UnsupportedModelError, UsageError, WeightBasisError
 from tl_headmaps.scorers.components import METRICS, Change, metric
 from tl_headmaps.scorers.spectra import Matrix
 

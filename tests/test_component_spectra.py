@@ -13,7 +13,7 @@ from planted import shared_model
 from torch import Tensor
 
 from tl_headmaps import component_map, head_component_map
-from tl_headmaps.capture.components import component_source, heads_of
+from tl_headmaps.capture.components.matrices import component_source, heads_of
 from tl_headmaps.scorers.components import METRICS, random_baseline
 from tl_headmaps.scorers.spectra import _FLOAT32_ERROR, Matrix, random_matrix, side_by_side
 

@@ -13,10 +13,10 @@ from scipy.stats import t as student
 from torch import Tensor
 
 from tl_headmaps import component_map, head_component_map
-from tl_headmaps.capture.batches import Batch, Batches, token_batches
-from tl_headmaps.capture.component_gradients import component_gradients
-from tl_headmaps.capture.components import ModelComponents
-from tl_headmaps.errors import UsageError
+from tl_headmaps.capture.components.gradients import component_gradients
+from tl_headmaps.capture.components.matrices import ModelComponents
+from tl_headmaps.capture.running.batches import Batch, Batches, token_batches
+from tl_headmaps.core.errors import UsageError
 from tl_headmaps.scorers.components import mean_over_batches
 
 

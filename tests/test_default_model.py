@@ -17,7 +17,7 @@ from tl_headmaps.circuits.extremes import entries
 from tl_headmaps.circuits.ov import ov_maps
 from tl_headmaps.circuits.qk import qk_maps
 from tl_headmaps.circuits.vectors import token_vectors
-from tl_headmaps.errors import ModelLoadError, WeightBasisError
+from tl_headmaps.core.errors import ModelLoadError, WeightBasisError
 
 pytestmark = [
     pytest.mark.model,

@@ -15,13 +15,13 @@ from commands import CREATED, Run
 from planted import hosted, knowing_source, quiet
 
 from tl_headmaps import HeadIndex, Result, describe_model
-from tl_headmaps.analyses import tour_sections
-from tl_headmaps.analyses.tour import Finding, Section, Tour
+from tl_headmaps.analyses.tour import sections as tour_sections
+from tl_headmaps.analyses.tour.tour import Finding, Section, Tour
 from tl_headmaps.cli.app import app
-from tl_headmaps.errors import UsageError
+from tl_headmaps.core.errors import UsageError
+from tl_headmaps.data.tasks import FEWEST_ITEMS
 from tl_headmaps.renderers import head_map
 from tl_headmaps.renderers.story import Chapter, Part, save_story, story_page
-from tl_headmaps.tasks import FEWEST_ITEMS
 
 DANGEROUS = "</script><script>window.broken=1</script>"
 CAPITALS = {"France": "Paris", "Germany": "Berlin", "Egypt": "Cairo"}

@@ -14,7 +14,7 @@ from planted import quiet, save_checkpoint, source_model
 
 from tl_headmaps import HeadWeights, Relation, relation_scores, token_grid
 from tl_headmaps.circuits.extremes import largest_entries, row_norms, top_k
-from tl_headmaps.circuits.sweep import CircuitMaps
+from tl_headmaps.circuits.maps import CircuitMaps
 
 RELATION = Relation.from_pairs("all", [(s, t) for s in range(3, 20) for t in (s + 1, 40 - s)])
 KINDS = ("llama", "gpt2", "gemma3", "neox")

@@ -12,7 +12,7 @@ import torch
 from planted import shared_model, word
 
 from tl_headmaps import GroupingProfile, Result, grouping_profile
-from tl_headmaps.errors import UsageError
+from tl_headmaps.core.errors import UsageError
 from tl_headmaps.scorers.profile import (
     PROFILE_SCORES,
     RunningRatio,

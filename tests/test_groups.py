@@ -26,7 +26,7 @@ from tl_headmaps import (
     attention_groups_from_pattern,
     grouping_profile,
 )
-from tl_headmaps.errors import UsageError
+from tl_headmaps.core.errors import UsageError
 from tl_headmaps.scorers import clustering
 from tl_headmaps.scorers.clustering import cluster
 from tl_headmaps.scorers.grouping import affinity, is_sink, served, served_evenly, sink_share

@@ -16,7 +16,7 @@ from planted import save_checkpoint, source_model
 from safetensors.torch import load_file, save_file
 
 from tl_headmaps import HeadWeights
-from tl_headmaps.capture.shards import INDEX, SINGLE
+from tl_headmaps.capture.checkpoint.shards import INDEX, SINGLE
 
 COMMIT = "c" * 40
 
@@ -153,7 +153,7 @@ def test_only_needed_files_are_fetched_and_then_none(
 
 @pytest.mark.parametrize("name", ["a/b/c", "what is this?", "-x-"])
 def test_names_that_cannot_be_on_the_hub(name: str) -> None:
-    from tl_headmaps.errors import ModelLoadError
+    from tl_headmaps.core.errors import ModelLoadError
 
     with pytest.raises(ModelLoadError, match="is neither a folder nor a name on the hub"):
         HeadWeights.from_checkpoint(name)

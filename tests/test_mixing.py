@@ -22,9 +22,9 @@ from tl_headmaps import (
     value_mixing,
     value_mixing_from,
 )
-from tl_headmaps.errors import HeadMapsError, TokenError, UsageError
+from tl_headmaps.core.errors import HeadMapsError, TokenError, UsageError
+from tl_headmaps.core.vocabulary import token_position
 from tl_headmaps.scorers.mixing import cosines
-from tl_headmaps.vocabulary import token_position
 
 V = [[0.1, 0.2, 0.3], [-0.8, 0.3, -0.1], [0.5, -0.1, -0.4]]
 A = [[1, 0, 0], [0.1, 0.9, 0], [0.6, 0.1, 0.4]]

@@ -20,26 +20,12 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "tl_headmaps"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
-ORDER = (
-    {"errors", "types", "files", "vocabulary", "provenance", "drawing", "runs", "citations"},
-    {"relations", "texts", "tasks", "task_files"},
-    {"capture"},
-    {"circuits"},
-    {"scorers"},
-    {"naming"},
-    {"results"},
-    {"renderers"},
-    {"analyses"},
-    {"cli"},
-)
-"""A part imports from its own row and from rows above it (DESIGN, section 1)."""
+ORDER = ("core", "data", "capture", "circuits", "scorers", "naming", "renderers", "results", "analyses", "cli")
+"""A room imports from itself and from the rooms before it."""
 
-LEVEL = {part: level for level, parts in enumerate(ORDER) for part in parts}
+LEVEL = {part: level for level, part in enumerate(ORDER)}
 LEVEL |= {"__init__": len(ORDER) - 1, "__main__": len(ORDER) - 1}
 """The public names stand on top: only the command line may import them."""
-
-TEXT_FORMS = (("__str__",), ("markdown",), ("latex",))
-"""Methods of results that may import their text renderer."""
 
 MACHINE_PATHS = ("/" + "work/", "/tmp/" + "v", "/" + "root/")
 """Spelled in two halves, so that this file does not mention them itself."""
@@ -93,12 +79,10 @@ def test_imports_point_one_way(path: Path) -> None:
     own = part_of(path)
     lines = path.read_text(encoding="utf-8").splitlines()
     offending = []
-    for node, name, inside in imported(path):
+    for node, name, _ in imported(path):
         if name.split(".")[0] != "tl_headmaps":
             continue
-        # A result may be written as text, and only that.
-        printing = name.startswith("tl_headmaps.renderers.text") and inside in TEXT_FORMS
-        if LEVEL[target_part(name)] > LEVEL[own] and not (own == "results" and printing):
+        if LEVEL[target_part(name)] > LEVEL[own]:
             offending.append(f"{path.relative_to(ROOT)}:{node.lineno}: {lines[node.lineno - 1].strip()}")
     assert not offending, "imports from a row below:\n" + "\n".join(offending)
 
@@ -240,7 +224,7 @@ def test_an_installed_wheel_finds_its_relations(wheel: Path, tmp_path: Path) -> 
     site = tmp_path / "site"
     install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-compile"]
     subprocess.run([*install, "--target", str(site), str(wheel)], capture_output=True, check=True)
-    command = "import tl_headmaps.relations as r; print(r.__file__); print(r.data_folder())"
+    command = "import tl_headmaps.data.relations as r; print(r.__file__); print(r.data_folder())"
     done = subprocess.run(
         [sys.executable, "-c", command],
         capture_output=True,
@@ -257,7 +241,7 @@ def test_an_installed_wheel_finds_its_relations(wheel: Path, tmp_path: Path) -> 
 
 
 def test_a_checkout_finds_its_relations() -> None:
-    folder = import_module("tl_headmaps.relations").data_folder()
+    folder = import_module("tl_headmaps.data.relations").data_folder()
     assert isinstance(folder, Path)
     assert folder.resolve() == ROOT / "relations_data"
     assert has_categories(folder)

@@ -19,8 +19,8 @@ from tl_headmaps.circuits.blocks import count_true
 from tl_headmaps.circuits.extremes import entries, largest_entries, row_norms, top_k
 from tl_headmaps.circuits.factored import FactorColumns, LayerMaps, ProductColumns
 from tl_headmaps.circuits.ranking import ranks
-from tl_headmaps.errors import UsageError
-from tl_headmaps.types import HeadIndex
+from tl_headmaps.core.errors import UsageError
+from tl_headmaps.core.types import HeadIndex
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tl_headmaps import HeadIndex, HeadWeights, Relation, RelationScores, Result, relation_scores
 from tl_headmaps.circuits.factored import FactorColumns, LayerMaps
-from tl_headmaps.errors import RelationDataError, UsageError, WeightBasisError
+from tl_headmaps.core.errors import RelationDataError, UsageError, WeightBasisError
 from tl_headmaps.scorers.relation import Pairs, score_layer
 from tl_headmaps.scorers.statistics import poisson_binomial_tail, q_values, wilson_interval
 
@@ -361,7 +361,7 @@ def test_bad_calls_stop_before_the_long_work(
     def long_work(*_: Any, **__: Any) -> None:
         raise AssertionError("the sweep started")
 
-    monkeypatch.setattr("tl_headmaps.analyses.relation_scores.score_layer", long_work)
+    monkeypatch.setattr("tl_headmaps.analyses.relation_scores.call.score_layer", long_work)
     # Under test, type annotations are enforced before the call; users meet our own sentence.
     with pytest.raises(error, match=sentence):
         inspect.unwrap(relation_scores)(shared_model("llama"), **call)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tl_headmaps import Relation, load_relations
-from tl_headmaps.errors import RelationDataError
-from tl_headmaps.relations import NEUTRAL_TEMPLATES, PLACEHOLDER, data_folder, encode, resolve
+from tl_headmaps.core.errors import RelationDataError
+from tl_headmaps.data.relations import NEUTRAL_TEMPLATES, PLACEHOLDER, data_folder, encode, resolve
 
 PATHS = sorted(data_folder().glob("*/*.json"))
 FIELDS = ["name", "title", "category", "description", "k", "templates", "source", "licence", "pairs"]

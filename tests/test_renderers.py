@@ -19,8 +19,8 @@ from test_results import grid, provenance
 
 import tl_headmaps
 from tl_headmaps import HeadMapsError, RelationScores, Result
-from tl_headmaps.drawing import draws
-from tl_headmaps.errors import OutputError, UsageError
+from tl_headmaps.analyses.describe_model.result import ModelDescription
+from tl_headmaps.core.errors import OutputError, UsageError
 from tl_headmaps.renderers import (
     Figure,
     Line,
@@ -42,8 +42,6 @@ from tl_headmaps.renderers import (
 )
 from tl_headmaps.renderers.colours import AMOUNTS, SIGNED, Scale
 from tl_headmaps.renderers.page import packed, packed_half
-from tl_headmaps.results.model_description import ModelDescription
-from tl_headmaps.results.worked_example import WorkedExample
 
 FIGURES = every_figure()
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
@@ -393,34 +391,13 @@ def test_a_result_too_large_to_draw_says_so(tmp_path: Path) -> None:
 
 
 def test_results_without_a_drawing_show_their_text(tmp_path: Path) -> None:
-    class Unknown(ModelDescription):
-        kind = "unknown_to_renderers"
+    class Plain(ModelDescription):
+        figure = Result.figure
 
-    description = Unknown((("a", "<b>"),), provenance())
+    description = Plain((("a", "<b>"),), provenance())
     assert "&lt;b&gt;" in description._repr_html_()
     for suffix in (".html", ".svg", ".png", ".pdf"):
         assert description.save(tmp_path / f"m{suffix}").stat().st_size > 100
-
-
-def test_a_drawing_can_be_registered_for_a_new_result() -> None:
-    class Own(ModelDescription):
-        kind = "own_description"
-
-    @draws(Own)
-    def own_figure(result: Own, *, title: str = "own") -> Figure:
-        return head_map([[1.0]], title=title)
-
-    assert Own((("a", "b"),), provenance()).figure(title="mine").title == "mine"
-
-
-def test_every_drawing_is_a_picture_of_its_kind() -> None:
-    """A file in drawings/ is found by the kind of its result, so it must be called like one."""
-    import tl_headmaps.renderers.drawings as drawings
-    from tl_headmaps.results.base import _KINDS, _learn_kinds
-
-    _learn_kinds()
-    names = {path.stem for path in Path(drawings.__file__).parent.glob("*.py")} - {"__init__"}
-    assert names <= {"result", WorkedExample.kind, *_KINDS}
 
 
 # Refusals

@@ -14,7 +14,7 @@ from planted import knowing_model, shared_model, word
 import tl_headmaps
 from tl_headmaps import Relation, Reproduction, Result, ablate, reproduce, validate
 from tl_headmaps.cli.app import main
-from tl_headmaps.errors import OutputError, RelationDataError, UsageError, WeightBasisError
+from tl_headmaps.core.errors import OutputError, RelationDataError, UsageError, WeightBasisError
 from tl_headmaps.renderers.tables import Table
 
 CAPITALS = {3: 10, 4: 11, 5: 12, 6: 13}
@@ -212,7 +212,7 @@ def test_command(
 ) -> None:
     monkeypatch.setattr(tl_headmaps, "load_model", lambda *_: model)
     # The tiny model knows no bundled relation; the folder of its own stands in for them.
-    monkeypatch.setattr("tl_headmaps.relations.data_folder", lambda *_: data)
+    monkeypatch.setattr("tl_headmaps.data.relations.data_folder", lambda *_: data)
     out = tmp_path / "out"
     arguments = ["reproduce", "maps", "--relations", "capital,follow", "--seeds", "1", "--out", str(out)]
     monkeypatch.setattr(sys, "argv", ["tl-headmaps", *arguments])

@@ -17,11 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from tl_headmaps import HeadIndex, HeadMapsError, Result, TokenGrid, files, value_mixing_from
-from tl_headmaps.errors import OutputError, UsageError
-from tl_headmaps.provenance import Provenance
-from tl_headmaps.results import base
-from tl_headmaps.results.model_description import ModelDescription
+from tl_headmaps import HeadIndex, HeadMapsError, Result, TokenGrid, value_mixing_from
+from tl_headmaps import results as base
+from tl_headmaps.analyses.describe_model.result import ModelDescription
+from tl_headmaps.core import files
+from tl_headmaps.core.errors import OutputError, UsageError
+from tl_headmaps.core.provenance import Provenance
 
 AWKWARD = ['say "hi"', "two\nlines", "a,b", "'", "", "🇫🇷 🙂", "שלום", "‮abc", "\\", "\x00", "\ttab", "</script>", "Ġx"]
 N_VOCAB = 50_000
@@ -348,7 +349,6 @@ class TestPrompt:
         assert repr(result) == str(result)
 
     def test_every_kind_has_a_text_of_its_own(self) -> None:
-        base._learn_kinds()
-        for kind, result_class in base._KINDS.items():
+        for kind, result_class in base.kinds().items():
             assert result_class.__str__ is not object.__str__, kind
             assert result_class.__repr__ is Result.__repr__, f"{kind} is shown as its tensors; give it repr=False"

@@ -23,11 +23,11 @@ from planted import hosted, save_checkpoint, source_model
 from safetensors.torch import load_file, save_file
 
 from tl_headmaps import HeadWeights, Relation, RelationScores, Result, describe_run, relation_scores
-from tl_headmaps.analyses import sweep as sweeping
-from tl_headmaps.analyses.describe_run import _seconds_per_layer
-from tl_headmaps.analyses.sweep import Step, sweep
-from tl_headmaps.errors import ModelLoadError, OutputError, RunError, UsageError
-from tl_headmaps.runs import RUN_FILE
+from tl_headmaps.analyses.describe_run.call import _seconds_per_layer
+from tl_headmaps.core import sweep as sweeping
+from tl_headmaps.core.errors import ModelLoadError, OutputError, RunError, UsageError
+from tl_headmaps.core.runs import RUN_FILE
+from tl_headmaps.core.sweep import Step, sweep
 
 N_LAYERS = 6
 PAIRS = [(s, t) for s in range(3, 20) for t in (s + 1, 40 - s)]
@@ -300,7 +300,7 @@ KILLED_RUN = """
 import os, signal, sys
 from tl_headmaps import HeadWeights, Relation, relation_scores
 from tl_headmaps import files
-from tl_headmaps.runs import RunFolder
+from tl_headmaps.core.runs import RunFolder
 
 moment, count, checkpoint, run, pairs = sys.argv[1], int(sys.argv[2]), *sys.argv[3:5], eval(sys.argv[5])
 stored = RunFolder.store

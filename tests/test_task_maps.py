@@ -20,17 +20,17 @@ from scipy.stats import binomtest
 from sklearn.linear_model import LogisticRegression
 
 from tl_headmaps import HeadIndex, Result, TaskItem, TaskMaps, Tasks, TaskVerification, load_tasks, task_maps
-from tl_headmaps.analyses.verify_tasks import _random_heads, verify_tasks
-from tl_headmaps.capture.activations import run
-from tl_headmaps.capture.answers import _runs, answer_likelihoods, encode_question
+from tl_headmaps.analyses.verify_tasks.call import _random_heads, verify_tasks
 from tl_headmaps.capture.fingerprint import model_fingerprint
-from tl_headmaps.capture.head_features import capture_head_features
-from tl_headmaps.errors import TaskDataError, UsageError
+from tl_headmaps.capture.running.activations import run
+from tl_headmaps.capture.running.answers import _runs, answer_likelihoods, encode_question
+from tl_headmaps.capture.running.head_features import capture_head_features
+from tl_headmaps.core.errors import TaskDataError, UsageError
+from tl_headmaps.data.tasks import with_alternatives
 from tl_headmaps.scorers.probe import fit_linear, fit_mlp
 from tl_headmaps.scorers.statistics import paired_p_value
 from tl_headmaps.scorers.tasks import content_folds, elbow, probe_fold, rank_correlations
 from tl_headmaps.scorers.words import calibrated, cross_logits, majority_predictions, word_counts
-from tl_headmaps.tasks import with_alternatives
 
 MARKERS = (5, 6, 7, 8)
 ANSWERS = (30, 31, 32, 33)
@@ -390,7 +390,7 @@ def test_kept_features_are_not_captured_again(
     planted: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interruptible: None
 ) -> None:
     prompts, spans = questions_of(planted, slot_tasks())
-    monkeypatch.setattr("tl_headmaps.capture.head_features._CHUNK", 32)
+    monkeypatch.setattr("tl_headmaps.capture.running.head_features._CHUNK", 32)
     done: list[int] = []
 
     def stop(n: int) -> None:

@@ -16,9 +16,9 @@ from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.linear_model import LogisticRegression
 
 from tl_headmaps import TaskItem, Tasks, load_tasks, read_tasks
-from tl_headmaps.errors import TaskDataError
-from tl_headmaps.relations import data_folder
-from tl_headmaps.tasks import FUNCTIONS
+from tl_headmaps.core.errors import TaskDataError
+from tl_headmaps.data.relations import data_folder
+from tl_headmaps.data.tasks import FUNCTIONS
 
 GENERATOR = data_folder() / "tasks" / "generate.py"
 CHANCE = 1 / 8

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tl_headmaps.errors import UsageError
-from tl_headmaps.texts import describe_source, read_texts, sample_file
+from tl_headmaps.core.errors import UsageError
+from tl_headmaps.data.texts import describe_source, read_texts, sample_file
 
 
 def test_the_bundled_sample_is_long_enough() -> None:

@@ -20,7 +20,7 @@ from planted import (
 from torch import Tensor
 
 from tl_headmaps import HeadIndex, HeadWeights, TokenGrid, token_grid
-from tl_headmaps.errors import TokenError, UnsupportedModelError, UsageError, WeightBasisError
+from tl_headmaps.core.errors import TokenError, UnsupportedModelError, UsageError, WeightBasisError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -17,11 +17,11 @@ from torch import Tensor
 
 import tl_headmaps
 from tl_headmaps import HeadIndex, HeadWeights, Relation, Result, Validation, relation_scores, validate
-from tl_headmaps.analyses.validate import ValidationSettings
-from tl_headmaps.capture.activations import run
-from tl_headmaps.capture.prompts import Prompt, fill, read_templates
+from tl_headmaps.analyses.validate.call import ValidationSettings
+from tl_headmaps.capture.running.activations import run
+from tl_headmaps.capture.running.prompts import Prompt, fill, read_templates
 from tl_headmaps.cli.app import main
-from tl_headmaps.errors import RelationDataError, UsageError, WeightBasisError
+from tl_headmaps.core.errors import RelationDataError, UsageError, WeightBasisError
 from tl_headmaps.scorers.agreement import agreement
 
 PROMPTED = tuple(kind for kind in DECODERS if kind != "qwen2")
@@ -187,7 +187,7 @@ def test_a_planted_head_is_found_in_prompts_too() -> None:
 def test_prompts_scored_in_parts_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     model = shared_model("llama")
     whole = validate(model, RELATION, TEMPLATES, progress=False)
-    monkeypatch.setattr(sys.modules["tl_headmaps.analyses.validate"], "_KEPT_BYTES", 40_000)
+    monkeypatch.setattr(sys.modules["tl_headmaps.analyses.validate.call"], "_KEPT_BYTES", 40_000)
     parts = validate(model, RELATION, TEMPLATES, progress=False)
     assert whole.agreement == parts.agreement
     assert torch.equal(whole.promote_with, parts.promote_with)
@@ -354,7 +354,7 @@ def test_a_source_written_otherwise_in_one_template_is_left_out_with_the_reason(
     default_model: Any, default_weights: HeadWeights
 ) -> None:
     """' cats' is one token, ' Frances' is another word's; at the start of a text words have no space."""
-    plan = sys.modules["tl_headmaps.analyses.validate"]._plan
+    plan = sys.modules["tl_headmaps.analyses.validate.call"]._plan
     settings = ValidationSettings("maps", None, "single", "skip", False, 0)
     relation = Relation.from_pairs("some", [("cat", "dog"), ("Egypt", "Cairo")])
     made = plan(default_model, default_weights, relation, ("The story of <X> contains", "Two <X>s of"), settings)

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from tl_headmaps.errors import TokenError, UsageError
-from tl_headmaps.vocabulary import single_id, token_string, word_ids
+from tl_headmaps.core.errors import TokenError, UsageError
+from tl_headmaps.core.vocabulary import single_id, token_string, word_ids
 
 
 def bpe(words: list[str], alphabet: list[str]) -> models.BPE:

@@ -23,7 +23,7 @@ from tl_headmaps.circuits.extremes import entries
 from tl_headmaps.circuits.ov import ov_maps
 from tl_headmaps.circuits.qk import qk_maps
 from tl_headmaps.circuits.vectors import token_vectors, vocabulary_vectors
-from tl_headmaps.errors import HeadMapsError, UnsupportedModelError, UsageError, WeightBasisError
+from tl_headmaps.core.errors import HeadMapsError, UnsupportedModelError, UsageError, WeightBasisError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -33,23 +33,23 @@ from tl_headmaps import (
     task_maps,
     validate,
 )
-from tl_headmaps.analyses.namer import Namer
-from tl_headmaps.capture.activations import run
-from tl_headmaps.capture.answers import encode_question
-from tl_headmaps.capture.batches import token_batches
-from tl_headmaps.capture.component_gradients import mean_loss
-from tl_headmaps.capture.components import ModelComponents
+from tl_headmaps.analyses.salient_operations.namer import Namer
+from tl_headmaps.capture.components.gradients import mean_loss
+from tl_headmaps.capture.components.matrices import ModelComponents
 from tl_headmaps.capture.fingerprint import model_fingerprint
-from tl_headmaps.capture.head_features import capture_head_features
-from tl_headmaps.capture.prompts import fill
+from tl_headmaps.capture.running.activations import run
+from tl_headmaps.capture.running.answers import encode_question
+from tl_headmaps.capture.running.batches import token_batches
+from tl_headmaps.capture.running.head_features import capture_head_features
+from tl_headmaps.capture.running.prompts import fill
 from tl_headmaps.circuits.extremes import largest_entries
+from tl_headmaps.circuits.maps import CircuitMaps
 from tl_headmaps.circuits.ranking import ranks
-from tl_headmaps.circuits.sweep import CircuitMaps
 from tl_headmaps.circuits.vectors import vocabulary_vectors
-from tl_headmaps.provenance import package_versions
-from tl_headmaps.relations import encode, resolve
+from tl_headmaps.core.provenance import package_versions
+from tl_headmaps.data.relations import encode, resolve
+from tl_headmaps.data.texts import read_texts
 from tl_headmaps.scorers.components import random_baseline
-from tl_headmaps.texts import read_texts
 
 LAYERS = (5, 15, 25)
 RELATION_LAYERS = (5, 15, 23, 25)

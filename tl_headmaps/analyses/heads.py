@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 
 from ..capture.weights import HeadWeights
-from ..errors import UsageError
-from ..types import HeadLike, head_list
+from ..core.errors import UsageError
+from ..core.types import HeadLike, head_list
 
 
 def heads_by_layer(weights: HeadWeights, heads: HeadLike | Iterable[HeadLike] | None) -> list[list[int]]:

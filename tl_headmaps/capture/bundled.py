@@ -17,8 +17,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ModelLoadError
-from ..files import sha256_of
+from ..core.errors import ModelLoadError
+from ..core.files import sha256_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

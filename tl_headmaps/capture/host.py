@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import UnsupportedModelError, UsageError
-from ..types import Basis
+from ..core.errors import UnsupportedModelError, UsageError
+from ..core.types import Basis
 from .parts import ACTIVATIONS, MLP, LayerWeights, Norm
 from .tensors import check_finite, in_float64
 from .weights import basis_of

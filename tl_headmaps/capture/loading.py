@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from ..errors import ModelLoadError, UsageError
+from ..core.errors import ModelLoadError, UsageError
 from .bundled import load_default_model, quiet_transformers
-from .checkpoint import local_folder
+from .checkpoint.reader import local_folder
 
 
 def load_model(name: str | None = None, device: str | None = None) -> Any:

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..errors import UnsupportedModelError
+from ..core.errors import UnsupportedModelError
 from .mapped import let_go
 
 _BLOCK_ENTRIES = 1 << 20

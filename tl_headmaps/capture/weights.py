@@ -23,9 +23,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..errors import UnsupportedModelError, UsageError, WeightBasisError
-from ..provenance import Provenance
-from ..types import Basis, HeadIndex, HeadLike, Preset
+from ..core.errors import UnsupportedModelError, UsageError, WeightBasisError
+from ..core.provenance import Provenance
+from ..core.types import Basis, HeadIndex, HeadLike, Preset
 from .bundled import cache_folder
 from .mapped import is_mapped, reordered
 from .parts import MLP, LayerWeights, Norm
@@ -157,7 +157,7 @@ class HeadWeights:
             device: Where to compute; a layer's tensors are moved there as they are read.
             revision: Branch, tag or commit on the hub.
         """
-        from .checkpoint import open_checkpoint
+        from .checkpoint.reader import open_checkpoint
 
         return open_checkpoint(str(folder_or_repo_id), torch.device(device), revision)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..capture.tensors import in_float64
 from ..capture.weights import TIERS
-from ..errors import UsageError
+from ..core.errors import UsageError
 from .blocks import (
     DEFAULT_BUDGET,
     MAX_WIDTH,

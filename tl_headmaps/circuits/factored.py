@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..capture.mapped import let_go, rows_of
-from ..types import HeadIndex
+from ..core.types import HeadIndex
 
 
 @runtime_checkable

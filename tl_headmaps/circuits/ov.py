@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..capture.parts import LayerWeights
 from ..capture.weights import HeadWeights
-from ..types import HeadIndex, Preset
+from ..core.types import HeadIndex, Preset
 from .factored import LayerMaps, ProductColumns
 
 

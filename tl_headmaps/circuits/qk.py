@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..capture.parts import LayerWeights, Norm
 from ..capture.weights import HeadWeights
-from ..types import HeadIndex, Preset
+from ..core.types import HeadIndex, Preset
 from .blocks import spans
 from .factored import FactorColumns, LayerMaps
 

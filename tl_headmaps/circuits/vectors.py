@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..capture.mapped import rows_of
 from ..capture.weights import HeadWeights
-from ..types import Preset
+from ..core.types import Preset
 from .blocks import spans
 
 _VOCAB_BLOCK = 4096

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import HeadMapsError, UsageError
-from ..relations import MultiToken
+from ..core.errors import HeadMapsError, UsageError
+from ..data.relations import MultiToken
 from .attention import groups, mixing
 from .checks import ablate, reproduce, validate
 from .components import components
@@ -33,7 +33,7 @@ from .salient import name_heads, salient
 from .tasks import tasks
 
 if TYPE_CHECKING:
-    from ..relations import Relation
+    from ..data.relations import Relation
 
 app = typer.Typer(
     name="tl-headmaps",
@@ -127,7 +127,7 @@ def relations(
 ) -> None:
     """Score how accurately each head implements relations such as country to capital."""
     from .. import load_relations, relation_scores
-    from ..relations import resolve
+    from ..data.relations import resolve
 
     paths = check_outputs(out)
     if show_list:
@@ -154,7 +154,7 @@ def relations(
 
 
 def _relation_list(listed: list["Relation"], model: Any) -> str:
-    from ..relations import kept_pairs
+    from ..data.relations import kept_pairs
     from ..renderers.text import table_text
 
     rows = [

@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from ..errors import UsageError
-from ..results.association_heads import Measure
+from ..analyses.association_heads.result import Measure
+from ..core.errors import UsageError
 from ..scorers.clustering import GroupMethod
 from .options import DeviceOption, ModelOption, NoCheckpointOption, OutOption
 from .output import check_outputs, comma_parts, parse_heads, show_and_save

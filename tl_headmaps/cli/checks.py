@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from ..relations import MultiToken
-from ..types import AblationMethod, Experiment, PromptSources
+from ..core.types import AblationMethod, Experiment, PromptSources
+from ..data.relations import MultiToken
 from .options import DeviceOption, ModelOption, NoCheckpointOption, OutOption, PresetOption
 from .output import check_outputs, comma_parts, parse_heads, show_and_save
 
@@ -36,8 +36,8 @@ def validate(
     """Check static scores against what the heads write in prompts."""
     from .. import load_model
     from .. import validate as validate_
-    from ..capture.prompts import read_templates
-    from ..relations import resolve
+    from ..capture.running.prompts import read_templates
+    from ..data.relations import resolve
 
     paths = check_outputs(out)
     relations = [resolve(name) for name in names]
@@ -78,8 +78,8 @@ def ablate(
     """Switch off the heads of a relation one by one and watch the model's answers."""
     from .. import ablate as ablate_
     from .. import load_model
-    from ..analyses.ablate import eliciting_templates
-    from ..relations import resolve
+    from ..analyses.ablate.call import eliciting_templates
+    from ..data.relations import resolve
 
     paths = check_outputs(out)
     relation = resolve(name)
@@ -121,7 +121,7 @@ def reproduce(
     """Run published experiments end to end: tables, figures and a manifest."""
     from .. import load_model
     from .. import reproduce as reproduce_
-    from ..relations import resolve
+    from ..data.relations import resolve
 
     named = [resolve(name) for text in relations or [] for name in comma_parts(text)]
     result = reproduce_(

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..errors import OutputError, UnsupportedModelError, UsageError
+from ..core.errors import OutputError, UnsupportedModelError, UsageError
 from .options import CheckpointOption, DeviceOption, ModelOption, open_weights
 
 if TYPE_CHECKING:
-    from ..analyses.tour import Finding, Taken
+    from ..analyses.tour.tour import Finding, Taken
     from ..renderers.story import Chapter, Part
 
 PAGE = "index.html"
@@ -26,8 +26,8 @@ def demo(
     ] = Path("demo"),
 ) -> None:
     """Take the tour: what the heads of a model do, and how sure that is, as one page with the results beside it."""
-    from ..analyses.tour import Finding, Tour
-    from ..analyses.tour_sections import SECTIONS
+    from ..analyses.tour.sections import SECTIONS
+    from ..analyses.tour.tour import Finding, Tour
 
     _check_folder(folder)
     tour = Tour(open_weights(model, checkpoint, device))
@@ -69,7 +69,7 @@ def _file(finding: "Finding") -> str:
 
 def _printed(taken: "Taken") -> str:
     """A section for the terminal: what was found, and the tables that are short enough."""
-    from ..analyses.tour import Refusal
+    from ..analyses.tour.tour import Refusal
     from ..renderers.text import visible, wrapped
 
     lines = [f"\n== {taken.section.title} =="]
@@ -101,7 +101,7 @@ def _save_page(path: Path, name: str, taken: "list[Taken]", options: list[str]) 
 
 
 def _chapter(taken: "Taken", options: list[str]) -> "Chapter":
-    from ..analyses.tour import Finding
+    from ..analyses.tour.tour import Finding
     from ..renderers.story import Chapter, Part
 
     parts = [

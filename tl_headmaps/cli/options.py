@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from ..errors import UsageError
-from ..types import Circuit, Preset
+from ..core.errors import UsageError
+from ..core.types import Circuit, Preset
 
 ModelOption = Annotated[
     str | None,

@@ -6,10 +6,9 @@ from typing import Any
 
 import typer
 
-from ..drawing import STATIC_SUFFIXES
-from ..errors import OutputError, UsageError
-from ..results.base import SAVED_SUFFIXES
-from ..types import HeadIndex
+from ..core.errors import OutputError, UsageError
+from ..core.files import SAVED_SUFFIXES, STATIC_SUFFIXES
+from ..core.types import HeadIndex
 
 
 def comma_parts(text: str) -> list[str]:

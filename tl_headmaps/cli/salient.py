@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from ..errors import UsageError
+from ..core.errors import UsageError
 from .options import (
     CheckpointOption,
     CircuitOption,

@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from ..errors import UsageError
-from ..types import Positions, Probe
+from ..core.errors import UsageError
+from ..core.types import Positions, Probe
 from .options import DeviceOption, ModelOption, NoCheckpointOption, OutOption
 from .output import check_outputs, comma_parts, show_and_save
 

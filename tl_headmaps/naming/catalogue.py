@@ -14,7 +14,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from ..errors import UsageError
+from ..core.errors import UsageError
 from ..scorers.statistics import poisson_binomial_tail
 
 Holds: TypeAlias = Callable[[str, str], bool]

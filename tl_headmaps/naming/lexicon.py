@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from functools import lru_cache
 from pathlib import Path
 
-from ..relations import Relation, load_relations
+from ..data.relations import Relation, load_relations
 
 _SOURCES, _TARGETS, _BOTH = 0, 1, 2
 

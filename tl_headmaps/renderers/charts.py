@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import UsageError
-from ..types import HeadIndex
+from ..core.errors import UsageError
+from ..core.types import HeadIndex
 from .colours import Limits
 from .figure import Figure
 from .grids import drill_lists

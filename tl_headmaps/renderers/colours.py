@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from ..errors import UsageError
+from ..core.errors import UsageError
 
 AMOUNTS = (
     "440154 470d60 48186a 482374 472d7b 453781 424086 3e4989 3b528b 375b8d 33638d 2f6b8e 2c728e 297a8e 26828e 23898e "

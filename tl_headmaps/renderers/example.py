@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import UsageError
+from ..core.errors import UsageError
 from .colours import Scale, text_on
 from .figure import Figure
 from .grids import checked

@@ -5,10 +5,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from ..drawing import FIGURE_SUFFIXES, PAGE_SUFFIX
-from ..errors import OutputError, UsageError
-from ..files import replacing
-from ..types import check_choice
+from ..core.errors import OutputError, UsageError
+from ..core.files import FIGURE_SUFFIXES, PAGE_SUFFIX, replacing
+from ..core.types import check_choice
 from .page import assets, whole_page
 
 Width: TypeAlias = Literal["column", "page"]

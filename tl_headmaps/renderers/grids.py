@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import UsageError
-from ..types import HeadIndex
+from ..core.errors import UsageError
+from ..core.types import HeadIndex
 from .colours import Limits, Scale
 from .page import label
 from .text import visible

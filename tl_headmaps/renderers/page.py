@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import UsageError
+from ..core.errors import UsageError
 from .text import visible
 
 LABEL_LENGTH = 40

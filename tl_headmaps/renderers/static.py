@@ -11,8 +11,8 @@ from unicodedata import east_asian_width
 
 import numpy as np
 
-from ..errors import UsageError
-from ..files import replacing
+from ..core.errors import UsageError
+from ..core.files import replacing
 from .charts import Chart
 from .colours import SERIES, Scale, text_on
 from .example import Example, Matrix, number_text

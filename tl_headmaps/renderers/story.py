@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..drawing import PAGE_SUFFIX
-from ..errors import UsageError
-from ..files import replacing
+from ..core.errors import UsageError
+from ..core.files import PAGE_SUFFIX, replacing
 from .figure import Figure
 from .page import escaped, whole_page
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..results.component_map import ComponentMap, HeadComponentMap, MeasuredComponents
-    from ..results.relation_scores import RelationScores
-    from ..results.run_state import RunState
-    from ..results.token_grid import TokenGrid
+    from ..analyses.component_map.result import ComponentMap, HeadComponentMap, MeasuredComponents
+    from ..analyses.describe_run.result import RunState
+    from ..analyses.relation_scores.result import RelationScores
+    from ..analyses.token_grid.result import TokenGrid
 
 _WIDTH = 100_000
 """Tables take their natural width: nothing is cut."""

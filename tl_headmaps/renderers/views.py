@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import UsageError
-from ..types import HeadIndex
+from ..core.errors import UsageError
+from ..core.types import HeadIndex
 from .colours import SERIES
 from .figure import Figure
 from .grids import MapLayer, heat_of

@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ..types import HeadIndex
+from ..core.types import HeadIndex
 from .statistics import wilson_interval
 
 _M_BY_SIZE = ((300, 30), (500, 50), (1000, 100), (1500, 150))

@@ -21,8 +21,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..capture.component_gradients import GradientSums
-from ..errors import UsageError
+from ..capture.components.gradients import GradientSums
+from ..core.errors import UsageError
 from .spectra import Matrix, random_matrix
 
 Kind: TypeAlias = Literal["weights", "change", "gradients", "outputs"]
@@ -44,7 +44,7 @@ class Metric:
         measure: The registered function.
         normalised: Whether values are divided by their sum over the map.
         chance: For ``change``: what unrelated matrices give, None if nothing is known.
-        cites: Publications the metric is from, by their keys in :mod:`tl_headmaps.citations`.
+        cites: Publications the metric is from, by their keys in :mod:`tl_headmaps.core.citations`.
     """
 
     name: str

@@ -28,7 +28,7 @@ from ..circuits.blocks import DEFAULT_BUDGET
 from ..circuits.factored import LayerMaps
 from ..circuits.ov import constant_values, written_maps
 from ..circuits.ranking import ranks
-from ..types import Preset
+from ..core.types import Preset
 
 
 def output_maps(

@@ -19,7 +19,7 @@ from ..capture.parts import LayerWeights
 from ..capture.weights import HeadWeights
 from ..circuits.extremes import row_norms
 from ..circuits.factored import LayerMaps
-from ..types import Circuit, Preset
+from ..core.types import Circuit, Preset
 
 
 def salience(

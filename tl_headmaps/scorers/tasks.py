@@ -18,8 +18,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..errors import UsageError
-from ..types import Probe
+from ..core.errors import UsageError
+from ..core.types import Probe
 from .probe import Linear, Perceptron, fit_linear, fit_mlp
 
 PENALTY = 1e-4

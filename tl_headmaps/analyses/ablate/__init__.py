@@ -1,0 +1,1 @@
+"""Does a model forget a relation without that relation's heads?"""

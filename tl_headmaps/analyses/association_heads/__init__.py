@@ -1,0 +1,1 @@
+"""Which heads bring two tokens of a text closer together."""

@@ -1,0 +1,1 @@
+"""Which tokens attend to each other, and which heads bind them."""

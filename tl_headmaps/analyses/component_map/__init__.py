@@ -1,0 +1,1 @@
+"""Which weight matrices of which layers matter."""

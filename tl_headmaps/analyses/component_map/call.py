@@ -1,0 +1,435 @@
+"""What q, k, v, o, up, down and gate of every layer contribute, and the heads inside them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from ...capture.components.gradients import component_gradients
+from ...capture.components.matrices import (
+    CheckpointComponents,
+    ComponentSource,
+    ModelComponents,
+    component_source,
+    heads_of,
+    n_parts,
+)
+from ...capture.components.outputs import component_outputs
+from ...capture.loading import load_model
+from ...capture.running.batches import Batches, token_batches
+from ...capture.weights import HeadWeights
+from ...core.errors import UsageError, WeightBasisError
+from ...core.provenance import Provenance
+from ...core.sweep import Step, sweep
+from ...core.types import WRITING_COMPONENTS
+from ...data.texts import describe_source, read_texts
+from ...scorers.components import Change, Estimate, find_metric, mean_over_batches, names_of, random_baseline
+from ...scorers.spectra import Matrix, side_by_side
+from .result import ComponentMap, HeadComponentMap
+
+_SEQUENCE = 256
+_BATCH_TOKENS = 512
+_SUBSPACE = 16
+
+Cells = Float[Tensor, "component layer part"]
+Key = tuple[int, int, int]
+"""Component, layer and part of a cell, counted from 0."""
+
+
+def component_map(
+    model_or_weights: Any,
+    metric: str = "contribution",
+    text: Any = None,
+    against: Any = None,
+    *,
+    relative: bool = False,
+    k: int | None = None,
+    column: str = "text",
+    max_tokens: int = 8192,
+    prepend_bos: bool = False,
+    seed: int = 0,
+    run_dir: str | Path | None = None,
+    progress: bool = True,
+) -> ComponentMap:
+    """One value for every weight matrix of every layer: rows layers, columns attn.q to mlp.gate.
+
+    From text: ``contribution`` (first-order effect on the loss, as shares of the map), ``gradient_ratio``,
+    ``output_share``. From the weights alone: ``frobenius``, ``spectral``, ``stable_rank``, ``effective_rank``,
+    ``tail_exponent``. Between two models: ``relative_change``, ``changed_share``, ``subspace_overlap``.
+
+    Args:
+        model_or_weights: A TransformerBridge or HookedTransformer, or HeadWeights for metrics that need no text: of a
+            checkpoint all columns, of a model the four of attention (they keep no MLP but the first).
+        metric: One of the names above.
+        text: For metrics from text: a string, a list of strings, a UTF-8 file with texts separated by blank lines, or a
+            ``datasets.Dataset``; by default the bundled English sample.
+        against: For metrics between two models: the other model, its weights, or its folder. Change is relative to it.
+        relative: Divide by the baseline: what random matrices of the same shape give (independent normal entries of
+            variance 1 / inputs, mean of three), or random subspaces.
+        k: Dimensions of the subspaces of ``subspace_overlap``; by default 16, or half of the smallest matrix.
+        column: Column of a dataset that holds the text.
+        max_tokens: Read no more text than this.
+        prepend_bos: Start every sequence with the beginning-of-text token.
+        seed: Of the random matrices.
+        run_dir: For metrics without text: keep finished layers in this folder, and go on from there after a kill.
+        progress: Show a progress bar on a terminal.
+
+    Example:
+        >>> from tl_headmaps import component_map, load_default_model
+        >>> norms = component_map(load_default_model(), "frobenius", progress=False)
+        >>> [(layer, component, round(value)) for layer, component, value in norms.top(2)]
+        [(28, 'mlp.up', 206), (29, 'mlp.up', 203)]
+    """
+    options = _Options(text, against, relative, k, column, max_tokens, prepend_bos, seed, run_dir, progress)
+    made = _Maker(model_or_weights, metric, options, by_head=False).fields()
+    for name in ("values", "interval_low", "interval_high", "baseline"):
+        made[name] = None if made[name] is None else made[name][:, :, 0].T.contiguous()
+    return ComponentMap(**made)
+
+
+def head_component_map(
+    model_or_weights: Any,
+    metric: str = "contribution",
+    text: Any = None,
+    against: Any = None,
+    *,
+    relative: bool = False,
+    k: int | None = None,
+    column: str = "text",
+    max_tokens: int = 8192,
+    prepend_bos: bool = False,
+    seed: int = 0,
+    run_dir: str | Path | None = None,
+    progress: bool = True,
+) -> HeadComponentMap:
+    """The same by head: one value for the q, k, v and o of every head (k and v: of every key/value head).
+
+    A head's matrix is its own slice. ``contribution`` is normalised over this map, so that heads compare with heads.
+
+    Args:
+        model_or_weights: A TransformerBridge, a HookedTransformer, or HeadWeights (for metrics that need no text).
+        metric: As in :func:`component_map`, like the other options.
+        text: For metrics from text; by default the bundled English sample.
+        against: For metrics between two models: the other model, its weights, or its folder.
+        relative: Divide by the baseline.
+        k: Dimensions of the subspaces of ``subspace_overlap``.
+        column: Column of a dataset that holds the text.
+        max_tokens: Read no more text than this.
+        prepend_bos: Start every sequence with the beginning-of-text token.
+        seed: Of the random matrices.
+        run_dir: For metrics without text: keep finished layers in this folder.
+        progress: Show a progress bar on a terminal.
+
+    Example:
+        >>> from tl_headmaps import head_component_map, load_default_model
+        >>> norms = head_component_map(load_default_model(), "frobenius", progress=False)
+        >>> [(component, str(head), round(value)) for component, head, value in norms.top(2)]
+        [('attn.k', 'L0H1', 90), ('attn.q', 'L0H3', 74)]
+    """
+    options = _Options(text, against, relative, k, column, max_tokens, prepend_bos, seed, run_dir, progress)
+    return HeadComponentMap(**_Maker(model_or_weights, metric, options, by_head=True).fields())
+
+
+@dataclass(frozen=True)
+class _Options:
+    text: Any
+    against: Any
+    relative: bool
+    k: int | None
+    column: str
+    max_tokens: int
+    prepend_bos: bool
+    seed: int
+    run_dir: str | Path | None
+    progress: bool
+
+
+@dataclass(frozen=True)
+class _MeasureLayers:
+    """Values of all matrices of a layer, with their shapes."""
+
+    weights: HeadWeights
+    keys: list[Key]
+    measure: Callable[[Key], tuple[float, int, int]]
+
+    def prepare(self) -> Step:
+        def step(layer: int) -> dict[str, Tensor]:
+            found = side_by_side(self.measure, [key for key in self.keys if key[1] == layer])
+            return {"measured": torch.tensor(list(found), dtype=torch.float64)}
+
+        return step
+
+
+class _Maker:
+    """One call: what was asked for, checked, and the fields of its result."""
+
+    def __init__(self, model_or_weights: Any, metric: str, options: _Options, *, by_head: bool) -> None:
+        self.metric, self.options, self.by_head = find_metric(metric), options, by_head
+        self._check_options()
+        self.source = component_source(model_or_weights, attention_only=by_head)
+        self.recorded: dict[str, Any] = {"metric": metric, "relative": options.relative}
+        self.data: dict[str, str] = {}
+        self.created: str | None = None
+        self.n_batches = self.n_tokens = 0
+
+    def _check_options(self) -> None:
+        metric, options = self.metric, self.options
+        if metric.kind == "change" and options.against is None:
+            raise UsageError(
+                f"{metric.name} compares two models, and only one was given. Pass the other one, its weights or its "
+                "folder as against=."
+            )
+        if metric.kind != "change" and options.against is not None:
+            raise UsageError(
+                f"{metric.name} looks at one model, but against= was given. Leave it out, or choose one of "
+                f"{names_of('change')}."
+            )
+        if not metric.needs_text and options.text is not None:
+            raise UsageError(
+                f"{metric.name} reads the weights alone, but a text was given. Leave it out, or choose one of "
+                f"{names_of('gradients', 'outputs')}."
+            )
+        if options.relative and not metric.has_baseline:
+            raise UsageError(
+                f"{metric.name} has no random baseline to be relative to. Leave relative out, or choose a metric of "
+                "the weights alone or subspace_overlap."
+            )
+        if options.k is not None and metric.chance is None:
+            raise UsageError(f"{metric.name} compares no subspaces, but k={options.k} was given. Leave it out.")
+        if metric.needs_text and options.run_dir is not None:
+            raise UsageError(
+                f"{metric.name} runs texts through the whole model, so it has no finished layers to keep: leave "
+                "run_dir out, or choose a metric of the weights alone."
+            )
+        if options.max_tokens < 2:
+            raise UsageError(f"max_tokens={options.max_tokens} is too few; a loss needs at least two tokens.")
+
+    def fields(self) -> dict[str, Any]:
+        """Fields of the result; maps are [component, layer, part]."""
+        estimate, baseline = self._measured()
+        maps = {"values": estimate.values, "interval_low": estimate.low, "interval_high": estimate.high}
+        if self.options.relative:
+            assert baseline is not None
+            maps = {name: None if cells is None else cells / baseline for name, cells in maps.items()}
+        maps["baseline"] = baseline
+        unit = f"{self.metric.unit}{', relative to random' if self.options.relative else ''}"
+        provenance = self._provenance()
+        return {
+            "metric": self.metric.name,
+            "unit": unit,
+            "relative": self.options.relative,
+            "n_batches": self.n_batches,
+            "n_tokens": self.n_tokens,
+            "components": self.source.components,
+            **{name: None if cells is None else _finite(cells) for name, cells in maps.items()},
+            "provenance": provenance if self.created is None else replace(provenance, created=self.created),
+        }
+
+    def _provenance(self) -> Provenance:
+        seed = self.options.seed if self.metric.kind == "weights" else None
+        return self.source.provenance(options=self.recorded, data=self.data, seed=seed)
+
+    def _measured(self) -> tuple[Estimate, Cells | None]:
+        if self.metric.kind == "weights":
+            return self._of_weights()
+        if self.metric.kind == "change":
+            return self._of_change()
+        if not isinstance(self.source, ModelComponents):
+            raise UsageError(
+                f"{self.metric.name} runs a text through the model, but only weights were given. Pass the model "
+                "itself, or choose a metric of the weights alone."
+            )
+        batches = self._batches(self.source)
+        by_batch = (self._gradients if self.metric.kind == "gradients" else self._outputs)(self.source, batches)
+        return mean_over_batches(self._joined(by_batch), normalised=self.metric.normalised), None
+
+    def _keys(self) -> list[Key]:
+        return [
+            (number, layer, part)
+            for layer in range(self.source.n_layers)
+            for number, component in enumerate(self.source.components)
+            for part in range(n_parts(self.source, component) if self.by_head else 1)
+        ]
+
+    def _matrix(self, source: ComponentSource, key: Key) -> Matrix:
+        number, layer, part = key
+        component = source.components[number]
+        weight = heads_of(source, layer, component)[part] if self.by_head else source.matrix(layer, component)
+        return Matrix(weight, writes=component in WRITING_COMPONENTS)
+
+    def _cells(self, values: dict[Key, float]) -> Cells:
+        cells = torch.full(self._shape, torch.nan, dtype=torch.float64)
+        for key, value in values.items():
+            cells[key] = value
+        return cells
+
+    @property
+    def _shape(self) -> tuple[int, int, int]:
+        source = self.source
+        return len(source.components), source.n_layers, source.n_heads if self.by_head else 1
+
+    def _filled(self, measured: Callable[[Matrix, Key], float]) -> tuple[Cells, dict[Key, tuple[int, int]]]:
+        """Value and shape of every matrix."""
+        keys, options = self._keys(), self.options
+
+        def measure(key: Key) -> tuple[float, int, int]:
+            matrix = self._matrix(self.source, key)
+            return measured(matrix, key), *matrix.weight.shape
+
+        if options.run_dir is None:
+            found = side_by_side(measure, keys)
+            disable = None if options.progress else True
+            rows = list(tqdm(found, self.metric.name, len(keys), unit="matrix", disable=disable))
+        else:
+            swept = sweep(
+                _MeasureLayers(self.source.weights, keys, measure),
+                range(self.source.n_layers),
+                kind=(HeadComponentMap if self.by_head else ComponentMap).kind,
+                provenance=self._provenance(),
+                run_dir=options.run_dir,
+                description=self.metric.name,
+                progress=options.progress,
+            )
+            self.created = swept.provenance.created
+            rows = [row for layer in range(self.source.n_layers) for row in swept.layers[layer]["measured"].tolist()]
+        by_key = dict(zip(keys, rows, strict=True))
+        cells = self._cells({key: row[0] for key, row in by_key.items()})
+        return cells, {key: (int(row[1]), int(row[2])) for key, row in by_key.items()}
+
+    def _of_weights(self) -> tuple[Estimate, Cells]:
+        values, shapes = self._filled(lambda matrix, key: float(self.metric.measure(matrix)))
+        distinct = sorted(set(shapes.values()))
+        seed = self.options.seed
+        random = side_by_side(lambda shape: random_baseline(self.metric, *shape, seed), distinct)
+        by_shape = dict(zip(distinct, random, strict=True))
+        return Estimate(values, None, None), self._cells({key: by_shape[shape] for key, shape in shapes.items()})
+
+    def _of_change(self) -> tuple[Estimate, Cells | None]:
+        against = self.options.against
+        if isinstance(against, str | Path):
+            # Weights are compared with weights: nothing is built that was not before.
+            on_disk = isinstance(self.source, CheckpointComponents)
+            against = HeadWeights.from_checkpoint(against) if on_disk else load_model(str(against))
+        other = component_source(against, attention_only=self.by_head)
+        smallest = self._require_same_shapes(other)
+        k = self._subspace(smallest)
+        theirs = other.provenance()
+        self._require_same_basis(theirs.basis)
+        self.recorded |= {"against": theirs.model, "k": k}
+        self.data["against"] = theirs.fingerprint
+
+        def change(new: Matrix, key: Key) -> Change:
+            old = self._matrix(other, key)
+            return Change(new, Matrix(old.weight.to(new.weight.device), old.writes), k)
+
+        values, _ = self._filled(lambda new, key: float(self.metric.measure(change(new, key))))
+        chance = self.metric.chance
+        if chance is None:
+            return Estimate(values, None, None), None
+        by_chance = {key: chance(change(self._matrix(self.source, key), key)) for key in self._keys()}
+        return Estimate(values, None, None), self._cells(by_chance)
+
+    def _require_same_shapes(self, other: ComponentSource) -> int:
+        """The smallest side of any matrix, if all are alike."""
+        mine = self.source
+        for name in ("n_layers", "components", "n_heads", "n_kv_heads"):
+            ours, theirs = getattr(mine, name), getattr(other, name)
+            if ours != theirs:
+                raise UsageError(
+                    f"The two models cannot be compared matrix by matrix: {name} is {ours} here and {theirs} in the "
+                    "one compared with. Compare checkpoints of one architecture."
+                )
+        smallest: list[int] = []
+        for layer in range(mine.n_layers):
+            for component in mine.components:
+                ours, theirs = (tuple(source.matrix(layer, component).shape) for source in (mine, other))
+                if ours != theirs:
+                    raise UsageError(
+                        f"The two models cannot be compared: {component} of layer {layer} is {list(ours)} here and "
+                        f"{list(theirs)} in the one compared with. Compare checkpoints of one architecture."
+                    )
+                smallest += heads_of(mine, layer, component).shape[1:] if self.by_head else ours
+        return min(smallest)
+
+    def _require_same_basis(self, theirs: str) -> None:
+        ours = self.source.provenance().basis
+        if ours != theirs:
+            raise WeightBasisError(
+                f"The weights are {ours} here and {theirs} in the model compared with, so every matrix would differ by "
+                "the processing alone. Load both the same way (both raw, or both processed)."
+            )
+
+    def _subspace(self, smallest: int) -> int:
+        k = self.options.k
+        if k is None:
+            return max(1, min(_SUBSPACE, smallest // 2))
+        if not 1 <= k <= smallest:
+            raise UsageError(
+                f"k={k} is impossible: the smallest matrix has {smallest} directions. Choose 1 to {smallest}."
+            )
+        return k
+
+    def _batches(self, source: ModelComponents) -> Batches:
+        options, model = self.options, source.model
+        length = min(_SEQUENCE, int(model.cfg.n_ctx))
+        batches = token_batches(
+            read_texts(options.text, options.column),
+            source.weights.tokenizer,
+            length=length,
+            max_tokens=options.max_tokens,
+            batch_tokens=_BATCH_TOKENS,
+            prepend_bos=options.prepend_bos,
+            device=model.embed.W_E.device,
+        )
+        self.n_batches, self.n_tokens = len(batches.items), batches.n_tokens
+        self.recorded |= {
+            "text": describe_source(options.text),
+            "max_tokens": options.max_tokens,
+            "sequence": length,
+            "batch_tokens": _BATCH_TOKENS,
+            "prepend_bos": options.prepend_bos,
+        }
+        self.data["tokens"] = batches.digest
+        return batches
+
+    def _gradients(self, source: ModelComponents, batches: Batches) -> dict[str, Tensor]:
+        sums = component_gradients(source, batches, progress=self.options.progress)
+        return {
+            component: self.metric.measure(found if self.by_head else found.whole())
+            for component, found in sums.items()
+        }
+
+    def _outputs(self, source: ModelComponents, batches: Batches) -> dict[str, Tensor]:
+        found = {
+            component: torch.full(
+                (len(batches.items), source.n_layers, n_parts(source, component) if self.by_head else 1),
+                torch.nan,
+                dtype=torch.float64,
+            )
+            for component in source.components
+        }
+        shown = tqdm(batches.items, self.metric.name, unit="batch", disable=None if self.options.progress else True)
+        for number, batch in enumerate(shown):
+
+            def receive(layer: int, component: str, written: Tensor, stream: Tensor, number: int = number) -> None:
+                found[component][number, layer] = self.metric.measure(written, stream).cpu()
+
+            component_outputs(source, batch, receive, by_head=self.by_head)
+        return found
+
+    def _joined(self, by_batch: dict[str, Tensor]) -> Float[Tensor, "batch component layer part"]:
+        cells = torch.full((self.n_batches, *self._shape), torch.nan, dtype=torch.float64)
+        for number, component in enumerate(self.source.components):
+            values = by_batch[component]
+            cells[:, number, :, : values.shape[-1]] = values
+        return cells
+
+
+def _finite(cells: Cells) -> Cells:
+    """As stored: float32, NaN where a value is not defined."""
+    return cells.where(cells.isfinite(), torch.nan).float()

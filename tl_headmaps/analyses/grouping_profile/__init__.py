@@ -1,0 +1,1 @@
+"""Where heads look: previous token, same word, sentence."""

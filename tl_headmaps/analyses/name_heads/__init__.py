@@ -1,0 +1,1 @@
+"""A name for what each head does."""

@@ -1,0 +1,1 @@
+"""What a head does with the tokens it changes most."""

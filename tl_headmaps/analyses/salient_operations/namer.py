@@ -1,0 +1,115 @@
+"""Names of heads out of their salient mappings: every predicate on every head, false discoveries controlled."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import TypeAlias
+
+import torch
+
+from ...core.types import HeadIndex
+from ...naming import predicates as _ours  # noqa: F401  (fills the catalogue)
+from ...naming.catalogue import LEAST_SCORE, Explainer, Explanation, Mapping, best_first, catalogue
+from ...naming.input_class import input_class
+from ...naming.lexicon import lexicon
+from ...scorers.statistics import q_values
+from .result import MIXED, UNCLEAR, HeadName
+
+Describe: TypeAlias = Callable[[HeadIndex, list[tuple[str, list[str]]], str], str]
+"""Gets a head, its mappings and a prompt; returns a short description."""
+
+NAMING_TOKENS, NAMING_TARGETS = 30, 5
+"""Names are always given on this many salient tokens and targets, however many are shown."""
+
+_LEVEL = 0.05
+_LONGEST_DESCRIPTION = 400
+
+
+class Namer:
+    """Gives each head the predicate that explains its mappings best, if it beats its null among all tests made."""
+
+    def __init__(self, vocabulary: Sequence[str], describe: Describe | None = None) -> None:
+        self.vocabulary, self.describe = vocabulary, describe
+        self._explainer = Explainer(catalogue())
+
+    @property
+    def catalogue(self) -> list[str]:
+        """Names of the predicates tried."""
+        return [entry.name for entry in self._explainer.predicates]
+
+    @property
+    def failed(self) -> dict[str, str]:
+        """Predicates that raised."""
+        return self._explainer.failed
+
+    def names(
+        self, heads: Sequence[HeadIndex], promoted: Sequence[list[Mapping]], suppressed: Sequence[list[Mapping]]
+    ) -> tuple[HeadName, ...]:
+        """One name for each head."""
+        explained = [
+            [*self._explainer.explain(up, "promote"), *self._explainer.explain(down, "suppress")]
+            for up, down in zip(promoted, suppressed, strict=True)
+        ]
+        # A predicate that raised on a later head would have been tried on earlier ones only.
+        explained = [[entry for entry in entries if entry.predicate not in self.failed] for entries in explained]
+        p_values = torch.tensor([entry.p_value for entries in explained for entry in entries], dtype=torch.float64)
+        q_of = dict(zip(p_values.tolist(), q_values(p_values).tolist(), strict=True))
+        return tuple(
+            self._name(head, best_first(entries), q_of, mappings)
+            for head, entries, mappings in zip(heads, explained, promoted, strict=True)
+        )
+
+    def _name(
+        self, head: HeadIndex, ranked: list[Explanation], q_of: dict[float, float], mappings: list[Mapping]
+    ) -> HeadName:
+        best = ranked[0] if ranked else Explanation("", "promote", 0.0, 0.0, 1.0)
+        second = next((entry for entry in ranked[1:] if entry.score > 0), None)
+        q_value = q_of.get(best.p_value, 1.0)
+        earned = best.score >= LEAST_SCORE and q_value < _LEVEL
+        common = input_class([source for source, _ in mappings], lexicon().classes, self._classes, len(self.vocabulary))
+        description, error = self._described(head, mappings)
+        return HeadName(
+            name=best.name if earned else UNCLEAR,
+            score=best.score,
+            null_mean=best.null_mean,
+            lift=best.lift,
+            p_value=best.p_value,
+            q_value=q_value,
+            best=best.name if best.score > 0 else None,
+            runner_up=None if second is None else second.name,
+            runner_up_score=0.0 if second is None else second.score,
+            runner_up_p_value=1.0 if second is None else second.p_value,
+            input_class=MIXED if common is None else common[0],
+            input_share=0.0 if common is None else common[1],
+            description=description,
+            description_error=error,
+        )
+
+    @cached_property
+    def _classes(self) -> Counter[str]:
+        return Counter(name for token in self.vocabulary for name in lexicon().classes(token))
+
+    def _described(self, head: HeadIndex, mappings: list[Mapping]) -> tuple[str | None, str | None]:
+        if self.describe is None:
+            return None, None
+        listed = [(source, list(targets)) for source, targets in mappings]
+        try:
+            said: object = self.describe(head, listed, description_prompt(head, mappings))
+        except Exception as error:  # a user's code may raise anything: it is recorded, the name does not depend on it
+            return None, f"{type(error).__name__}: {error}"
+        if not isinstance(said, str) or not said.strip():
+            return None, f"returned {said!r} instead of a text"
+        if len(said) > _LONGEST_DESCRIPTION:
+            return None, f"returned {len(said)} characters; a description has at most {_LONGEST_DESCRIPTION}"
+        return said.strip(), None
+
+
+def description_prompt(head: HeadIndex, mappings: Sequence[Mapping]) -> str:
+    """What a language model is asked about a head."""
+    lines = [f"{source!r} -> {', '.join(map(repr, targets))}" for source, targets in mappings]
+    return (
+        f"Attention head {head} of a language model promotes these tokens when it attends to a source token:\n\n"
+        + "\n".join(lines)
+        + "\n\nName the one operation that turns most sources into one of their targets, in at most ten words. "
+        "If fewer than a third of the lines share an operation, answer: unclear."
+    )

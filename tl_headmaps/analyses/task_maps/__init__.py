@@ -1,0 +1,1 @@
+"""Which heads serve which cognitive function."""

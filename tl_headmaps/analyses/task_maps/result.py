@@ -1,0 +1,204 @@
+"""Which heads serve which cognitive function, how sure that is, and what words alone would have told."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ...core.errors import UsageError
+from ...core.provenance import Provenance
+from ...core.types import HeadIndex
+from ...renderers.figure import Figure
+from ...results import Result
+from ..verify_tasks.result import TaskVerification
+
+if TYPE_CHECKING:
+    from typing import Self
+
+STABLE = 0.8
+"""Rank correlation between two seeds above which a map counts as stable."""
+
+_MAPS = (
+    "importance",
+    "importance_normalised",
+    "interval_low",
+    "interval_high",
+    "importance_plain",
+    "importance_again",
+    "null_mean",
+)
+_BY_FUNCTION = ("null_max", "probe_accuracy", "probe_low", "probe_high", "combined_accuracy", "stability")
+_BETWEEN = ("overlap", "correlation")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class TaskMaps(Result):
+    """Importance of every head (last two axes) for every function (first axis).
+
+    Attributes:
+        functions: Names of the functions.
+        n_items: Items of each.
+        positions: Where heads were read: ``"answer"`` or ``"last"``.
+        probe: ``"linear"`` or ``"mlp"``.
+        importance: What the probe reads from a head for the function, beyond what the items' words tell: mean over
+            held-out items of gradient x activation.
+        importance_normalised: Its positive part, scaled to sum to one over the heads.
+        interval_low, interval_high: 95% bootstrap interval of ``importance`` over matched sets (or contents).
+        importance_plain: The same for a probe that is not told what the words say, as published.
+        importance_again: ``importance`` with the next seed.
+        null_mean: Mean importance with labels shuffled.
+        null_max: Largest importance of any head with labels shuffled.
+        probe_accuracy: Share of a function's held-out items that the plain probe on all heads recognises.
+        probe_low, probe_high: 95% Wilson interval of it.
+        combined_accuracy: The same for words and heads together.
+        baseline_accuracy: The same for what knows no heads: the most frequent function (majority, format), words of
+            the question, of everything (words), and pairs of neighbouring words.
+        overall_accuracy: All of these over all items.
+        above_elbow: Heads of each function above the elbow of its sorted importances and above ``null_max``.
+        overlap: Shared part of those heads between two functions (Jaccard).
+        correlation: Rank correlation of two functions' importances.
+        stability: Rank correlation of ``importance`` and ``importance_again``, function by function.
+        verifier: What :meth:`verify` calls; None for a result that was loaded or selected.
+
+    Example:
+        >>> from tl_headmaps import TaskItem, Tasks, load_default_model, task_maps
+        >>> sums = [TaskItem(f"{n} + 1 =", str(n + 1), "math_calculation", content=str(n)) for n in range(10)]
+        >>> cups = [TaskItem(f"{n} is", "red", "retrieval", f"Cup {n} is red.", content=str(n)) for n in range(10)]
+        >>> tasks = Tasks((*sums, *cups))
+        >>> maps = task_maps(load_default_model(), tasks, folds=3, n_null=1, cache_dir="cache", progress=False)
+        >>> maps.n_items, maps.overall_accuracy["words"]  # such items give their function away by their words
+        ((10, 10), 1.0)
+        >>> maps.select("retrieval").functions, tuple(maps.importance.shape)
+        (('retrieval',), (2, 30, 9))
+    """
+
+    kind: ClassVar[str] = "task_maps"
+    methods: ClassVar[tuple[str, ...]] = ("ma2025cognitive", "wilson1927probable")
+    functions: tuple[str, ...]
+    n_items: tuple[int, ...]
+    positions: str
+    probe: str
+    importance: Float[Tensor, "function layer head"]
+    importance_normalised: Float[Tensor, "function layer head"]
+    interval_low: Float[Tensor, "function layer head"]
+    interval_high: Float[Tensor, "function layer head"]
+    importance_plain: Float[Tensor, "function layer head"]
+    importance_again: Float[Tensor, "function layer head"]
+    null_mean: Float[Tensor, "function layer head"]
+    null_max: Float[Tensor, " function"]
+    probe_accuracy: Float[Tensor, " function"]
+    probe_low: Float[Tensor, " function"]
+    probe_high: Float[Tensor, " function"]
+    combined_accuracy: Float[Tensor, " function"]
+    baseline_accuracy: Mapping[str, tuple[float, ...]]
+    overall_accuracy: Mapping[str, float]
+    above_elbow: tuple[tuple[HeadIndex, ...], ...]
+    overlap: Float[Tensor, "function function"]
+    correlation: Float[Tensor, "function function"]
+    stability: Float[Tensor, " function"]
+    provenance: Provenance
+    verifier: Callable[..., TaskVerification] | None = field(default=None, repr=False)
+
+    @property
+    def values(self) -> Float[Tensor, "function layer head"]:
+        """The importances."""
+        return self.importance
+
+    @property
+    def stable(self) -> bool:
+        """Whether every function's map is nearly the same with another seed (rank correlation of at least 0.8)."""
+        return bool((self.stability >= STABLE).all())
+
+    def number(self, function: str) -> int:
+        """Position of a function."""
+        if function not in self.functions:
+            raise UsageError(f"This result has no function {function!r}; it has {', '.join(self.functions)}.")
+        return self.functions.index(function)
+
+    def top(self, n: int = 5, function: str | None = None) -> list[tuple[HeadIndex, float]]:
+        """The ``n`` most important heads of a function (or for any function, without one)."""
+        maps = self.importance.amax(0) if function is None else self.importance[self.number(function)]
+        order = maps.flatten().argsort(descending=True, stable=True)[:n].tolist()
+        width = maps.shape[1]
+        return [(HeadIndex(i // width, i % width), float(maps.flatten()[i])) for i in order]
+
+    def select(self, functions: str | Sequence[str]) -> "TaskMaps":
+        """The maps of some functions; the probe was trained on all."""
+        names = (functions,) if isinstance(functions, str) else tuple(functions)
+        numbers = [self.number(name) for name in names]
+        changes: dict[str, Any] = {name: getattr(self, name)[numbers] for name in (*_MAPS, *_BY_FUNCTION)}
+        changes |= {name: getattr(self, name)[numbers][:, numbers] for name in _BETWEEN}
+        changes |= {name: tuple(getattr(self, name)[i] for i in numbers) for name in ("n_items", "above_elbow")}
+        baselines = {name: tuple(values[i] for i in numbers) for name, values in self.baseline_accuracy.items()}
+        return replace(self, functions=names, baseline_accuracy=baselines, verifier=None, **changes)
+
+    def verify(self, **options: Any) -> TaskVerification:
+        """Ablate the heads of each function and see which functions the model gets worse at.
+
+        Options are those of ``analyses.verify_tasks``: ``n_items``, ``n_random``, ``max_heads``, ``progress``.
+
+        Raises:
+            UsageError: The result was loaded or selected, so the model and the items are no longer at hand.
+        """
+        if self.verifier is None:
+            raise UsageError(
+                "This result no longer has its model and items at hand (it was loaded from a file or selected). Call "
+                "verify() on what task_maps() returned; captured activations are kept, so repeating it is quick."
+            )
+        return self.verifier(**options)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        _, n_layers, n_heads = self.importance.shape
+        axes = {"function": list(self.functions), "layer": list(range(n_layers)), "head": list(range(n_heads))}
+        result: dict[str, Any] = {"kind": self.kind, "positions": self.positions, "probe": self.probe, "axes": axes}
+        result["n_items"] = list(self.n_items)
+        result |= {name: getattr(self, name).tolist() for name in (*_MAPS, *_BY_FUNCTION, *_BETWEEN)}
+        result["baseline_accuracy"] = {name: list(values) for name, values in self.baseline_accuracy.items()}
+        result["overall_accuracy"] = dict(self.overall_accuracy)
+        result["above_elbow"] = [[str(head) for head in heads] for heads in self.above_elbow]
+        result["stable"] = self.stable
+        result["provenance"] = self.provenance.to_dict()
+        return result
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "Self":
+        """Inverse of :meth:`to_dict`."""
+        names = (*_MAPS, *_BY_FUNCTION, *_BETWEEN)
+        tensors: dict[str, Any] = {name: torch.tensor(values[name], dtype=torch.float32) for name in names}
+        return cls(
+            functions=tuple(values["axes"]["function"]),
+            n_items=tuple(values["n_items"]),
+            positions=values["positions"],
+            probe=values["probe"],
+            baseline_accuracy={name: tuple(found) for name, found in values["baseline_accuracy"].items()},
+            overall_accuracy=dict(values["overall_accuracy"]),
+            above_elbow=tuple(tuple(HeadIndex.parse(head) for head in heads) for heads in values["above_elbow"]),
+            provenance=Provenance.from_dict(values["provenance"]),
+            **tensors,
+        )
+
+    def to_rows(self) -> Iterable[dict[str, Any]]:
+        """One record per function and head."""
+        _, n_layers, n_heads = self.importance.shape
+        for number, function in enumerate(self.functions):
+            chosen = set(self.above_elbow[number])
+            for layer in range(n_layers):
+                for head in range(n_heads):
+                    record: dict[str, Any] = {"function": function, "layer": layer, "head": head}
+                    record |= {name: float(getattr(self, name)[number, layer, head]) for name in _MAPS}
+                    yield record | {"above_elbow": HeadIndex(layer, head) in chosen}
+
+    def figure(self, **options: Any) -> Figure:
+        """The picture of this result."""
+        from .drawing import task_maps_figure
+
+        return task_maps_figure(self, **options)
+
+    def __str__(self) -> str:
+        from .text import task_maps_text
+
+        return task_maps_text(self)

@@ -1,0 +1,1 @@
+"""What one head does with a few chosen tokens."""

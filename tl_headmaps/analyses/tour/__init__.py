@@ -1,0 +1,1 @@
+"""A tour of a model."""

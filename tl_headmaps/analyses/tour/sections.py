@@ -1,0 +1,364 @@
+"""What the tour shows, in the order in which it is understood: from weights to answers, then around them.
+
+A section is one entry of :data:`SECTIONS`, a step one function: adding one touches nothing else. What a step says is
+made from its own result, so that no number can be older than the run.
+"""
+
+from ...core.types import HeadIndex
+from ...data.relations import kept_pairs, resolve
+from ...data.task_files import load_tasks
+from ...data.tasks import FUNCTIONS
+from ...renderers.text import quoted
+from ..ablate.call import ablate
+from ..association_heads.call import association_heads
+from ..association_heads.result import AssociationHeads
+from ..attention_groups.call import attention_groups
+from ..component_map.call import component_map
+from ..describe_model.call import describe_model
+from ..name_heads.call import name_heads
+from ..relation_scores.call import relation_scores
+from ..relation_scores.result import RelationScores
+from ..salient_operations.call import salient_operations
+from ..salient_operations.result import UNCLEAR
+from ..task_maps.call import task_maps
+from ..token_grid.call import token_grid
+from ..validate.call import validate
+from ..validate.text import interval, number
+from ..value_mixing.call import value_mixing
+from .tour import Finding, Section, Tour
+
+RELATIONS = ("country_to_capital", "country_to_language", "name_copying", "past_tense", "comparative", "antonym")
+LEAD = RELATIONS[0]
+"""The relation the tour follows from the weights to the answers."""
+
+SOURCES = ("France", "Germany", "Egypt")
+TARGETS = ("Cairo", "Paris", "Berlin")
+TEMPLATE = "The capital of <X> is"
+SENTENCE = "The capital of France is Paris, and the capital of Germany is Berlin."
+QUERY, KEY = "is#2", "Germany"
+"""Where the second capital is about to be said, and what has to be known there."""
+
+N_SHARPEST = 3
+# What three minutes allow.
+N_ABLATED = 8
+MAX_TOKENS = 2048
+N_ITEMS = 36
+
+
+def the_model(tour: Tour) -> Finding:
+    """Size and basis."""
+    weights = tour.weights
+    total = weights.n_layers * weights.n_heads
+    return Finding(
+        "model",
+        describe_model(weights),
+        ("model",),
+        f"{weights.model_name} has {weights.n_layers} layers of {weights.n_heads} heads, {total:,} in all, and a "
+        f"vocabulary of {weights.n_vocab:,} tokens. Its weights are {weights.basis}.",
+        f"{total:,} heads in {weights.n_layers} layers",
+    )
+
+
+def relations(tour: Tour) -> Finding:
+    """Scores of all heads on the main relations."""
+    tokenizer = tour.weights.tokenizer
+    named = [name for name in RELATIONS if tokenizer is None or kept_pairs(resolve(name), tokenizer)]
+    scores = relation_scores(tour.weights, named or RELATIONS)
+    implementing = scores.implements()
+    first, *others = scores.relations
+    head, score = scores.top(1, first)[0]
+    at = (0, head.layer, head.head)
+    ends = interval(float(scores.interval_low[at]), float(scores.interval_high[at]))
+    opening = (
+        f"{head} scores highest on {first}: for {score:.0%} of {scores.n_kept[0]} pairs the target is among the "
+        f"{scores.k[0]} tokens it promotes most (95% {ends}); with shuffled targets it would be for "
+        f"{float(scores.null_mean[at]):.0%}."
+    )
+    rest = "; ".join(_score(scores, name) for name in others)
+    rest = f" The best heads of the others: {rest}." if others else ""
+    heads = {head for found in implementing.values() for head in found}
+    left_out = [name for name in RELATIONS if name not in scores.relations]
+    missing = f" Left out, because no pair is single tokens of this model: {', '.join(left_out)}." if left_out else ""
+    return Finding(
+        "relation_scores",
+        scores,
+        ("relations", *scores.relations),
+        f"{opening}{rest} {len(heads)} of {scores.values[0].numel()} heads implement at least one.{missing}",
+        f"{head} scores {score:.2f} on {first}",
+        str(scores),
+    )
+
+
+def _score(scores: RelationScores, name: str) -> str:
+    head, score = scores.top(1, name)[0]
+    null = float(scores.null_mean[scores.number(name), head.layer, head.head])
+    doubt = "" if head in scores.implements()[name] else ", not enough to count"
+    return f"{name} {head} {score:.2f} (null {null:.2f}{doubt})"
+
+
+def _head(tour: Tour) -> HeadIndex:
+    """The head that scores highest on the relation the tour follows."""
+    scores: RelationScores = tour.earlier("relation_scores")
+    return scores.top(1, LEAD)[0][0]
+
+
+def grid(tour: Tour) -> Finding:
+    """The best head at work."""
+    head = _head(tour)
+    found = token_grid(tour.weights, head, SOURCES, TARGETS)
+    pairs = [
+        f"{source} → {target} (rank {int(found.ranks[row, found.targets.index(target)]):,})"
+        for row, (source, target) in enumerate(found.best())
+    ]
+    return Finding(
+        "token_grid",
+        found,
+        ("grid", "--head", str(head), "--sources", ",".join(SOURCES), "--targets", ",".join(TARGETS)),
+        f"The largest entry of each row: {', '.join(pairs)}. Ranks count the tokens written more strongly, out of "
+        f"{found.n_vocab:,}.",
+        ", ".join(f"{source} → {target}" for source, target in found.best()),
+        str(found),
+    )
+
+
+def names(tour: Tour) -> Finding:
+    """A name for every head, where one is earned."""
+    found = name_heads(tour.weights, vocabulary="words")
+    named = found.named()
+    count, total = sum(map(len, named.values())), found.values.numel()
+    common = ", ".join(f"{name} ({len(heads)})" for name, heads in list(named.items())[:4])
+    thirds = ", ".join(f"{share:.0%} of the {part}" for part, share in found.coverage().items() if part != "all")
+    said = f"; the most frequent: {common}" if common else ""
+    return Finding(
+        "head_names",
+        found,
+        ("name-heads", "--vocabulary", "words"),
+        f"{count} of {total} heads earn a name{said}. By thirds of the layers: {thirds} heads. The others stay "
+        "unclear: no predicate explains them better than chance.",
+        f"{count} of {total} heads have a name",
+    )
+
+
+def operations(tour: Tour) -> Finding:
+    """What the best head does when nobody says what to look for."""
+    head = _head(tour)
+    found = salient_operations(tour.weights, head, vocabulary="words")
+    entry = found.name(head)
+    n_tokens, n_targets = found.token_ids.shape[1], found.promoted_ids.shape[2]
+    shown = "; ".join(
+        f"{token.strip()} → {', '.join(dict.fromkeys(target.strip() for target in targets))}"
+        for token, targets in found.mappings(head)[:3]
+    )
+    explained = f"explains {entry.score:.0%} of these mappings (null {entry.null_mean:.0%})"
+    if entry.name != UNCLEAR:
+        named = f"Its name: {entry.name}, which {explained}."
+    elif entry.best is not None:
+        named = f"It has no name: the best predicate, {entry.best}, {explained}."
+    else:
+        named = "It has no name: no predicate explains any of these mappings."
+    return Finding(
+        "salient_operations",
+        found,
+        (
+            *("salient", "--heads", str(head), "--tokens", str(n_tokens), "--targets", str(n_targets)),
+            *("--vocabulary", "words"),
+        ),
+        f"The tokens {head} does most about, and what it promotes: {shown}. {named}",
+    )
+
+
+def agreement(tour: Tour) -> Finding:
+    """Do heads write in prompts what their weights say?"""
+    found = validate(tour.model, [LEAD])
+    columns = {context: f"pearson_{context}" for context in ("without", "with")}
+    value = {context: found.agreement[column][0] for context, column in columns.items()}
+    ends = {
+        context: interval(found.agreement[f"{column}_low"][0], found.agreement[f"{column}_high"][0])
+        for context, column in columns.items()
+    }
+    return Finding(
+        "validation",
+        found,
+        ("validate", LEAD),
+        f"Over all heads and {len(found.templates)} prompts with {found.n_dynamic[0]} sources each, what heads write "
+        f"agrees with their weights at a correlation of {number(value['without'])} (95% {ends['without']}) when they "
+        f"attend to the source alone, and of {number(value['with'])} (95% {ends['with']}) with attention as it is.",
+        f"weights and prompts correlate at {number(value['without'])}",
+    )
+
+
+def ablation(tour: Tour) -> Finding:
+    """Does the model lose the relation without its heads?"""
+    found = ablate(tour.model, LEAD, m=N_ABLATED, template=TEMPLATE, controls=None, prepend_bos=True)
+    asked = f"The model answers {found.base_accuracy:.0%} of {found.n_pairs} prompts {quoted(found.template)} right"
+    if found.status != "tested":
+        says = f"{asked}. Nothing was switched off: {found.status}."
+        headline = f"{LEAD} is {found.status}"
+    else:
+        accuracy = found.curve.accuracy.tolist()
+        half = next((step for step, value in enumerate(accuracy) if value <= accuracy[0] / 2), None)
+        falls = "" if half is None else f"; {half} {'is' if half == 1 else 'are'} enough to lose half"
+        says = (
+            f"{asked}. With its {len(found.heads)} best heads switched off, {accuracy[-1]:.0%} are left{falls}. "
+            f"Share of the accuracy lost: {found.curve.drop:.0%}, with as many random heads "
+            f"{number(100 * found.random_drop, 0)}%."
+        )
+        headline = f"accuracy {accuracy[0]:.0%} → {accuracy[-1]:.0%} without them"
+    return Finding(
+        "ablation",
+        found,
+        ("ablate", LEAD, "--template", TEMPLATE, "--m", str(N_ABLATED), "--controls", "none", "--prepend-bos"),
+        says,
+        headline,
+    )
+
+
+def groups(tour: Tour) -> Finding:
+    """Which tokens of the sentence belong together for the heads that group most sharply?"""
+    every = attention_groups(tour.model, SENTENCE, null_draws=0)
+    sharpest = sorted(head for head, _ in every.top(N_SHARPEST))
+    found = attention_groups(tour.model, SENTENCE, heads=sharpest)
+    words = ", ".join(f"{{{' '.join(token.strip() for token in group)}}}" for group in found.words())
+    chosen = ",".join(map(str, sharpest))
+    together = found.combination
+    return Finding(
+        "attention_groups",
+        found,
+        ("groups", "--text", SENTENCE, "--heads", chosen),
+        f"The {len(sharpest)} of {len(every.heads)} heads whose groups are sharpest, {', '.join(map(str, sharpest))}, "
+        f"bind the tokens of {quoted(SENTENCE)} into {_count(len(found.groups), 'group')}: {words}. Together their "
+        f"modularity is {number(together['modularity'])}, in shuffled graphs {number(together['null_modularity'])} "
+        "(they were picked for being sharp, which flatters the comparison); "
+        f"the mean over all heads makes {_count(len(every.groups), 'group')}.",
+        f"{_count(len(found.groups), 'group')} of {len(found.kept)} tokens",
+    )
+
+
+def _count(n: int, noun: str) -> str:
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
+
+
+def association(tour: Tour) -> Finding:
+    """Which heads bring two tokens together?"""
+    found = association_heads(tour.model, SENTENCE, QUERY, KEY)
+    head, gain = found.top(1)[0]
+    attention, before, after, others = (
+        float(values[head.layer, head.head])
+        for values in (found.attention, found.before_cosine, found.after_cosine, found.others_cosine)
+    )
+    query, key = quoted(QUERY), quoted(KEY)
+    return Finding(
+        "association_heads",
+        found,
+        ("mixing", "--text", SENTENCE, "--query", QUERY, "--key", KEY),
+        f"{head} brings {query} closest to {key}: {query} gives {key} {attention:.0%} of its attention there, and the "
+        f"cosine of their values goes from {before:.2f} to {after:.2f} (gain {gain:.2f}; mean gain with the other "
+        f"tokens {number(others)}).",
+        f"{head} brings {key} to {query}",
+    )
+
+
+def mixing(tour: Tour) -> Finding:
+    """The same head's arithmetic, step by step."""
+    heads: AssociationHeads = tour.earlier("association_heads")
+    head = heads.top(1)[0][0]
+    found = value_mixing(tour.model, SENTENCE, head, QUERY, key=KEY)
+    example = found.explain(QUERY, KEY)
+    most = int(example.split.argmax())
+    return Finding(
+        "value_mixing",
+        found,
+        ("mixing", "--text", SENTENCE, "--head", str(head), "--query", QUERY, "--key", KEY),
+        f"In {head} the dot product of the two values goes from {example.before:.3g} to {example.after:.3g}. The "
+        f"largest part, {float(example.split[most]):.3g}, is brought by {quoted(example.tokens[most].strip())}.",
+    )
+
+
+def components(tour: Tour) -> Finding:
+    """Which matrices matter?"""
+    found = component_map(tour.model, max_tokens=MAX_TOKENS)
+    top = found.top(3)
+    cells = ", ".join(f"{name} of layer {layer} ({value:.1%})" for layer, name, value in top)
+    return Finding(
+        "component_map",
+        found,
+        ("components", "--max-tokens", str(MAX_TOKENS)),
+        f"On {found.n_tokens:,} tokens of text, the largest shares of the map: {cells}. Even shares would be "
+        f"{1 / found.values.numel():.1%}.",
+        f"{top[0][1]} of layer {top[0][0]} comes first",
+    )
+
+
+def tasks(tour: Tour) -> Finding:
+    """Which heads serve which function?"""
+    found = task_maps(tour.model, load_tasks().sample(N_ITEMS))
+    overall = found.overall_accuracy
+    best = "; ".join(
+        f"{FUNCTIONS.get(name, name)} {head}"
+        for name, (head, _) in ((name, found.top(1, name)[0]) for name in found.functions)
+    )
+    chosen = sum(map(len, found.above_elbow))
+    stable = "" if found.stable else " With another seed some maps change: take single heads with care."
+    return Finding(
+        "task_maps",
+        found,
+        ("tasks", "--sample", str(N_ITEMS)),
+        f"From the heads, a probe recognises the function of {overall['probe']:.0%} of {sum(found.n_items)} held-out "
+        f"items; from their words alone {overall['words']:.0%}, by guessing {overall['majority']:.0%}. The most "
+        f"important heads: {best}. Heads that stand out from shuffled labels, over all "
+        f"functions: {chosen}.{stable}",
+        f"probe {overall['probe']:.0%}, words {overall['words']:.0%}",
+    )
+
+
+SECTIONS = (
+    Section("The model", "What was loaded, and what can be asked of it.", (the_model,)),
+    Section(
+        "Which heads know what?",
+        "A head's OV circuit maps every token it may attend to, to what it then writes. Its score on a relation is the "
+        "share of pairs whose target is among the k tokens written most strongly: read from the weights alone, without "
+        "a prompt. The null is the same score with targets shuffled among the sources. Choose a relation, hover a "
+        "head, click to pin it.",
+        (relations,),
+    ),
+    Section(
+        "One head at work",
+        "The head that scores highest on the first relation, and nine entries of its map: rows are what it attends to, "
+        "columns what it writes.",
+        (grid,),
+    ),
+    Section(
+        "What do heads do when nobody says what to look for?",
+        "The tokens a head does most about are those with the largest ratio of what it writes to what it reads. "
+        "Predicates (copy, case variant, first letter, ...) try to explain the targets of these tokens; a head gets a "
+        "name only if one beats its null.",
+        (names, operations),
+    ),
+    Section(
+        "Does the running model agree?",
+        "First, prompts that say nothing about the relation: do heads write there what their weights promise? Then, "
+        "prompts that ask for it: heads are switched off one after the other, best score first, and as many random "
+        "other heads beside them.",
+        (agreement, ablation),
+    ),
+    Section(
+        "One sentence",
+        "Attention read as a graph of tokens: groups that heads bind together, against shuffled graphs. Then the place "
+        f"where an answer is due: which heads bring {quoted(QUERY)} (the second of its kind) together with "
+        f"{quoted(KEY)}, and how the best of them does it, number by number.",
+        (groups, association, mixing),
+    ),
+    Section(
+        "Which matrices matter?",
+        "The first-order effect on the loss of scaling each weight matrix, as shares of the map. Matrices that only "
+        "multiply each other (v and o, up and down) share it.",
+        (components,),
+    ),
+    Section(
+        "Which heads serve which cognitive function?",
+        "Short questions of eight functions, a few of each here; items come in sets of the same words, so that words "
+        "alone cannot tell the functions apart. A cross-validated probe reads all heads; the maps show what it reads "
+        "from each, beyond the words.",
+        (tasks,),
+    ),
+)

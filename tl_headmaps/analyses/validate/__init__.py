@@ -1,0 +1,1 @@
+"""Do heads write in prompts what their weights say?"""

@@ -1,0 +1,1 @@
+"""How attention mixes value vectors, worked out by hand."""

@@ -1,0 +1,247 @@
+"""What one head's attention does to the value vectors of a text."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ...core.errors import UsageError
+from ...core.provenance import Provenance
+from ...core.types import HeadIndex
+from ...core.vocabulary import TokenLike, token_position
+from ...renderers.figure import Figure
+from ...results import Result
+from ...scorers.mixing import cosines, dots, mixed, split_after, split_change
+from .worked_example import WorkedExample
+
+if TYPE_CHECKING:
+    from typing import Self
+
+ROW_SUM_TOLERANCE = 1e-3
+_ROUNDED_TOLERANCE = 1e-2
+"""How far from 1 the sum of a row may be; a bfloat16 model rounds its softmax to the latter."""
+
+_MOST_SPLITS = 1_000_000
+"""Numbers of query x key x source up to which JSON lists every split."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ValueMixing(Result):
+    """Values V, attention A, mixed values A V, and the association of every query with every key before and after.
+
+    Attributes:
+        tokens: Tokens of the text.
+        queries: Indices of the tokens looked at as queries: the rows of ``pattern``, ``mixed`` and the associations.
+        value_vectors: V, one row per token.
+        pattern: A, one row per query, as it was used (normalised if that was asked for).
+        row_sums: Sums of the rows of A as they were given.
+        normalised: Whether rows were divided by their sums.
+        head: The head, None for arrays given by the caller.
+        reconstruction_error: Largest difference between A V and the model's own ``hook_z``, None without a model.
+        key: The key the one query was compared with, if that was asked for: then :attr:`example` works it out.
+
+    Example:
+        >>> from tl_headmaps import value_mixing_from
+        >>> A = [[1, 0, 0], [0.1, 0.9, 0], [0.6, 0.1, 0.4]]
+        >>> V = [[0.1, 0.2, 0.3], [-0.8, 0.3, -0.1], [0.5, -0.1, -0.4]]
+        >>> mixing = value_mixing_from(A, V, ["Birds", "sometimes", "walk"])
+        >>> round(float(mixing.before_dot[2, 0]), 3), round(float(mixing.after_dot[2, 0]), 3)
+        (-0.09, 0.043)
+        >>> [round(part, 3) for part in mixing.split("walk", "Birds").tolist()]  # adds up to the latter
+        [0.084, -0.005, -0.036]
+    """
+
+    kind: ClassVar[str] = "value_mixing"
+    methods: ClassVar[tuple[str, ...]] = ("elhage2021framework",)
+    tokens: tuple[str, ...]
+    queries: tuple[int, ...]
+    value_vectors: Float[Tensor, "key d_head"]
+    pattern: Float[Tensor, "query key"]
+    row_sums: Float[Tensor, " query"]
+    normalised: bool
+    head: HeadIndex | None
+    reconstruction_error: float | None
+    provenance: Provenance
+    key: int | None = None
+
+    @property
+    def V(self) -> Float[Tensor, "key d_head"]:
+        """Values of the tokens."""
+        return self.value_vectors
+
+    @property
+    def A(self) -> Float[Tensor, "query key"]:
+        """Attention of the queries."""
+        return self.pattern
+
+    @cached_property
+    def V_hat(self) -> Float[Tensor, "query d_head"]:
+        """Values of the queries after attention, A V."""
+        return mixed(self.pattern, self.value_vectors)
+
+    @cached_property
+    def before_dot(self) -> Float[Tensor, "query key"]:
+        """``v_q . v_k``."""
+        return dots(self.value_vectors[list(self.queries)], self.value_vectors)
+
+    @cached_property
+    def after_dot(self) -> Float[Tensor, "query key"]:
+        """``v_hat_q . v_k``."""
+        return dots(self.V_hat, self.value_vectors)
+
+    @cached_property
+    def before_cosine(self) -> Float[Tensor, "query key"]:
+        """Cosine of ``v_q`` and ``v_k``."""
+        return cosines(self.value_vectors[list(self.queries)], self.value_vectors)
+
+    @cached_property
+    def after_cosine(self) -> Float[Tensor, "query key"]:
+        """Cosine of ``v_hat_q`` and ``v_k``."""
+        return cosines(self.V_hat, self.value_vectors)
+
+    @property
+    def values(self) -> Float[Tensor, "query key"]:
+        """Change of the dot products."""
+        return self.after_dot - self.before_dot
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is odd about rows of A, as sentences."""
+        return tuple(note for place in range(len(self.queries)) for note in self._notes(place))
+
+    @property
+    def example(self) -> WorkedExample | None:
+        """The worked example of the query and key that were asked for, if both were."""
+        return None if self.key is None or len(self.queries) != 1 else self.explain(self.queries[0], self.key)
+
+    def split(self, query: TokenLike, key: TokenLike) -> Float[Tensor, " key"]:
+        """Part of each source token in the association after attention; the parts add up to it."""
+        return split_after(self.pattern[self._row(query)], self.value_vectors, self._position(key))
+
+    def change_split(self, query: TokenLike, key: TokenLike) -> Float[Tensor, " key"]:
+        """Part of each source token in the change; the parts add up to it."""
+        row = self._row(query)
+        return split_change(self.pattern[row], self.value_vectors, self.queries[row], self._position(key))
+
+    def explain(self, query: TokenLike, key: TokenLike) -> WorkedExample:
+        """One association worked out: ``print()`` it, or take ``.markdown()`` or ``.latex()``.
+
+        Args:
+            query: The token whose vector changes: its text, ``walk#2`` for the second of several, or an index.
+            key: The token it is compared with.
+        """
+        row, place = self._row(query), self._position(key)
+        return WorkedExample(
+            tokens=self.tokens,
+            query=self.queries[row],
+            key=place,
+            values=self.value_vectors,
+            row=self.pattern[row],
+            mixed=self.V_hat[row],
+            before=float(self.before_dot[row, place]),
+            after=float(self.after_dot[row, place]),
+            cosine_before=float(self.before_cosine[row, place]),
+            cosine_after=float(self.after_cosine[row, place]),
+            split=self.split(query, key),
+            change_split=self.change_split(query, key),
+            notes=self._notes(row),
+        )
+
+    def _position(self, token: TokenLike) -> int:
+        return token_position(self.tokens, token)
+
+    def _row(self, query: TokenLike) -> int:
+        place = self._position(query)
+        if place not in self.queries:
+            listed = ", ".join(f"{token} {self.tokens[token]!r}" for token in self.queries)
+            raise UsageError(
+                f"This result holds the query {listed} and not {place} {self.tokens[place]!r}. "
+                "Leave query= out of value_mixing() to have them all."
+            )
+        return self.queries.index(place)
+
+    def _notes(self, row: int) -> tuple[str, ...]:
+        name = f"row {self.queries[row] + 1} of A ({self.tokens[self.queries[row]].strip()!r})"
+        total = float(self.row_sums[row])
+        found = []
+        if abs(total - 1) > (ROW_SUM_TOLERANCE if self.head is None else _ROUNDED_TOLERANCE):
+            fate = "and was divided by its sum" if self.normalised else "not to 1, and is used as it is"
+            found.append(f"{name} sums to {total:.6g}, {fate}")
+        if bool((self.pattern[row] < 0).any()):
+            found.append(f"{name} has negative weights, which no softmax gives; it is used as it is")
+        return tuple(found)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON; ``split`` is null above a million numbers."""
+        n = len(self.tokens)
+        every = range(len(self.queries)) if len(self.queries) * n * n <= _MOST_SPLITS else None
+        return {
+            "kind": self.kind,
+            "head": None if self.head is None else str(self.head),
+            "axes": {"token": list(self.tokens), "query": list(self.queries)},
+            "key": self.key,
+            "V": self.value_vectors.tolist(),
+            "A": self.pattern.tolist(),
+            "V_hat": self.V_hat.tolist(),
+            "before": {"dot": self.before_dot.tolist(), "cosine": self.before_cosine.tolist()},
+            "after": {"dot": self.after_dot.tolist(), "cosine": self.after_cosine.tolist()},
+            "split": None if every is None else [[self._split(row, key) for key in range(n)] for row in every],
+            "row_sums": self.row_sums.tolist(),
+            "normalised": self.normalised,
+            "notes": list(self.notes),
+            "reconstruction_error": self.reconstruction_error,
+            "dtype": str(self.value_vectors.dtype).removeprefix("torch."),
+            "provenance": self.provenance.to_dict(),
+        }
+
+    def _split(self, row: int, key: int) -> list[float]:
+        parts: list[float] = split_after(self.pattern[row], self.value_vectors, key).tolist()
+        return parts
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "Self":
+        """Inverse of :meth:`to_dict`."""
+        dtype = {"float32": torch.float32, "float64": torch.float64}[values["dtype"]]
+        return cls(
+            tokens=tuple(values["axes"]["token"]),
+            queries=tuple(values["axes"]["query"]),
+            value_vectors=torch.tensor(values["V"], dtype=dtype),
+            pattern=torch.tensor(values["A"], dtype=dtype),
+            row_sums=torch.tensor(values["row_sums"], dtype=dtype),
+            normalised=values["normalised"],
+            head=None if values["head"] is None else HeadIndex.parse(values["head"]),
+            reconstruction_error=values["reconstruction_error"],
+            key=values["key"],
+            provenance=Provenance.from_dict(values["provenance"]),
+        )
+
+    def to_rows(self) -> Iterable[dict[str, Any]]:
+        """One record per query and key."""
+        for row, query in enumerate(self.queries):
+            for key, token in enumerate(self.tokens):
+                yield {
+                    "query": query,
+                    "query_token": self.tokens[query],
+                    "key": key,
+                    "key_token": token,
+                    "attention": float(self.pattern[row, key]),
+                    "dot_before": float(self.before_dot[row, key]),
+                    "dot_after": float(self.after_dot[row, key]),
+                    "cosine_before": float(self.before_cosine[row, key]),
+                    "cosine_after": float(self.after_cosine[row, key]),
+                }
+
+    def figure(self, **options: Any) -> Figure:
+        """The picture of this result."""
+        from .drawing import value_mixing_figure
+
+        return value_mixing_figure(self, **options)
+
+    def __str__(self) -> str:
+        from .text import value_mixing_text
+
+        return value_mixing_text(self)

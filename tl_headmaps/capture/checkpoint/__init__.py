@@ -1,0 +1,1 @@
+"""Weights from safetensors on disk, without building the model."""

@@ -1,0 +1,99 @@
+"""The configuration of a checkpoint, as far as weights cannot be read without it.
+
+``config.json`` comes from elsewhere: every field is looked at before it is believed. Fields a file leaves out have the
+default of their family (:mod:`.architectures`); numbers of heads and layers have none.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from ...core.errors import ModelLoadError, UnsupportedModelError
+from .architectures import architecture_of
+
+
+class Config:
+    """Sizes and settings of one checkpoint."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.name, self.path = name, folder / "config.json"
+        self.raw = self._read()
+        self.architecture = architecture_of(self.raw.get("model_type"), repr(name))
+        named = self.raw.get("architectures")
+        self.class_name = str(named[0] if isinstance(named, list) and named else self.raw["model_type"])
+        self._require_plain()
+        self.n_layers = self._count("num_hidden_layers")
+        self.n_heads = self._count("num_attention_heads")
+        self.d_model = self._count("hidden_size")
+        self.n_kv_heads = self._count("num_key_value_heads", self.n_heads)
+        self.d_head = self._count("head_dim", self.d_model // self.n_heads)
+        if self.n_heads % self.n_kv_heads:
+            raise UnsupportedModelError(
+                f"{name!r}: {self.n_heads} heads cannot share {self.n_kv_heads} key/value heads evenly. Check "
+                "num_attention_heads and num_key_value_heads in its config.json."
+            )
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            raw = json.loads(self.path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ModelLoadError(
+                f"Cannot read {self.path}: {getattr(error, 'strerror', None) or error}. Fetch the checkpoint again."
+            ) from error
+        if not isinstance(raw, dict):
+            raise ModelLoadError(f"{self.path} holds a {type(raw).__name__}, not the configuration of a model.")
+        return raw
+
+    def setting(self, field: str) -> Any:
+        """A field of the configuration (of its text half, in a model with vision), or the family's default."""
+        name = self.architecture.aliases.get(field, field)
+        for source in (self.raw.get("text_config"), self.raw):
+            if isinstance(source, dict) and source.get(name) is not None:
+                return source[name]
+        return self.architecture.defaults.get(field)
+
+    def _require_plain(self) -> None:
+        if self.raw.get("quantization_config"):
+            raise UnsupportedModelError(
+                f"{self.name!r} is a quantised checkpoint (its config.json has a quantization_config). Use the "
+                "checkpoint in float32, bfloat16 or float16."
+            )
+        for name, effect in self.architecture.refused.items():
+            if self.setting(name):
+                raise UnsupportedModelError(
+                    f"{self.name!r} sets {name}, which {effect}; such checkpoints cannot be read as head maps."
+                )
+
+    def _count(self, field: str, default: int | None = None) -> int:
+        value = self.setting(field)
+        value = default if value is None else value
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            name = self.architecture.aliases.get(field, field)
+            found = "is missing" if value is None else f"is {value!r}"
+            raise UnsupportedModelError(
+                f"{self.path}: {name} {found}, but a positive number was expected: without it the weights cannot be "
+                "cut into heads. Use a checkpoint with a complete configuration."
+            )
+        return value
+
+    def _number(self, field: str, value: Any) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+            raise UnsupportedModelError(f"{self.path}: {field} is {value!r}, but a positive number was expected.")
+        return float(value)
+
+    @property
+    def eps(self) -> float:
+        """Epsilon of all norms."""
+        return self._number(self.architecture.eps, self.setting(self.architecture.eps))
+
+    @property
+    def activation(self) -> str:
+        """Name of the MLP's activation function."""
+        named = (self.setting(field) for field in self.architecture.activation)
+        return str(next((name for name in named if name), None))
+
+    def score_scale(self, layer: int) -> float:
+        """What attention scores are multiplied by."""
+        divisor = self._number("query_pre_attn_scalar", self.setting("query_pre_attn_scalar") or self.d_head)
+        scale = 1.0 if self.setting("scale_attn_weights") is False else divisor**-0.5
+        return scale / (layer + 1) if self.setting("scale_attn_by_inverse_layer_idx") else scale

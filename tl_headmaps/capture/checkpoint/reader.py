@@ -1,0 +1,330 @@
+"""Reading a Hugging Face checkpoint without building the model: memory-mapped safetensors, one layer at a time.
+
+What stays resident is one layer in float32. Embedding, unembedding and first MLP stay in their file in the stored type;
+the pages that are being read count for as long as that takes (:mod:`.mapped`).
+
+What a checkpoint means is in :mod:`.architectures`. Names, shapes and configuration come from a file and are checked: a
+tensor that is missing, of another shape, or unknown to the table is refused, not guessed at.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ...core.errors import UnsupportedModelError, UsageError
+from ..parts import ACTIVATIONS, MLP, LayerWeights, Norm
+from ..tensors import check_finite
+from ..tokenizer import open_tokenizer
+from ..weights import HeadWeights, basis_of
+from .config import Config
+from .digests import DigestFile
+from .hub import fetched
+from .shards import Shards
+
+_COMPONENTS = {
+    "attn.q": "q",
+    "attn.k": "k",
+    "attn.v": "v",
+    "attn.o": "o",
+    "mlp.up": "mlp_in",
+    "mlp.down": "mlp_out",
+    "mlp.gate": "mlp_gate",
+}
+_FUSED = ("q", "k", "v")
+
+
+def local_folder(name: str) -> Path | None:
+    """The folder a name means; None if it can only be a name on the hub."""
+    looks_like_path = name.startswith((".", "/", "~")) or "\\" in name or Path(name).exists()
+    return Path(name).expanduser() if looks_like_path else None
+
+
+def open_checkpoint(name: str, device: torch.device, revision: str | None = None) -> HeadWeights:
+    """Weights of a folder, or of a repository on the hub once the files that are needed are here."""
+    folder = local_folder(name)
+    if folder is None:
+        folder = fetched(name, revision, lambda here: _Checkpoint(name, here, device).needed_files())
+    elif not (folder / "config.json").is_file():
+        raise UsageError(
+            f"{name!r} is not a folder with a checkpoint: there is no config.json in it. Give the folder of a Hugging "
+            "Face checkpoint (config.json and .safetensors), or a name on the hub such as 'meta-llama/Llama-3.1-70B'."
+        )
+    return _Checkpoint(name, folder.absolute(), device).weights()
+
+
+@lru_cache(maxsize=2)
+def _reopened(name: str, folder: str, device: str) -> HeadWeights:
+    # Without the tokenizer: what is sent to a worker speaks of token ids.
+    return _Checkpoint(name, Path(folder), torch.device(device)).weights(with_tokenizer=False)
+
+
+@dataclass(frozen=True)
+class CheckpointOrigin:
+    """Name, folder and device: all that travels to a worker, which opens the files itself, once per process."""
+
+    name: str
+    folder: str
+    device: str
+
+    def reopen(self) -> HeadWeights:
+        return _reopened(self.name, self.folder, self.device)
+
+    @cached_property
+    def _checkpoint(self) -> "_Checkpoint":
+        return _Checkpoint(self.name, Path(self.folder), torch.device(self.device))
+
+    @cached_property
+    def digests(self) -> DigestFile:
+        folder = Path(self.folder)
+        files = self._checkpoint.needed_files()
+        return DigestFile([folder / "config.json", *(folder / file for file in files)])
+
+    @property
+    def components(self) -> tuple[str, ...]:
+        """The weight matrices every layer has, as ``attn.q`` or ``mlp.up``."""
+        known = self._checkpoint.architecture.parts
+        return tuple(name for name, part in _COMPONENTS.items() if part in known or ("qkv" in known and part in _FUSED))
+
+    def component(self, layer: int, name: str) -> Tensor:
+        """One weight matrix of any layer in its stored type, rows inputs and columns outputs, heads side by side."""
+        if name not in self.components or not 0 <= layer < self._checkpoint.n_layers:
+            raise UsageError(f"There is no {name} in layer {layer}; there are {', '.join(self.components)}.")
+        return self._checkpoint.component(layer, _COMPONENTS[name])
+
+    def __getstate__(self) -> dict[str, str]:
+        # A worker trusts its own files, not what is known about those of the sender.
+        return {"name": self.name, "folder": self.folder, "device": self.device}
+
+
+class _Checkpoint:
+    """One folder: its configuration, its table, and its tensors."""
+
+    def __init__(self, name: str, folder: Path, device: torch.device) -> None:
+        self.name, self.folder, self.device = name, folder, device
+        self.shards = Shards(name, folder)
+        self.config = Config(name, folder)
+        self.architecture, self.class_name = self.config.architecture, self.config.class_name
+        self.n_layers, self.n_heads = self.config.n_layers, self.config.n_heads
+        self.n_kv_heads, self.d_head, self.d_model = self.config.n_kv_heads, self.config.d_head, self.config.d_model
+
+    @cached_property
+    def body(self) -> str:
+        """Prefix of the tensors of the model's body."""
+        embed = self.architecture.shared["embed"]
+        for prefix in self.architecture.bodies:
+            if f"{prefix}{embed}.weight" in self.shards:
+                return prefix
+        raise self._missing(f"{self.architecture.bodies[0]}{embed}.weight")
+
+    def _missing(self, name: str) -> UnsupportedModelError:
+        return UnsupportedModelError(
+            f"{self.name!r} has no tensor {name!r}, which a {self.class_name} has. The checkpoint is not complete, "
+            "quantised, or of another architecture than its config.json says."
+        )
+
+    def full_name(self, part: str, layer: int | None = None) -> str | None:
+        """Name of a part without its ``.weight``; None if this family has no such part."""
+        table = self.architecture.shared if layer is None else self.architecture.parts
+        if part not in table:
+            return None
+        inside = "" if layer is None else self.architecture.layer.format(layer=layer)
+        return f"{self.body}{inside}{table[part]}"
+
+    @cached_property
+    def unembed(self) -> str:
+        """Name of the unembedding, which is the embedding where the checkpoint ties the two."""
+        for name in self.architecture.unembed:
+            if f"{name}.weight" in self.shards:
+                return name
+        if not self.config.setting("tie_word_embeddings"):
+            raise self._missing(f"{self.architecture.unembed[0]}.weight")
+        embed = self.full_name("embed")
+        assert embed is not None
+        return embed
+
+    def needed_tensors(self) -> Iterator[str]:
+        """Names of all tensors weight-only analyses look at."""
+        shared = [self.full_name("embed"), self.full_name("ln_final"), self.unembed]
+        parts = self.architecture.parts
+        first_only = {"ln2", "ln2_post", *(part for part in parts if part.startswith("mlp_"))}
+        for layer in range(self.n_layers):
+            shared += [self.full_name(part, layer) for part in parts if layer == 0 or part not in first_only]
+        for name in dict.fromkeys(shared):
+            if f"{name}.weight" not in self.shards:
+                raise self._missing(f"{name}.weight")
+            yield from (found for found in (f"{name}.weight", f"{name}.bias") if found in self.shards)
+
+    def needed_files(self) -> list[str]:
+        """The shards that hold those tensors."""
+        return self.shards.holding(self.needed_tensors())
+
+    def _require_known(self) -> None:
+        """Refuse tensors in a layer that the table does not know: they would change what it computes."""
+        pattern = re.escape(self.body) + re.escape(self.architecture.layer).replace(r"\{layer\}", r"(\d+)") + "(.*)"
+        known = {f"{part}.{kind}" for part in self.architecture.parts.values() for kind in ("weight", "bias")}
+        for name in self.shards.files:
+            match = re.fullmatch(pattern, name)
+            if match and int(match[1]) < self.n_layers and match[2] not in (*known, *self.architecture.ignored):
+                raise UnsupportedModelError(
+                    f"{self.name!r} has a tensor {name!r}, which a {self.class_name} as it is known here does not "
+                    "have, so the layer computes something else. Load the model with TransformerLens and pass that."
+                )
+
+    def matrix(self, part: str, layer: int, n_out: int, n_in: int) -> Tensor:
+        """A matrix [out, in] in its stored type."""
+        name = f"{self.full_name(part, layer)}.weight"
+        if self.architecture.inputs_first:
+            return self.shards.sized(name, n_in, n_out).T
+        return self.shards.sized(name, n_out, n_in)
+
+    def component(self, layer: int, part: str) -> Tensor:
+        """Any matrix of a layer [in, out], stored type."""
+        n_q, n_kv, d_model = self.n_heads * self.d_head, self.n_kv_heads * self.d_head, self.d_model
+        if part in _FUSED and self.architecture.fused is not None:
+            matrix = self._unfused(self.matrix("qkv", layer, 3 * n_q, d_model))[_FUSED.index(part)]
+        elif part.startswith("mlp_"):
+            reads = part != "mlp_out"
+            width = self._mlp_width(layer)
+            matrix = self.matrix(part, layer, width if reads else d_model, d_model if reads else width)
+        elif part == "o":
+            matrix = self.matrix("o", layer, d_model, n_q)
+        else:
+            matrix = self.matrix(part, layer, n_q if part == "q" else n_kv, d_model)
+        check_finite(matrix, f"{self.full_name(part, layer) or part} of layer {layer}")
+        return matrix.T.to(self.device)
+
+    def _mlp_width(self, layer: int) -> int:
+        stored = self.shards.stored(f"{self.full_name('mlp_in', layer)}.weight")
+        return stored.shape[1 if self.architecture.inputs_first else 0]
+
+    def bias(self, part: str, layer: int, n_out: int) -> Tensor | None:
+        name = f"{self.full_name(part, layer)}.bias"
+        return self.float32(self.shards.sized(name, n_out)) if name in self.shards else None
+
+    def float32(self, tensor: Tensor) -> Tensor:
+        return tensor.to(device=self.device, dtype=torch.float32)
+
+    def norm(self, part: str, layer: int | None = None, width: int | None = None) -> Norm | None:
+        name = self.full_name(part, layer)
+        if name is None:
+            return None
+        width = width or self.d_model
+        kind = self.architecture.norm
+        weight = self.float32(self.shards.sized(f"{name}.weight", width))
+        if kind == "rms + 1":
+            weight = 1.0 + weight
+        if f"{name}.bias" in self.shards:
+            bias = self.float32(self.shards.sized(f"{name}.bias", width))
+        else:
+            bias = torch.zeros_like(weight)
+        for value in (weight, bias):
+            check_finite(value, f"The norm {name}")
+        return Norm(kind == "layer", weight, bias, self.config.eps)
+
+    def layer(self, layer: int) -> LayerWeights:
+        """Attention of one layer."""
+        n_q, n_kv = self.n_heads * self.d_head, self.n_kv_heads * self.d_head
+        if self.architecture.fused is None:
+            weights = [self.matrix(part, layer, n, self.d_model) for part, n in (("q", n_q), ("k", n_kv), ("v", n_kv))]
+            biases = [self.bias(part, layer, n) for part, n in (("q", n_q), ("k", n_kv), ("v", n_kv))]
+        else:
+            weights = self._unfused(self.matrix("qkv", layer, 3 * n_q, self.d_model))
+            joint = self.bias("qkv", layer, 3 * n_q)
+            biases = [None] * 3 if joint is None else [*self._unfused(joint)]
+        W_Q, W_K, W_V = (self.float32(weight).view(-1, self.d_head, self.d_model).mT for weight in weights)
+        b_Q, b_K, b_V = (None if bias is None else bias.reshape(-1, self.d_head) for bias in biases)
+        W_O = self.float32(self.matrix("o", layer, self.d_model, n_q))
+        return LayerWeights(
+            layer=layer,
+            W_Q=W_Q,
+            W_K=W_K,
+            W_V=W_V,
+            W_O=W_O.view(self.d_model, self.n_heads, self.d_head).permute(1, 2, 0),
+            score_scale=self.config.score_scale(layer),
+            b_Q=b_Q,
+            b_K=b_K,
+            b_V=b_V,
+            ln1=self.norm("ln1", layer),
+            ln1_post=self.norm("ln1_post", layer),
+            q_norm=self.norm("q_norm", layer, self.d_head),
+            k_norm=self.norm("k_norm", layer, self.d_head),
+        )
+
+    def _unfused(self, joint: Tensor) -> list[Tensor]:
+        """Queries, keys and values out of one tensor, outputs first."""
+        if self.architecture.fused == "thirds":
+            return [part.contiguous() for part in joint.chunk(3)]
+        by_head = joint.reshape(self.n_heads, 3, self.d_head, *joint.shape[1:])
+        return [by_head[:, part].reshape(-1, *joint.shape[1:]) for part in range(3)]
+
+    def first_mlp(self) -> tuple[MLP | None, str | None]:
+        """MLP of layer 0 in its stored type, and why it cannot be used if it cannot."""
+        activation = self.config.activation
+        if activation not in ACTIVATIONS:
+            return None, f"its activation function {activation!r} is not known here"
+        width = self._mlp_width(0)
+        gated = "mlp_gate" in self.architecture.parts
+        mlp = MLP(
+            W_in=self.matrix("mlp_in", 0, width, self.d_model).T.to(self.device),
+            W_out=self.matrix("mlp_out", 0, self.d_model, width).T.to(self.device),
+            activation=activation,
+            W_gate=self.matrix("mlp_gate", 0, width, self.d_model).T.to(self.device) if gated else None,
+            b_in=self.bias("mlp_in", 0, width),
+            b_gate=self.bias("mlp_gate", 0, width) if gated else None,
+            b_out=self.bias("mlp_out", 0, self.d_model),
+        )
+        for name, value in vars(mlp).items():
+            if isinstance(value, Tensor):
+                check_finite(value, f"{name} of the first MLP")
+        return mlp, None
+
+    def vocabulary_matrix(self, name: str | None, called: str) -> Tensor:
+        """Embedding or unembedding, mapped (a copy only where the device is another)."""
+        tensor = self.shards.stored(f"{name}.weight")
+        if tensor.ndim != 2 or tensor.shape[1] != self.d_model:
+            raise UnsupportedModelError(
+                f"{name}.weight of {self.name!r} has shape {list(tensor.shape)}, but its config.json means rows of "
+                f"{self.d_model}. One of the two is of another model."
+            )
+        tensor = tensor.to(self.device)
+        check_finite(tensor, called)
+        return tensor
+
+    def weights(self, with_tokenizer: bool = True) -> HeadWeights:
+        self.shards.require(self.needed_tensors())
+        self._require_known()
+        W_E = self.vocabulary_matrix(self.full_name("embed"), "The embedding W_E")
+        tied = self.unembed == self.full_name("embed")
+        W_U = W_E if tied else self.vocabulary_matrix(self.unembed, "The unembedding W_U")
+        ln_final = self.norm("ln_final")
+        mlp, refusal = self.first_mlp()
+        scale = 1.0
+        if self.architecture.embeds_scaled:
+            # As exact as the stored type has it, like the model itself.
+            scale = float(torch.tensor(self.d_model**0.5, dtype=W_E.dtype, device="cpu"))
+        return HeadWeights(
+            model_name=self.name,
+            architecture=self.class_name,
+            n_layers=self.n_layers,
+            n_heads=self.n_heads,
+            n_kv_heads=self.n_kv_heads,
+            d_model=self.d_model,
+            d_head=self.d_head,
+            basis=basis_of([ln_final, *(self.norm("ln1", layer) for layer in range(self.n_layers))], W_U, False),
+            W_E=W_E,
+            W_U=W_U,
+            embed_scale=scale,
+            ln_final=ln_final,
+            ln2=self.norm("ln2", 0),
+            mlp=mlp,
+            ln2_post=self.norm("ln2_post", 0),
+            mlp_refusal=refusal,
+            read_layer=self.layer,
+            tokenizer=open_tokenizer(self.name, self.folder, self.config.raw) if with_tokenizer else None,
+            origin=CheckpointOrigin(self.name, str(self.folder), str(self.device)),
+        )

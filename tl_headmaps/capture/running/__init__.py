@@ -1,0 +1,1 @@
+"""What a model computes on prompts, read through hooks."""

@@ -1,0 +1,135 @@
+"""Prompts with their possible answers: token ids, and how likely a model finds each answer."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from ...core.errors import UsageError
+from ...core.vocabulary import word_ids
+from .activations import DEFAULT_BUDGET, Activation, Batch, Edit, encode_prompt, run
+
+
+@dataclass(frozen=True)
+class Question:
+    """Token ids of a prompt and of its possible answers, the right one first."""
+
+    prompt: tuple[int, ...]
+    options: tuple[tuple[int, ...], ...]
+
+    @property
+    def answered(self) -> tuple[int, ...]:
+        """The prompt followed by the right answer."""
+        return self.prompt + self.options[0]
+
+
+def encode_question(model: Any, prompt: str, options: Sequence[str], prepend_bos: bool = False) -> Question:
+    """Token ids of a prompt and of answers that follow it after a space.
+
+    Raises:
+        UsageError: The prompt with an answer is longer than the model's context.
+    """
+    ids = tuple(encode_prompt(model, prompt, prepend_bos))
+    encoded = tuple(tuple(word_ids(model.tokenizer, option)) for option in options)
+    longest = int(model.cfg.n_ctx)
+    for option, option_ids in zip(options, encoded, strict=True):
+        if len(ids) + len(option_ids) > longest:
+            raise UsageError(
+                f"The answer {_shown(option)} ({len(option_ids)} tokens) does not fit behind its prompt ({len(ids)} "
+                f"tokens: {_shown(prompt)}): the model's context holds {longest}. Shorten or remove the item."
+            )
+    return Question(ids, encoded)
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= 60 else f"{text[:59]}…")
+
+
+def answer_likelihoods(
+    model: Any,
+    questions: Sequence[Question],
+    *,
+    ablated: Bool[Tensor, "question layer head"] | None = None,
+    budget: int = DEFAULT_BUDGET,
+    progress: Callable[[int], object] | None = None,
+) -> list[tuple[float, ...]]:
+    """Log-likelihood of every option of every question (summed over its tokens).
+
+    An option whose tokens but the last begin another option (always so for one of a single token) shares its forward
+    pass.
+
+    Args:
+        model: TransformerBridge or HookedTransformer.
+        questions: What to ask.
+        ablated: Heads whose z is zero at every position, for each question.
+        budget: Bytes a batch may take.
+        progress: Called with the number of questions that were answered.
+    """
+    sequences: list[tuple[int, ...]] = []
+    asked_by: list[int] = []
+    # For every sequence: which option's tokens are predicted from the prompt's last position on.
+    wanted: list[list[int]] = []
+    left = [0] * len(questions)
+    for number, question in enumerate(questions):
+        for run_options in _runs(question.options):
+            longest = question.options[run_options[0]]
+            sequences.append(question.prompt + longest[:-1])
+            asked_by.append(number)
+            wanted.append(run_options)
+            left[number] += 1
+    found = [[0.0] * len(question.options) for question in questions]
+
+    def take(logits: Float[Tensor, "batch pos vocab"], batch: Batch) -> None:
+        for place, row in enumerate(batch.rows):
+            question = questions[asked_by[row]]
+            # The positions that predict the answer are the last ones.
+            n_steps = len(sequences[row]) - len(question.prompt) + 1
+            log_chances = torch.log_softmax(logits[place, -n_steps:].float(), -1)
+            for option in wanted[row]:
+                tokens = list(question.options[option])
+                found[asked_by[row]][option] = float(log_chances[range(len(tokens)), tokens].double().sum())
+            left[asked_by[row]] -= 1
+        if progress is not None:
+            progress(sum(left[number] == 0 for number in {asked_by[row] for row in batch.rows}))
+
+    edit = None if ablated is None else _ablations(ablated, asked_by)
+    last = max(len(option) for question in questions for option in question.options)
+    run(model, sequences, logits=take, last=last, edit=edit, budget=budget)
+    return [tuple(values) for values in found]
+
+
+def _runs(options: Sequence[tuple[int, ...]]) -> list[list[int]]:
+    """Options by the forward pass they are read from, the one whose tokens are fed first.
+
+    Example:
+        >>> _runs([(5,), (6, 7), (6, 8), (9, 1, 2)])
+        [[3, 0], [1, 2]]
+    """
+    runs: list[list[int]] = []
+    for number in sorted(range(len(options)), key=lambda number: -len(options[number])):
+        fed = options[number][:-1]
+        for others in runs:
+            if options[others[0]][: len(fed)] == fed:
+                others.append(number)
+                break
+        else:
+            runs.append([number])
+    return runs
+
+
+def _ablations(
+    ablated: Bool[Tensor, "question layer head"], asked_by: Sequence[int]
+) -> dict[tuple[int, Activation], Edit]:
+    """Zero z, head by head and prompt by prompt, in the layers where anything is ablated."""
+
+    def edit_of(layer: int) -> Edit:
+        def edit(z: Tensor, batch: Batch) -> Tensor:
+            dropped = ablated[[asked_by[row] for row in batch.rows], layer].to(z.device)
+            return z.masked_fill(dropped[:, None, :, None], 0)
+
+        return edit
+
+    return {(layer, "z"): edit_of(layer) for layer in ablated.any(2).any(0).nonzero().flatten().tolist()}

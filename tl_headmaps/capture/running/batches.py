@@ -1,0 +1,140 @@
+"""Text as batches of token ids of about equal size, ready for a model.
+
+Every text is cut into sequences of at most ``length`` tokens, as equal as they come; sequences are padded on the right,
+where a causal model cannot see it, and padded positions count nowhere.
+"""
+
+import hashlib
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from ...core.errors import UnsupportedModelError, UsageError
+
+_LEAST_BATCHES = 8
+"""Short texts are spread over this many batches if they have as many sequences: an interval needs several."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Sequences of token ids, padded on the right."""
+
+    tokens: Int[Tensor, "sequence pos"]
+    lengths: Int[Tensor, " sequence"]
+
+    @property
+    def real(self) -> Bool[Tensor, "sequence pos"]:
+        """Which positions hold a token."""
+        return torch.arange(self.tokens.shape[1], device=self.tokens.device) < self.lengths[:, None]
+
+    @property
+    def targets(self) -> Int[Tensor, "sequence pos_less_one"]:
+        """The next token of every position but the last, -100 where there is none."""
+        return self.tokens[:, 1:].masked_fill(~self.real[:, 1:], -100)
+
+
+@dataclass(frozen=True)
+class Batches:
+    """All batches of a call.
+
+    Attributes:
+        n_tokens: Tokens in all of them, padding not counted.
+        digest: SHA-256 of the token ids, sequence by sequence.
+    """
+
+    items: tuple[Batch, ...]
+    n_tokens: int
+    digest: str
+
+
+def token_batches(
+    texts: Iterable[str],
+    tokenizer: Any,
+    *,
+    length: int,
+    max_tokens: int,
+    batch_tokens: int,
+    prepend_bos: bool = False,
+    device: torch.device | None = None,
+) -> Batches:
+    """Tokenise texts until ``max_tokens`` are read and pack them into batches of about ``batch_tokens``.
+
+    Args:
+        texts: Texts; no more of them are taken than needed.
+        tokenizer: The model's tokenizer, used without special tokens.
+        length: Longest sequence.
+        max_tokens: Read so many tokens at most.
+        batch_tokens: Tokens of a batch, about.
+        prepend_bos: Start every sequence with the tokenizer's beginning-of-text token.
+        device: Where the batches go.
+    """
+    if tokenizer is None:
+        raise UnsupportedModelError("The model has no tokenizer, so text cannot be read. Load it with its tokenizer.")
+    start = _bos(tokenizer) if prepend_bos else []
+    sequences: list[list[int]] = []
+    read = longest = 0
+    for text in texts:
+        ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"][: max_tokens - read]
+        longest = max(longest, len(ids))
+        sequences += [[*start, *part] for part in _cut(ids, length - len(start)) if len(part) + len(start) >= 2]
+        read += len(ids)
+        if read >= max_tokens:
+            break
+    if not sequences:
+        found = f"the longest text has {longest} token{'' if longest == 1 else 's'}" if read else "there is no text"
+        raise UsageError(
+            f"The text is too short: {found}, but a loss needs at least two tokens in a row. Give a longer text."
+        )
+    digest = hashlib.sha256(repr(sequences).encode()).hexdigest()
+    n_tokens = sum(map(len, sequences))
+    items = tuple(_padded(group, device) for group in _groups(sequences, n_tokens, batch_tokens))
+    return Batches(items, n_tokens, digest)
+
+
+def _bos(tokenizer: Any) -> list[int]:
+    if getattr(tokenizer, "bos_token_id", None) is None:
+        raise UsageError("prepend_bos=True was asked for, but the tokenizer has no beginning-of-text token.")
+    return [int(tokenizer.bos_token_id)]
+
+
+def _cut(ids: list[int], length: int) -> list[list[int]]:
+    """Parts of at most ``length``, sizes differing by one at most.
+
+    Example:
+        >>> _cut([1, 2, 3, 4, 5], 3)
+        [[1, 2, 3], [4, 5]]
+    """
+    if not ids:
+        return []
+    parts = math.ceil(len(ids) / length)
+    size, longer = divmod(len(ids), parts)
+    edges = [number * size + min(number, longer) for number in range(parts + 1)]
+    return [ids[first:last] for first, last in pairwise(edges)]
+
+
+def _groups(sequences: list[list[int]], n_tokens: int, batch_tokens: int) -> list[list[list[int]]]:
+    """Neighbouring sequences in groups of about equal size, none empty."""
+    wanted = max(math.ceil(n_tokens / batch_tokens), min(_LEAST_BATCHES, len(sequences)))
+    groups: dict[int, list[list[int]]] = {}
+    before = 0
+    for sequence in sequences:
+        middle = before + len(sequence) / 2
+        groups.setdefault(int(middle * wanted / n_tokens), []).append(sequence)
+        before += len(sequence)
+    return list(groups.values())
+
+
+def _padded(group: list[list[int]], device: torch.device | None) -> Batch:
+    lengths = torch.tensor([len(sequence) for sequence in group], device=device)
+    tokens = torch.zeros(len(group), int(lengths.max()), dtype=torch.int64, device=device)
+    for row, sequence in enumerate(group):
+        tokens[row, : len(sequence)] = torch.tensor(sequence, device=device)
+        # Any token would do; the last one repeated cannot be mistaken for a padding token and masked by a host.
+        tokens[row, len(sequence) :] = sequence[-1]
+    return Batch(tokens, lengths)

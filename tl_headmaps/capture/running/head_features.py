@@ -1,0 +1,134 @@
+"""What every head adds up at chosen positions of each prompt, captured once and kept on disk.
+
+For each prompt and head: z (the mixed values, before W_O) averaged over a span of positions, usually the answer's
+tokens. Prompts are taken in chunks of similar length. A chunk that is done is a file, named after the model's
+fingerprint, the token ids and spans: a run that was killed goes on with the next chunk, a second run reads them
+all, and a different model, text or position can never be mistaken for this one.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ...core.files import replacing
+from ..bundled import cache_folder
+from ..fingerprint import model_fingerprint
+from .activations import DEFAULT_BUDGET, Seen, check_prompts, run
+
+_CHUNK = 128
+_VERSION = 1
+"""Part of every file's name; raised when what is kept changes its meaning."""
+
+Span = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class HeadFeatures:
+    """Features of all prompts on disk, read one layer at a time.
+
+    Attributes:
+        chunks: (file, numbers of the prompts whose rows it holds).
+        n_captured: Chunks that had to be run; 0 when all were on disk.
+    """
+
+    n_items: int
+    n_layers: int
+    n_heads: int
+    d_head: int
+    chunks: tuple[tuple[Path, tuple[int, ...]], ...]
+    n_captured: int
+
+    def layer(self, layer: int) -> Float[Tensor, "item feature"]:
+        """Features of one layer, heads side by side."""
+        from safetensors import safe_open
+
+        features = torch.empty(self.n_items, self.n_heads * self.d_head)
+        for path, rows in self.chunks:
+            with safe_open(path, framework="pt") as stream:
+                features[list(rows)] = stream.get_tensor(f"L{layer}")
+        return features
+
+
+def capture_head_features(
+    model: Any,
+    prompts: Sequence[Sequence[int]],
+    spans: Sequence[Span],
+    *,
+    cache_dir: str | Path | None = None,
+    budget: int = DEFAULT_BUDGET,
+    progress: Callable[[int], object] | None = None,
+) -> HeadFeatures:
+    """Mean z of every head over a span of each prompt, from disk where it is there.
+
+    Args:
+        model: TransformerBridge or HookedTransformer.
+        prompts: Token ids.
+        spans: First position and the one after the last, for each prompt.
+        cache_dir: Where to keep them; default: ``activations`` in the cache folder.
+        budget: Bytes a batch may take.
+        progress: Called with the number of prompts that are done.
+    """
+    check_prompts(model, prompts)
+    folder = Path(cache_dir) if cache_dir is not None else cache_folder() / "activations"
+    fingerprint = model_fingerprint(model)
+    sizes = (len(model.blocks), int(model.cfg.n_heads), int(model.cfg.d_head))
+    order = sorted(range(len(prompts)), key=lambda row: (len(prompts[row]), row))
+    chunks, n_captured = [], 0
+    for start in range(0, len(order), _CHUNK):
+        rows = tuple(order[start : start + _CHUNK])
+        content = [[list(prompts[row]), list(spans[row])] for row in rows]
+        key = hashlib.sha256(json.dumps([_VERSION, fingerprint, "mean z", content]).encode()).hexdigest()
+        path = folder / f"{key}.safetensors"
+        if not _is_whole(path, len(rows), sizes):
+            chosen = [prompts[row] for row in rows]
+            _capture(model, chosen, [spans[row] for row in rows], sizes, path, budget, progress)
+            n_captured += 1
+        elif progress is not None:
+            progress(len(rows))
+        chunks.append((path, rows))
+    return HeadFeatures(len(prompts), *sizes, tuple(chunks), n_captured)
+
+
+def _is_whole(path: Path, n_rows: int, sizes: tuple[int, int, int]) -> bool:
+    """Whether a file is there and holds what its name promises; a damaged one is captured again."""
+    from safetensors import SafetensorError, safe_open
+
+    n_layers, n_heads, d_head = sizes
+    try:
+        with safe_open(path, framework="pt") as stream:
+            shapes = [stream.get_slice(f"L{layer}").get_shape() for layer in range(n_layers)]
+    except (OSError, SafetensorError):
+        return False
+    return all(shape == [n_rows, n_heads * d_head] for shape in shapes)
+
+
+def _capture(
+    model: Any,
+    prompts: Sequence[Sequence[int]],
+    spans: Sequence[Span],
+    sizes: tuple[int, int, int],
+    path: Path,
+    budget: int,
+    progress: Callable[[int], object] | None,
+) -> None:
+    from safetensors.torch import save_file
+
+    n_layers, n_heads, d_head = sizes
+    kept = torch.empty(n_layers, len(prompts), n_heads * d_head)
+
+    def keep(seen: Seen) -> None:
+        z = seen["z"]
+        for place, row in enumerate(seen.batch.rows):
+            first, end = spans[row]
+            kept[seen.layer, row] = z[place, first:end].float().mean(0).flatten().cpu()
+
+    run(model, prompts, read=("z",), reduce=keep, budget=budget, progress=progress)
+    with replacing(path) as temporary:
+        save_file({f"L{layer}": kept[layer].contiguous() for layer in range(n_layers)}, temporary)

@@ -1,0 +1,104 @@
+"""Prompts made from templates: a source in the place of ``<X>``, its token ids, and where the source ends in them.
+
+The position comes from the tokenizer's own offsets, never from searching decoded text. A prompt only counts when the
+source is the same token there as in the map it is compared with: at the very start of a text, or grown together
+with the letters behind it, a word is written with other tokens, and that is said rather than scored.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...core.errors import UsageError
+from ...core.vocabulary import TokenLike, token_string
+from ...data.relations import PLACEHOLDER
+from .activations import encode_prompt
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One filled template.
+
+    Attributes:
+        ids: Token ids, BOS included if it was asked for.
+        source: Position of the last token of the source.
+        source_ids: The tokens of the source inside the prompt.
+    """
+
+    ids: tuple[int, ...]
+    source: int
+    source_ids: tuple[int, ...]
+
+
+def check_templates(templates: str | Sequence[str]) -> tuple[str, ...]:
+    """Refuse templates that do not have the placeholder exactly once, and an empty list of them."""
+    templates = [templates] if isinstance(templates, str) else list(templates)
+    if not len(templates):
+        raise UsageError("There is no template; give at least one, such as 'The story of <X> contains'.")
+    for template in templates:
+        if not isinstance(template, str) or template.count(PLACEHOLDER) != 1:
+            raise UsageError(
+                f"The template {template!r} must contain {PLACEHOLDER} exactly once: the source word takes its "
+                "place. Write for example 'The capital of <X> is'."
+            )
+    return tuple(templates)
+
+
+def read_templates(path: str | Path) -> tuple[str, ...]:
+    """Templates of a file: one on each line, or (``.json``) a list of strings."""
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+        content = json.loads(text) if path.suffix.lower() == ".json" else [line for line in text.splitlines() if line]
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"Cannot read templates from {path}: {reason}. Write one template on each line.") from error
+    if not isinstance(content, list) or not all(isinstance(template, str) for template in content):
+        raise UsageError(
+            f"{path} holds no list of templates. Write one template on each line, or a JSON list of strings."
+        )
+    return check_templates(content)
+
+
+def filled(template: str, source: TokenLike, tokenizer: Any) -> tuple[str, int, int]:
+    """A template's text with a source in it, and where the source starts and stops in that text.
+
+    A word goes in without its leading space, a token id as the text of its token.
+    """
+    word = (source if isinstance(source, str) else token_string(tokenizer, source)).strip()
+    start = template.index(PLACEHOLDER)
+    return template[:start] + word + template[start + len(PLACEHOLDER) :], start, start + len(word)
+
+
+def fill(model: Any, template: str, source: TokenLike, prepend_bos: bool = False) -> Prompt | str:
+    """The prompt of a source, or the reason why the source cannot be found in it."""
+    tokenizer = getattr(model, "tokenizer", None)
+    if tokenizer is None:
+        raise UsageError(
+            f"The model has no tokenizer, so the template {template!r} has no tokens. Load the model with its "
+            "tokenizer, or set model.tokenizer."
+        )
+    if not getattr(tokenizer, "is_fast", False):
+        raise UsageError(
+            f"{type(tokenizer).__name__} does not say which characters a token covers, which finding a source in a "
+            "prompt needs. Load the fast tokenizer of this model (use_fast=True)."
+        )
+    text, start, stop = filled(template, source, tokenizer)
+    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+    covering = [
+        place
+        for place, (low, high) in enumerate(encoded["offset_mapping"])
+        if low < stop and high > start and low < high
+    ]
+    if not covering:
+        return f"no token of {text!r} covers it"
+    first, last = covering[0], covering[-1]
+    begins, ends = encoded["offset_mapping"][first][0], encoded["offset_mapping"][last][1]
+    if text[begins:start].strip() or text[stop:ends].strip():
+        joined = token_string(tokenizer, encoded["input_ids"][last if text[stop:ends].strip() else first])
+        return f"it grows together with its neighbours in {text!r} (token {joined!r})"
+    ids = encode_prompt(model, text, prepend_bos)
+    shift = len(ids) - len(encoded["input_ids"])
+    return Prompt(tuple(ids), last + shift, tuple(encoded["input_ids"][first : last + 1]))

@@ -1,0 +1,77 @@
+"""What the analyses that run a text have in common: its tokens, and which heads were asked for."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from ...core.errors import UsageError
+from ...core.types import HeadIndex, head_list
+from ...core.vocabulary import token_string
+from ..weights import HeadWeights
+from .activations import check_prompts, encode_prompt
+
+
+def check_runs(model: Any) -> None:
+    """Refuse weights without a model around them."""
+    if isinstance(model, HeadWeights):
+        raise UsageError("This analysis runs the model, and HeadWeights cannot run. Pass the model itself.")
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A text as the model sees it."""
+
+    ids: tuple[int, ...]
+    tokens: tuple[str, ...]
+
+    @classmethod
+    def of(cls, model: Any, text: Any, *, prepend_bos: bool, least: int, what: str) -> "Prompt":
+        """Encode a text (or take token ids), and refuse what is too short or cannot run.
+
+        Args:
+            model: The model.
+            text: A string, or token ids.
+            prepend_bos: Put BOS in front of a string.
+            least: Tokens needed at least.
+            what: What needs them, for the message.
+        """
+        check_runs(model)
+        tokenizer = getattr(model, "tokenizer", None)
+        if isinstance(text, str):
+            if not text.strip():
+                raise UsageError(
+                    f"The text {text!r} is empty. Give a text of at least {least} token{'s' if least > 1 else ''}."
+                )
+            ids = encode_prompt(model, text, prepend_bos)
+        else:
+            ids = [_token_id(token) for token in text]
+        if len(ids) < least:
+            raise UsageError(f"The text has {len(ids)} token{'' if len(ids) == 1 else 's'}, but {what}.")
+        check_prompts(model, [ids])
+        texts = (f"#{token}" if tokenizer is None else token_string(tokenizer, token) for token in ids)
+        return cls(tuple(ids), tuple(texts))
+
+
+def _token_id(token: Any) -> int:
+    try:
+        if not isinstance(token, str):
+            return int(token)
+    except (TypeError, ValueError):
+        pass
+    raise UsageError(f"{token!r} is not a token id. Give a text as one string, or a list of integer token ids.")
+
+
+def chosen_heads(weights: HeadWeights, layers: Iterable[int] | int | None, heads: Any) -> list[HeadIndex]:
+    """The heads asked for by layer, by name, or both (then their intersection), in order."""
+    n_layers, n_heads = weights.n_layers, weights.n_heads
+    listed = range(n_layers) if layers is None else [layers] if isinstance(layers, int) else list(layers)
+    for layer in listed:
+        if not 0 <= layer < n_layers:
+            raise UsageError(f"There is no layer {layer}: the model has layers 0 to {n_layers - 1}.")
+    chosen = {HeadIndex(layer, head) for layer in listed for head in range(n_heads)}
+    if heads is not None:
+        named: set[HeadIndex] = {weights.head(head) for head in head_list(heads)}
+        chosen &= named
+    if not chosen:
+        raise UsageError("No head is left: layers= or heads= is empty, or they exclude each other.")
+    return sorted(chosen)

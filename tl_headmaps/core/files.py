@@ -1,0 +1,53 @@
+"""Files that are either whole or absent: written beside their place and moved there in one step."""
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from .errors import OutputError
+
+PAGE_SUFFIX = ".html"
+STATIC_SUFFIXES = (".svg", ".png", ".pdf")
+FIGURE_SUFFIXES = (PAGE_SUFFIX, *STATIC_SUFFIXES)
+SAVED_SUFFIXES = (".json", ".csv", ".safetensors", ".parquet", *FIGURE_SUFFIXES)
+"""Forms a result can be saved in; the suffix of a file chooses."""
+
+_CHUNK = 1 << 20
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Give a temporary path in the same folder; on success it becomes ``path``, else it vanishes."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+    except OSError as error:
+        raise OutputError(
+            f"Cannot write {path}: {error.strerror or error}. Choose a folder that exists and that you may write to."
+        ) from error
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        umask = os.umask(0)
+        os.umask(umask)
+        temporary.chmod(0o666 & ~umask)
+        temporary.replace(path)
+    except OutputError:
+        raise
+    except OSError as error:
+        raise OutputError(f"Cannot write {path}: {error.strerror or error}.") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file's bytes, read in chunks."""
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        while chunk := stream.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()

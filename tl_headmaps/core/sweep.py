@@ -1,0 +1,286 @@
+"""Work on many layers: here, in a pool, or on a cluster; kept on disk, and gone on with after a kill.
+
+An analysis describes its work on one layer as a :class:`LayerTask`; :func:`sweep` does the rest. Scheduling is left to
+whatever :class:`concurrent.futures.Executor` the user brings (threads, processes, Dask, MPI, Slurm)::
+
+    @dataclass(frozen=True)
+    class _Norms:
+        weights: HeadWeights
+
+        def prepare(self) -> Step:
+            return lambda layer: {"norm": self.weights.layer(layer).W_O.flatten(1).norm(dim=1)}
+
+    swept = sweep(_Norms(weights), range(weights.n_layers), kind="norms", provenance=weights.provenance(), ...)
+    swept.layers[3]["norm"]
+
+Workers get the name of the checkpoint and open it themselves; a packed layer of small tensors comes back.
+"""
+
+import hashlib
+import json
+import pickle
+import socket
+import sys
+import time
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from contextlib import closing, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from .errors import HeadMapsError, ModelLoadError, RunError, UsageError
+from .provenance import Provenance, package_versions
+from .runs import DamagedPieceError, RunFolder, RunRecord, open_run, pack, unpack
+
+Step: TypeAlias = Callable[[int], Mapping[str, Tensor]]
+"""The work on one layer; small named tensors come back."""
+
+_COMPUTING = ("tl-headmaps", "torch", "numpy")
+"""Packages that must have the same version wherever layers of one run are computed."""
+
+
+@runtime_checkable
+class SweptWeights(Protocol):
+    """What a sweep needs of a model's weights (:class:`tl_headmaps.HeadWeights`): its name and digests of its parts."""
+
+    @property
+    def model_name(self) -> str: ...
+
+    @property
+    def shared_digest(self) -> str: ...
+
+    def layer_digest(self, layer: int) -> str: ...
+
+
+@runtime_checkable
+class LayerTask(Protocol):
+    """The work of a sweep: small and picklable if it is to leave this process.
+
+    Attributes:
+        weights: The model; travels as the name of its checkpoint.
+    """
+
+    @property
+    def weights(self) -> SweptWeights: ...
+
+    def prepare(self) -> Step:
+        """Build what all layers share, once per process."""
+
+
+@dataclass(frozen=True)
+class Swept:
+    """The layers of a finished sweep, and its provenance (of a run folder: with the time the run was started)."""
+
+    layers: dict[int, Mapping[str, Tensor]]
+    provenance: Provenance
+
+
+def sweep(
+    task: LayerTask,
+    layers: Sequence[int],
+    *,
+    kind: str,
+    provenance: Provenance,
+    details: Mapping[str, Any] | None = None,
+    run_dir: str | Path | None = None,
+    executor: Any = None,
+    description: str = "",
+    progress: bool = True,
+) -> Swept:
+    """Do a task on many layers.
+
+    Args:
+        task: The work.
+        layers: The layers.
+        kind: What is computed, the ``kind`` of the result.
+        provenance: Provenance of the result; its options and data decide whether a run folder is of the same run.
+        details: Whatever else decides the numbers and is not in the provenance.
+        run_dir: Keep finished layers in this folder, and use those that are there.
+        executor: Where to compute: anything with the interface of ``concurrent.futures.Executor``.
+        description: Text of the progress bar.
+        progress: Show a progress bar on a terminal.
+    """
+    identity = _identity(kind, layers, provenance, details or {})
+    record = RunRecord(identity, tuple(layers), provenance.to_dict())
+    done: dict[int, Mapping[str, Tensor]] = {}
+    with nullcontext() if run_dir is None else open_run(Path(run_dir), record) as run:
+        if run is not None:
+            provenance = replace(provenance, created=run.record.provenance["created"])
+            done = _finished(run, layers)
+        left = [layer for layer in layers if layer not in done]
+        bar = tqdm(
+            total=len(layers),
+            initial=len(done),
+            desc=description,
+            unit="layer",
+            disable=None if progress else True,
+        )
+        with bar:
+            work = _here(task, left) if executor is None else _elsewhere(task, left, executor, identity)
+            with closing(work):
+                for layer, outcome, seconds in work:
+                    if run is not None:
+                        data = outcome if isinstance(outcome, bytes) else pack(layer, outcome, identity)
+                        run.store(layer, data, seconds)
+                    done[layer] = unpack(outcome, layer, identity) if isinstance(outcome, bytes) else outcome
+                    bar.update()
+    return Swept(done, provenance)
+
+
+def digest_of_ids(*ids: Tensor) -> str:
+    """SHA-256 of token ids: the same words are other tokens with another tokenizer, which no fingerprint covers."""
+    return hashlib.sha256(json.dumps([part.tolist() for part in ids]).encode()).hexdigest()
+
+
+def _identity(kind: str, layers: Sequence[int], provenance: Provenance, details: Mapping[str, Any]) -> dict[str, Any]:
+    """Everything that decides the numbers; not where the model lies, nor when this happens."""
+    values = provenance.to_dict()
+    versions = {name: values["versions"][name] for name in _COMPUTING}
+    kept = ("fingerprint", "architecture", "basis", "dtype", "device", "options", "data", "seed")
+    ordered = {"kind": kind, **{name: values[name] for name in kept}, **details}
+    return {**ordered, "layers": list(layers), "versions": versions}
+
+
+def _finished(run: RunFolder, layers: Iterable[int]) -> dict[int, Mapping[str, Tensor]]:
+    done: dict[int, Mapping[str, Tensor]] = {}
+    for layer in layers:
+        try:
+            tensors = run.load(layer)
+        except DamagedPieceError as error:
+            tqdm.write(f"{run.path(layer)} is damaged: {error}. Layer {layer} is computed again.", file=sys.stderr)
+            continue
+        if tensors is not None:
+            done[layer] = tensors
+    return done
+
+
+Outcome: TypeAlias = tuple[int, Any, float]
+"""Layer, its tensors (packed if they were computed elsewhere), seconds."""
+
+
+def _here(task: LayerTask, layers: Sequence[int]) -> Generator[Outcome, None, None]:
+    if not layers:
+        return
+    step = task.prepare()
+    for layer in layers:
+        start = time.perf_counter()
+        tensors = step(layer)
+        yield layer, tensors, time.perf_counter() - start
+
+
+def _elsewhere(
+    task: LayerTask, layers: Sequence[int], executor: Any, identity: dict[str, Any]
+) -> Generator[Outcome, None, None]:
+    """Layers as they are finished; after a failure, those under way are still waited for and given out."""
+    if isinstance(executor, type) or not callable(getattr(executor, "submit", None)):
+        raise UsageError(
+            f"executor= is a {type(executor).__name__}, which has no submit(). Pass a concurrent.futures.Executor: a "
+            "ProcessPoolExecutor, client.get_executor() of Dask, an MPIPoolExecutor, ..."
+        )
+    if not layers:
+        return
+    in_threads = isinstance(executor, ThreadPoolExecutor)
+    call = _in_threads(task, identity) if in_threads else _Shipped.of(task, layers, identity)
+    futures = {executor.submit(call, layer): layer for layer in layers}
+    standard = all(isinstance(future, Future) for future in futures)
+    failure: tuple[int, BaseException] | None = None
+    try:
+        # Futures of another family (submitit) know result() as well, but cannot be waited for together.
+        for future in as_completed(futures) if standard else list(futures):
+            if failure is not None and future.cancelled():
+                continue
+            try:
+                data, seconds = future.result()
+            except Exception as error:
+                if failure is None:
+                    failure = (futures[future], error)
+                    _cancel(futures)
+                continue
+            yield futures[future], data, seconds
+    finally:
+        _cancel(futures)
+    if failure is not None:
+        layer, reason = failure
+        if isinstance(reason, HeadMapsError):
+            raise reason
+        raise RunError(
+            f"Layer {layer} could not be computed by a worker ({type(reason).__name__}: {reason}). Layers that were "
+            "finished are kept if run_dir= was given: start the same call again for the rest."
+        ) from reason
+
+
+def _cancel(futures: Iterable[Any]) -> None:
+    for future in futures:
+        future.cancel()
+
+
+def _in_threads(task: LayerTask, identity: dict[str, Any]) -> Callable[[int], tuple[bytes, float]]:
+    step = task.prepare()
+
+    def call(layer: int) -> tuple[bytes, float]:
+        start = time.perf_counter()
+        data = pack(layer, step(layer), identity)
+        return data, time.perf_counter() - start
+
+    return call
+
+
+@dataclass(frozen=True)
+class _Shipped:
+    """A task on its way to other processes, which unpack and prepare it once each.
+
+    It travels as bytes, made by the plain pickler: that of multiprocessing would put every tensor into shared memory.
+    The bytes go from this process to its own workers, as in every executor; none are read from a file.
+    """
+
+    task: bytes
+    identity: dict[str, Any]
+    shared_digest: str
+    layer_digests: dict[int, str]
+
+    @classmethod
+    def of(cls, task: LayerTask, layers: Sequence[int], identity: dict[str, Any]) -> "_Shipped":
+        weights = task.weights
+        digests = {layer: weights.layer_digest(layer) for layer in layers}
+        return cls(pickle.dumps(task), identity, weights.shared_digest, digests)
+
+    def __call__(self, layer: int) -> tuple[bytes, float]:
+        start = time.perf_counter()
+        self._require_versions()
+        weights, step = _prepared(self.task)
+        for part, found, wanted in (
+            ("embedding, unembedding or first MLP", weights.shared_digest, self.shared_digest),
+            (f"layer {layer}", weights.layer_digest(layer), self.layer_digests[layer]),
+        ):
+            if found != wanted:
+                raise ModelLoadError(
+                    f"The worker on {socket.gethostname()} finds other weights under {weights.model_name!r} ({part}) "
+                    "than the process that started the sweep. Give a folder that all of them see, or equal copies."
+                )
+        data = pack(layer, step(layer), self.identity)
+        return data, time.perf_counter() - start
+
+    def _require_versions(self) -> None:
+        versions = package_versions()
+        for name, wanted in self.identity["versions"].items():
+            if versions[name] != wanted:
+                raise RunError(
+                    f"The worker on {socket.gethostname()} has {name} {versions[name]}, the process that started the "
+                    f"sweep {wanted}; numbers may differ in the last digit. Install the same version everywhere."
+                )
+
+
+_LAST: list[tuple[str, tuple[SweptWeights, Step]]] = []
+"""What a worker keeps from one layer to the next: the last task it prepared."""
+
+
+def _prepared(task: bytes) -> tuple[SweptWeights, Step]:
+    key = hashlib.sha256(task).hexdigest()
+    if not _LAST or _LAST[0][0] != key:
+        loaded: LayerTask = pickle.loads(task)
+        _LAST[:] = [(key, (loaded.weights, loaded.prepare()))]
+    return _LAST[0][1]

@@ -1,0 +1,324 @@
+"""Relations: named lists of (source, target) words, and their token ids for a model.
+
+A relation file is JSON with the fields of :class:`Relation` (``relations_data/<category>/<name>.json``). Users may also
+bring a plain JSON list of [source, target], a CSV file with a header, a TSV file, or a ``datasets.Dataset``. Words
+carry no leading space; see :mod:`.vocabulary` for which token a word means. ``<X>`` is the placeholder of prompt
+templates.
+"""
+
+import csv
+import difflib
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from ..core.errors import RelationDataError, TokenError
+from ..core.vocabulary import TokenLike, single_id, word_ids
+
+PLACEHOLDER = "<X>"
+NEUTRAL_TEMPLATES = (
+    "No <X> means no",
+    "The story of <X> contains",
+    "This is a document about <X>",
+    "When I think about <X> I think about",
+)
+"""Prompts of the published activation experiment, which say nothing about any relation."""
+
+MultiToken: TypeAlias = Literal["skip", "first"]
+
+_NAME = re.compile(r"[a-z0-9]+(_[a-z0-9]+)*")
+_FILE_SUFFIXES = (".json", ".csv", ".tsv")
+_LARGE_VOCABULARY = 100_000
+_LARGE_K = {10: 25, 1: 3}
+"""Published default k for vocabularies above 100,000 tokens."""
+
+
+@dataclass(frozen=True)
+class Relation:
+    """A relation between words, such as country to capital.
+
+    Attributes:
+        name: Short name, the file's name for bundled relations.
+        pairs: (source, target) words, or token ids.
+        title, category, description: For people; ``category`` is the folder of bundled relations.
+        k: A target counts as implemented when fewer than ``k`` tokens rank above it.
+        neutral_templates: Prompts that mention the source and do not hint at the relation.
+        eliciting_templates: Prompts whose natural next word is the target.
+        source, licence: Where the pairs come from, and how they may be used.
+
+    Example:
+        >>> from tl_headmaps import Relation
+        >>> capitals = Relation.from_pairs("capitals", [("France", "Paris"), ("Egypt", "Cairo")], k=5)
+        >>> capitals.pairs[1], capitals.k
+        (('Egypt', 'Cairo'), 5)
+        >>> capitals.neutral_templates[1]
+        'The story of <X> contains'
+    """
+
+    name: str
+    pairs: tuple[tuple[TokenLike, TokenLike], ...]
+    title: str = ""
+    category: str = "custom"
+    description: str = ""
+    k: int = 10
+    neutral_templates: tuple[str, ...] = NEUTRAL_TEMPLATES
+    eliciting_templates: tuple[str, ...] = ()
+    source: str = ""
+    licence: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.pairs:
+            raise RelationDataError(f"Relation {self.name!r} is empty; it needs at least one (source, target) pair.")
+        for number, (source, target) in enumerate(self.pairs):
+            for word in (source, target):
+                if isinstance(word, str) and not word.strip():
+                    raise RelationDataError(f"Relation {self.name!r}, pair {number}: {word!r} is an empty word.")
+        if self.k < 1:
+            raise RelationDataError(f"Relation {self.name!r}: k={self.k} must be at least 1.")
+        for template in (*self.neutral_templates, *self.eliciting_templates):
+            if template.count(PLACEHOLDER) != 1:
+                raise RelationDataError(
+                    f"Relation {self.name!r}: the template {template!r} must contain {PLACEHOLDER} exactly once."
+                )
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of name, pairs and k: everything a score depends on."""
+        content = json.dumps([self.name, self.k, self.pairs], ensure_ascii=False)
+        return hashlib.sha256(content.encode()).hexdigest()
+
+    def default_k(self, n_vocab: int) -> int:
+        """The relation's own k, enlarged for vocabularies above 100,000 tokens (10 to 25, 1 to 3)."""
+        return _LARGE_K.get(self.k, self.k) if n_vocab > _LARGE_VOCABULARY else self.k
+
+    @classmethod
+    def from_pairs(cls, name: str, pairs: Iterable[Sequence[TokenLike]], **details: Any) -> "Relation":
+        """A relation from (source, target) pairs.
+
+        Example:
+            >>> Relation.from_pairs("capital", [("France", "Paris")]).pairs
+            (('France', 'Paris'),)
+        """
+        return cls._from_untrusted(name, pairs, **details)
+
+    @classmethod
+    def _from_untrusted(cls, name: str, pairs: Iterable[Any], **details: Any) -> "Relation":
+        checked = []
+        for number, pair in enumerate(pairs):
+            if not isinstance(pair, list | tuple) or len(pair) != 2 or not all(_is_token(word) for word in pair):
+                raise RelationDataError(
+                    f"Relation {name!r}, pair {number}: {pair!r} is not a pair of two words (or token ids)."
+                )
+            checked.append((pair[0], pair[1]))
+        return cls(name=name, pairs=tuple(checked), **details)
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> "Relation":
+        """Read our JSON, a JSON list of pairs, a CSV file with a header, or a TSV file."""
+        path = Path(path)
+        try:
+            text = path.read_text(encoding="utf-8-sig")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise RelationDataError(f"Cannot read the relation file {path}: {reason}.") from error
+        if path.suffix.lower() in (".csv", ".tsv"):
+            return cls.from_pairs(path.stem, _table(path, text))
+        try:
+            content = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise RelationDataError(
+                f"{path}, line {error.lineno}, column {error.colno}: not valid JSON ({error.msg})."
+            ) from error
+        if isinstance(content, list):
+            return cls._from_untrusted(path.stem, content)
+        if not isinstance(content, dict) or not isinstance(content.get("pairs"), list):
+            raise RelationDataError(
+                f"{path}: a relation file is a list of [source, target], or an object with a field 'pairs'."
+            )
+        return cls._from_object(path, content)
+
+    @classmethod
+    def _from_object(cls, path: Path, content: dict[str, Any]) -> "Relation":
+        templates = content.get("templates") or {}
+        details = {
+            name: content[name]
+            for name in ("title", "category", "description", "k", "source", "licence")
+            if name in content
+        }
+        return cls._from_untrusted(
+            str(content.get("name", path.stem)),
+            content["pairs"],
+            neutral_templates=tuple(templates.get("neutral", NEUTRAL_TEMPLATES)),
+            eliciting_templates=tuple(templates.get("eliciting", ())),
+            **details,
+        )
+
+    @classmethod
+    def from_dataset(
+        cls, dataset: Any, name: str, source: str = "source", target: str = "target", **details: Any
+    ) -> "Relation":
+        """A relation from two columns of a ``datasets.Dataset``."""
+        for column in (source, target):
+            if column not in dataset.column_names:
+                raise RelationDataError(
+                    f"The dataset has no column {column!r}; its columns are {', '.join(dataset.column_names)}. "
+                    "Name them with source= and target=."
+                )
+        return cls.from_pairs(name, zip(dataset[source], dataset[target], strict=True), **details)
+
+
+RelationLike: TypeAlias = Relation | str | Path
+
+
+def _is_token(word: object) -> bool:
+    return isinstance(word, str | int) and not isinstance(word, bool)
+
+
+def _table(path: Path, text: str) -> list[tuple[str, str]]:
+    """Rows of a CSV or TSV file: columns named source and target, else the first two."""
+    delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
+    rows = [row for row in csv.reader(text.splitlines(), delimiter=delimiter) if any(cell.strip() for cell in row)]
+    if not rows:
+        raise RelationDataError(f"{path} holds no rows; it needs (source, target) pairs.")
+    header = [cell.strip().lower() for cell in rows[0]]
+    named = "source" in header and "target" in header
+    columns = (header.index("source"), header.index("target")) if named else (0, 1)
+    pairs = []
+    # A CSV file has a header by definition; a TSV file may start with its first pair.
+    for number, row in enumerate(rows[1:] if named or delimiter == "," else rows, start=2):
+        if len(row) <= max(columns):
+            raise RelationDataError(f"{path}, row {number}: {row!r} has no two columns.")
+        pairs.append((row[columns[0]].strip(), row[columns[1]].strip()))
+    return pairs
+
+
+def data_folder(data_dir: str | Path | None = None) -> Path:
+    """Folder of the bundled relations: the given one, else the wheel's copy, else the checkout's."""
+    here = Path(__file__).parent.parent
+    candidates = [Path(data_dir)] if data_dir is not None else [here / "relations_data", here.parent / "relations_data"]
+    for folder in candidates:
+        if folder.is_dir():
+            return folder
+    raise RelationDataError(
+        f"There is no folder of relations at {candidates[0]}; reinstall tl-headmaps, or pass data_dir=."
+    )
+
+
+def _bundled(data_dir: str | Path | None) -> dict[str, Path]:
+    return {path.stem: path for path in sorted(data_folder(data_dir).glob("*/*.json")) if path.parent.name != "tasks"}
+
+
+def load_relations(
+    category: str | None = None, *, model: Any = None, data_dir: str | Path | None = None
+) -> list[Relation]:
+    """All bundled relations, or those of one category (algorithmic, knowledge, linguistic, translation).
+
+    Args:
+        category: Only this category.
+        model: Leave out relations of which this model's tokenizer writes no pair in single tokens
+            (``next_year``, where a tokenizer splits numbers).
+        data_dir: Folder of relations instead of the bundled one.
+
+    Example:
+        >>> from tl_headmaps import load_relations
+        >>> [relation.name for relation in load_relations("translation")]
+        ['english_to_french', 'english_to_german', 'english_to_italian', 'english_to_spanish']
+    """
+    paths = _bundled(data_dir).values()
+    categories = sorted({path.parent.name for path in paths})
+    if category is not None and category not in categories:
+        raise RelationDataError(f"There is no category {category!r}; there are {', '.join(categories)}.")
+    relations = [Relation.from_file(path) for path in paths if category in (None, path.parent.name)]
+    tokenizer = getattr(model, "tokenizer", None)
+    return [relation for relation in relations if tokenizer is None or kept_pairs(relation, tokenizer)]
+
+
+def kept_pairs(relation: Relation, tokenizer: Any) -> int:
+    """How many pairs are single tokens on both sides."""
+    size = len(tokenizer)
+    return len(encode(relation, tokenizer, n_sources=size, n_targets=size).kept)
+
+
+def resolve(relation: RelationLike, data_dir: str | Path | None = None) -> Relation:
+    """A Relation itself, the one in a file (by suffix), or the bundled one of that name."""
+    if isinstance(relation, Relation):
+        return relation
+    if isinstance(relation, Path) or str(relation).lower().endswith(_FILE_SUFFIXES):
+        return Relation.from_file(relation)
+    bundled = _bundled(data_dir)
+    if relation in bundled:
+        return Relation.from_file(bundled[relation])
+    if not _NAME.fullmatch(relation):
+        raise RelationDataError(
+            f"{relation!r} is not the name of a relation (lower-case words joined by '_'). "
+            f"For a file of your own, give its path with the suffix: {', '.join(_FILE_SUFFIXES)}."
+        )
+    near = difflib.get_close_matches(relation, bundled, n=3, cutoff=0.5)
+    hint = f"Did you mean {' or '.join(map(repr, near))}?" if near else "See 'tl-headmaps relations --list'."
+    raise RelationDataError(f"There is no relation {relation!r}. {hint}")
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Token ids of the pairs of a relation that a model can be asked about.
+
+    Attributes:
+        kept: Positions of these pairs in ``relation.pairs``.
+        dropped: (source, target, reason) of the others.
+    """
+
+    relation: Relation
+    source_ids: tuple[int, ...]
+    target_ids: tuple[int, ...]
+    kept: tuple[int, ...]
+    dropped: tuple[tuple[str, str, str], ...] = field(repr=False)
+
+
+def encode(
+    relation: Relation, tokenizer: Any, *, n_sources: int, n_targets: int, multi_token: MultiToken = "skip"
+) -> Encoded:
+    """Ids of a relation's pairs; pairs with a word of several tokens are dropped with the reason.
+
+    Args:
+        relation: The relation.
+        tokenizer: The model's tokenizer (None only for pairs of token ids).
+        n_sources: Number of rows of the map, the model's embedded tokens.
+        n_targets: Number of columns of the map.
+        multi_token: ``"skip"`` drops targets of several tokens, ``"first"`` takes their first token.
+    """
+    sources, targets, kept, dropped = [], [], [], []
+    known = _single_tokens(relation, tokenizer)
+    for number, (source, target) in enumerate(relation.pairs):
+        try:
+            source_id = single_id(tokenizer, known.get(source, source), n_sources)
+        except TokenError:
+            dropped.append((str(source), str(target), "source is not one token"))
+            continue
+        try:
+            if multi_token == "first" and isinstance(target, str) and tokenizer is not None:
+                target_id = single_id(None, word_ids(tokenizer, target)[0], n_targets)
+            else:
+                target_id = single_id(tokenizer, known.get(target, target), n_targets)
+        except TokenError:
+            dropped.append((str(source), str(target), "target is not one token"))
+            continue
+        sources.append(source_id)
+        targets.append(target_id)
+        kept.append(number)
+    return Encoded(relation, tuple(sources), tuple(targets), tuple(kept), tuple(dropped))
+
+
+def _single_tokens(relation: Relation, tokenizer: Any) -> dict[TokenLike, int]:
+    """Words that are plainly one token, encoded in one batch; the rest is judged word by word."""
+    words = sorted(
+        {word for pair in relation.pairs for word in pair if isinstance(word, str) and not word[:1].isspace()}
+    )
+    if tokenizer is None or not words:
+        return {}
+    encoded = tokenizer([f" {word}" for word in words], add_special_tokens=False)["input_ids"]
+    unknown = getattr(tokenizer, "unk_token_id", None)
+    return {word: ids[0] for word, ids in zip(words, encoded, strict=True) if len(ids) == 1 and ids[0] != unknown}

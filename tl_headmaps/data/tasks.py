@@ -1,0 +1,280 @@
+"""Task items: prompts labelled with the cognitive function their answer needs, bundled or a user's own.
+
+An item is what a model reads (``context`` and ``question``, joined by a space), the ``answer`` that follows, and wrong
+answers that fit as well (``alternatives``), so that even a small model can be scored: which does it find likeliest?
+Items with the same ``content`` stay together on one side of every split: a probe must not be tested on facts it
+was trained on.
+
+Nothing here reads files: see :mod:`.task_files`.
+"""
+
+import hashlib
+import json
+import random
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass, field, replace
+
+from ..core.errors import TaskDataError
+
+FUNCTIONS = {
+    "knowledge_recall": "Knowledge Recall",
+    "retrieval": "Retrieval",
+    "logical_reasoning": "Logical Reasoning",
+    "decision_making": "Decision-making",
+    "semantic_understanding": "Semantic Understanding",
+    "syntactic_understanding": "Syntactic Understanding",
+    "inference": "Inference",
+    "math_calculation": "Math Calculation",
+}
+"""The eight functions and how a figure writes them."""
+
+FEWEST_ITEMS = 10
+"""Items a function needs before anything is said about it."""
+
+
+@dataclass(frozen=True)
+class TaskItem:
+    """One prompt with its answer and the function the answer needs.
+
+    Attributes:
+        question: What follows the context, up to where the answer begins.
+        answer: The right answer, without the space in front of it.
+        function: Name of the function.
+        context: What the model reads first, or nothing.
+        alternatives: Wrong answers of the same kind.
+        format: Which wording the prompt has; reported so that a format that gives the label away is seen.
+        content: Items with the same content are never split.
+        matched: Items of one matched set have equal words and different functions.
+
+    Example:
+        >>> from tl_headmaps import TaskItem
+        >>> item = TaskItem("The cup is", "red", "retrieval", context="The cup is red.", alternatives=("blue", "green"))
+        >>> item.prompt
+        'The cup is red. The cup is'
+    """
+
+    question: str
+    answer: str
+    function: str
+    context: str = ""
+    alternatives: tuple[str, ...] = ()
+    format: str = ""
+    content: str = ""
+    matched: str = ""
+
+    @property
+    def prompt(self) -> str:
+        """What the model reads before the answer."""
+        return f"{self.context} {self.question}" if self.context else self.question
+
+
+@dataclass(frozen=True)
+class Tasks:
+    """Items of at least two functions, checked.
+
+    Attributes:
+        items: The items.
+        name: Where they come from.
+        unknown_labels: How many items each label had that is none of the functions; those were left out.
+        n_dropped: Duplicates that were left out.
+
+    Raises:
+        TaskDataError: One function only, a function with fewer than ten items, an empty field, or the same prompt under
+            two contents, which a split could put on both sides.
+
+    Example:
+        >>> from tl_headmaps import TaskItem, Tasks
+        >>> sums = [TaskItem(f"{n} + 1 =", str(n + 1), "math_calculation", content=str(n)) for n in range(10)]
+        >>> cups = [TaskItem(f"{n} is", "red", "retrieval", f"Cup {n} is red.", content=str(n)) for n in range(10)]
+        >>> tasks = Tasks((*sums, *cups), name="mine")
+        >>> len(tasks), tasks.functions
+        (20, ('retrieval', 'math_calculation'))
+    """
+
+    items: tuple[TaskItem, ...]
+    name: str = "custom"
+    unknown_labels: Mapping[str, int] = field(default_factory=dict)
+    n_dropped: int = 0
+
+    def __post_init__(self) -> None:
+        for number, item in enumerate(self.items):
+            for part in ("question", "answer", "function"):
+                if not getattr(item, part).strip():
+                    raise TaskDataError(
+                        f"Item {number} of {self.name} has no {part}: {_shown(item)}. Every item needs a question, an "
+                        "answer and a function; fill it in or remove the item."
+                    )
+        _check_counts(self)
+        _check_duplicates(self)
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    @property
+    def functions(self) -> tuple[str, ...]:
+        """The functions there are: ours in their usual order, then others by name."""
+        return _functions_of(self.items)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Items of each function."""
+        counted = Counter(item.function for item in self.items)
+        return {function: counted[function] for function in self.functions}
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over every field of every item, in order."""
+        content = json.dumps([astuple(item) for item in self.items], ensure_ascii=False)
+        return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()
+
+    def select(self, functions: Iterable[str]) -> "Tasks":
+        """The items of some functions."""
+        wanted = [function_name(name, self.functions) for name in functions]
+        return replace(self, items=tuple(item for item in self.items if item.function in wanted))
+
+    def sample(self, n: int, *, seed: int = 0) -> "Tasks":
+        """About ``n`` items of each function for a quick look, in their usual order.
+
+        Matched sets stay whole, so a function may get a few more than ``n``; it gets fewer only if it has fewer.
+        Contents and formats are used evenly, and the seed decides among equals.
+
+        Example:
+            >>> from tl_headmaps import load_tasks
+            >>> load_tasks(["retrieval", "inference"]).sample(30).counts
+            {'retrieval': 30, 'inference': 30}
+        """
+        if n < FEWEST_ITEMS:
+            raise TaskDataError(f"sample({n}) is too small: a function needs at least {FEWEST_ITEMS} items.")
+        sets: dict[str, list[int]] = {}
+        for number, item in enumerate(self.items):
+            sets.setdefault(f"set {item.matched}" if item.matched else f"item {number}", []).append(number)
+        order = list(sets.values())
+        random.Random(seed).shuffle(order)
+        # Sets of the same functions, each with its numbers, content and format.
+        alike: dict[tuple[str, ...], list[tuple[list[int], str, str]]] = {}
+        for numbers in order:
+            first = self.items[numbers[0]]
+            functions = tuple(sorted(self.items[number].function for number in numbers))
+            alike.setdefault(functions, []).append((numbers, first.content, first.format))
+        wanted = {name: min(n, count) for name, count in self.counts.items()}
+        taken: Counter[str] = Counter()
+        contents: Counter[str] = Counter()
+        formats: Counter[str] = Counter()
+        kept: set[int] = set()
+        while short := {name for name, count in wanted.items() if taken[name] < count}:
+            useful = [functions for functions, left in alike.items() if left and short & set(functions)]
+            # Rather not more of what there is enough of; then what there is least of.
+            costs = [(sum(name not in short for name in f), max(taken[name] for name in f)) for f in useful]
+            cheapest = [functions for functions, cost in zip(useful, costs, strict=True) if cost == min(costs)]
+            functions, best = min(
+                ((functions, found) for functions in cheapest for found in alike[functions]),
+                key=lambda pair: (contents[pair[1][1]], formats[pair[1][2]]),
+            )
+            alike[functions].remove(best)
+            numbers, content, form = best
+            kept.update(numbers)
+            taken.update(functions)
+            contents[content] += 1
+            formats[form] += 1
+        return replace(self, items=tuple(item for number, item in enumerate(self.items) if number in kept))
+
+
+def with_alternatives(tasks: Tasks, n: int = 3) -> Tasks:
+    """The same items; those without alternatives get other answers of their function and format, like theirs in length.
+
+    Raises:
+        TaskDataError: An item whose function and format know no other answer.
+    """
+    answers: dict[tuple[str, str], dict[str, None]] = {}
+    for item in tasks.items:
+        answers.setdefault((item.function, item.format), {})[item.answer] = None
+
+    def filled(item: TaskItem) -> TaskItem:
+        if item.alternatives:
+            return item
+        others = [answer for answer in answers[item.function, item.format] if answer != item.answer]
+        if not others:
+            raise TaskDataError(
+                f"{_shown(item)} has no alternatives, and all items of {item.function} in its format have the same "
+                "answer. Give it wrong answers in 'alternatives'."
+            )
+        # Ties in an order that depends on the item, else all items would get the same few.
+        key = hashlib.sha256(item.prompt.encode("utf-8", "surrogatepass")).hexdigest()
+        others.sort(key=lambda text: (abs(len(text) - len(item.answer)), _order(key, text)))
+        return replace(item, alternatives=tuple(others[:n]))
+
+    return replace(tasks, items=tuple(filled(item) for item in tasks.items))
+
+
+def _order(key: str, text: str) -> str:
+    return hashlib.sha256(f"{key} {text}".encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _functions_of(items: Iterable[TaskItem]) -> tuple[str, ...]:
+    found = {item.function for item in items}
+    return (*(name for name in FUNCTIONS if name in found), *sorted(found - set(FUNCTIONS)))
+
+
+def _shown(item: TaskItem) -> str:
+    text = f"{item.prompt} -> {item.answer}"
+    return repr(text if len(text) <= 120 else f"{text[:119]}…")
+
+
+def _check_counts(tasks: Tasks) -> None:
+    counts = tasks.counts
+    if len(counts) < 2:
+        found = f"only {next(iter(counts))!r}" if counts else "no labelled item"
+        raise TaskDataError(
+            f"{tasks.name} holds {found}; telling functions apart needs at least two. Add items of another function."
+        )
+    few = {function: n for function, n in counts.items() if n < FEWEST_ITEMS}
+    if few:
+        listed = ", ".join(f"{function} ({n})" for function, n in few.items())
+        raise TaskDataError(
+            f"{tasks.name} has fewer than {FEWEST_ITEMS} items of {listed}. Add items, or leave the function out with "
+            "functions=."
+        )
+
+
+def text_key(item: TaskItem) -> str:
+    """What makes two prompts the same: their words, whatever the spaces and the case."""
+    return " ".join(item.prompt.casefold().split())
+
+
+def _check_duplicates(tasks: Tasks) -> None:
+    seen: dict[str, int] = {}
+    for number, item in enumerate(tasks.items):
+        first = seen.setdefault(text_key(item), number)
+        other = tasks.items[first]
+        if other.content != item.content:
+            raise TaskDataError(
+                f"Items {first} and {number} of {tasks.name} are the same prompt under the contents {other.content!r} "
+                f"and {item.content!r}, so a split would put it on both sides: {_shown(other)} ({other.function}) and "
+                f"{_shown(item)} ({item.function}). Remove one, give both the same content, or read with "
+                "duplicates='drop'."
+            )
+
+
+def normalised(label: str) -> str:
+    """A label without its case and punctuation: ``Decision-making`` is ``decision_making``."""
+    return re.sub(r"[^a-z0-9]+", "_", label.casefold()).strip("_")
+
+
+_ALIASES = {"math": "math_calculation", "mathematical_calculation": "math_calculation", "recall": "knowledge_recall"}
+
+
+def canonical(label: str) -> str | None:
+    """The one of our functions a label means, if any."""
+    name = normalised(label)
+    name = _ALIASES.get(name, name)
+    return name if name in FUNCTIONS else None
+
+
+def function_name(name: str, known: Sequence[str]) -> str:
+    """The one of the known functions that is meant, or a sentence that lists them."""
+    found = name if name in known else canonical(name)
+    if found not in known:
+        raise TaskDataError(f"There is no function {name!r} here; there are {', '.join(known)}.")
+    return str(found)

@@ -1,0 +1,19 @@
+"""The drawings, each beside the module that holds it; ``__init__.py`` loads a name from here on first use."""
+
+from .charts import Line as Line
+from .charts import curve as curve
+from .charts import scatter as scatter
+from .example import Matrix as Matrix
+from .example import Step as Step
+from .example import worked_example as worked_example
+from .figure import Figure as Figure
+from .figure import save_page as save_page
+from .flowchart import flow as flow
+from .grids import MapLayer as MapLayer
+from .heat import component_map as component_map
+from .heat import head_map as head_map
+from .heat import panels as panels
+from .heat import token_grid as token_grid
+from .views import attention_view as attention_view
+from .views import token_groups_view as token_groups_view
+from .views import top_tokens_view as top_tokens_view

@@ -1,0 +1,377 @@
+"""What every result has: a kind, axes, provenance, a picture, and files that load back to an equal result.
+
+A result is a frozen dataclass, and its JSON is its fields. Three things are said beside them:
+
+* ``json_axes``: the axes of its arrays. Labels are those of a field (``{"relation": "relations"}``) or 0, 1, 2, ...
+  (``{"layer": None}``, counted in the first array whose annotation has that axis).
+* ``json_extra``: properties that JSON states too, for readers without this package; ignored when read.
+* ``nullable``: fields in which NaN means *not asked for* or *not defined*, and is null in JSON. Others refuse NaN.
+
+A field with the default None is left out of JSON when it is None. Results whose JSON is not their fields write their
+own :meth:`Result.to_dict` and :meth:`Result.from_dict`.
+"""
+
+import csv
+import html
+import io
+import itertools
+import json
+import math
+import sys
+import types
+import typing
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from .core.errors import OutputError, UsageError
+from .core.files import FIGURE_SUFFIXES, SAVED_SUFFIXES, replacing
+from .core.provenance import Provenance
+from .core.types import HeadIndex
+from .renderers.figure import Figure
+from .renderers.listing import text_figure
+
+if TYPE_CHECKING:
+    from typing import Self
+
+
+class Result(ABC):
+    """A frozen result; subclasses name their ``kind``, their axes and their rows.
+
+    Attributes:
+        kind: What sort of result it is; files carry it, so that :meth:`load` knows.
+        provenance: How it was made: model and fingerprint, weight basis, options, data, seed, versions.
+
+    Example:
+        >>> from tl_headmaps import Result, value_mixing_from
+        >>> mixing = value_mixing_from([[1, 0], [0.5, 0.5]], [[1.0, 2.0], [3.0, 4.0]], ["Birds", "walk"])
+        >>> Result.load(mixing.save("mixing.json")) == mixing
+        True
+        >>> mixing.to_pandas()[["query_token", "key_token", "dot_before", "dot_after"]].values.tolist()[2]
+        ['walk', 'Birds', 11.0, 8.0]
+        >>> mixing.provenance.model
+        'given arrays'
+    """
+
+    kind: ClassVar[str]
+    methods: ClassVar[tuple[str, ...]] = ()
+    json_axes: ClassVar[Mapping[str, str | None]] = {}
+    json_extra: ClassVar[tuple[str, ...]] = ()
+    nullable: ClassVar[tuple[str, ...]] = ()
+    provenance: Provenance
+
+    @property
+    def references(self) -> tuple[str, ...]:
+        """Publications whose methods made this result, by their keys in :mod:`tl_headmaps.core.citations`."""
+        return self.methods
+
+    @property
+    def axes(self) -> dict[str, list[Any]]:
+        """Labels of each axis by its name."""
+        return {
+            name: list(range(_size(self, name))) if source is None else _plain(getattr(self, source))
+            for name, source in self.json_axes.items()
+        }
+
+    def __eq__(self, other: object) -> bool:
+        """Equal when all values and the provenance are equal; NaN equals NaN."""
+        return type(other) is type(self) and all(
+            _equal(getattr(self, entry.name), getattr(other, entry.name)) for entry in _fields(type(self))
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        """What a terminal shows for a result is what it prints, not its tensors."""
+        return str(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON, ``kind`` first and ``provenance`` last."""
+        values: dict[str, Any] = {"kind": self.kind}
+        if self.json_axes:
+            values["axes"] = self.axes
+        for entry in _fields(type(self)):
+            value = getattr(self, entry.name)
+            left_out = entry.name in self.json_axes.values() or (value is None and entry.default is None)
+            if not left_out and entry.name != "provenance":
+                values[entry.name] = _plain(value, nullable=entry.name in self.nullable)
+        values |= {name: _plain(getattr(self, name)) for name in self.json_extra}
+        values["provenance"] = self.provenance.to_dict()
+        return values
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "Self":
+        """Inverse of :meth:`to_dict`."""
+        hints = _hints(cls)
+        labels = {source: values["axes"][name] for name, source in cls.json_axes.items() if source is not None}
+        given = {**values, **labels}
+        # A field that is missing raises KeyError unless it may be left out.
+        return cls(
+            **{
+                entry.name: _typed(given[entry.name], hints[entry.name])
+                for entry in _fields(cls)
+                if entry.name in given or entry.default is not None
+            }
+        )
+
+    @abstractmethod
+    def to_rows(self) -> Iterable[dict[str, Any]]:
+        """One flat record per value, for CSV and data frames."""
+
+    def to_json(self) -> str:
+        """JSON text; NaN and infinity are refused rather than written."""
+        lines = []
+        for name, value in self.to_dict().items():
+            try:
+                lines.append(f"{json.dumps(name)}: {json.dumps(value, ensure_ascii=False, allow_nan=False)}")
+            except ValueError as error:
+                raise OutputError(f"{name} of this {self.kind} holds NaN or infinity, which JSON cannot.") from error
+        return "{\n" + ",\n".join(lines) + "\n}\n"
+
+    def to_csv(self) -> str:
+        """CSV text with a header."""
+        rows = list(self.to_rows())
+        stream = io.StringIO()
+        # CRLF as in RFC 4180: then a carriage return inside a field is quoted too.
+        writer = csv.DictWriter(stream, fieldnames=list(rows[0]) if rows else [], lineterminator="\r\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        return stream.getvalue()
+
+    def to_pandas(self) -> Any:
+        """A data frame with one row per value."""
+        import pandas as pd
+
+        return pd.DataFrame(list(self.to_rows()))
+
+    def to_dataset(self) -> Any:
+        """A ``datasets.Dataset`` with one row per value."""
+        from datasets import Dataset
+
+        return Dataset.from_list(list(self.to_rows()))
+
+    def to_torch(self) -> dict[str, Tensor]:
+        """Every array of the result as a tensor, by the name it has here and in JSON."""
+        return {name: value for name in self.to_dict() if isinstance(value := getattr(self, name, None), Tensor)}
+
+    def to_numpy(self) -> dict[str, Any]:
+        """The same as numpy arrays."""
+        return {name: value.numpy(force=True) for name, value in self.to_torch().items()}
+
+    def figure(self) -> Figure:
+        """The picture of this result; one without a picture of its own shows its printed form."""
+        return text_figure(str(self), title=self.kind.replace("_", " ").capitalize())
+
+    def _repr_html_(self) -> str:
+        try:
+            return self.figure()._repr_html_()
+        except UsageError as error:
+            # Too large to draw, for instance: a notebook shows the sentence, not a traceback.
+            return f"<p>{html.escape(str(error))}</p>"
+
+    def save(self, path: str | Path) -> Path:
+        """Write the result; the suffix chooses the form.
+
+        ``.json`` and ``.safetensors`` load back with :meth:`load`; ``.csv`` and ``.parquet`` are tables; ``.html`` is
+        its picture as a page that opens offline, ``.svg``, ``.pdf`` and ``.png`` for print.
+        """
+        path = Path(path)
+        suffix = path.suffix.lower()
+        if suffix not in SAVED_SUFFIXES:
+            raise UsageError(
+                f"{path.name!r} has no suffix that says what to write. Use one of: {', '.join(SAVED_SUFFIXES)}."
+            )
+        if suffix in FIGURE_SUFFIXES:
+            self.figure().save(path)
+            return path
+        with replacing(path) as temporary:
+            if suffix == ".json":
+                temporary.write_text(self.to_json(), encoding="utf-8")
+            elif suffix == ".csv":
+                temporary.write_text(self.to_csv(), encoding="utf-8")
+            elif suffix == ".parquet":
+                self.to_pandas().to_parquet(temporary)
+            else:
+                self._save_tensors(temporary)
+        return path
+
+    def _save_tensors(self, path: Path) -> None:
+        """Arrays as tensors, everything else as JSON in the header; NaN is kept as it is."""
+        from safetensors.torch import save_file
+
+        values = self.to_dict()
+        tensors = {name: value.contiguous() for name, value in self.to_torch().items()}
+        header = {name: value for name, value in values.items() if name not in tensors}
+        save_file(tensors, path, metadata={"result": json.dumps(header, ensure_ascii=False, allow_nan=False)})
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Self":
+        """Read a result saved as .json or .safetensors, of this class or a subclass."""
+        path = Path(path)
+        try:
+            values = (
+                _load_tensors(path) if path.suffix.lower() == ".safetensors" else json.loads(path.read_text("utf-8"))
+            )
+        except OSError as error:
+            raise OutputError(f"Cannot read {path}: {error.strerror or error}.") from error
+        except ValueError as error:
+            raise OutputError(f"{path} is not a saved result: {error}.") from error
+        kind = str(values.get("kind")) if isinstance(values, dict) else type(values).__name__
+        result_class = kinds().get(kind)
+        if result_class is None or not issubclass(result_class, cls):
+            raise OutputError(
+                f"{path} holds {kind!r}, but {cls.__name__} was expected. Known kinds: {', '.join(sorted(kinds()))}."
+            )
+        try:
+            return result_class.from_dict(values)
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+            raise OutputError(
+                f"{path} is damaged: it says it holds {kind!r}, but {type(error).__name__} {error} came up while "
+                "reading it. Save the result again."
+            ) from error
+
+
+def kinds() -> dict[str, type[Result]]:
+    """Every public result class by its kind."""
+    package = sys.modules[__name__.rpartition(".")[0]]
+    public = (getattr(package, name) for name in package.__all__)
+    return {
+        value.kind: value
+        for value in public
+        if isinstance(value, type) and issubclass(value, Result) and value is not Result
+    }
+
+
+def cells(axes: Mapping[str, Sequence[Any]], values: Tensor) -> Iterator[tuple[tuple[int, ...], dict[str, Any]]]:
+    """Every cell of an array that is not NaN: its index, and its labels by the name of their axis."""
+    for index in itertools.product(*(range(n) for n in values.shape)):
+        if not math.isnan(values[index]):
+            yield index, {name: labels[at] for (name, labels), at in zip(axes.items(), index, strict=True)}
+
+
+def largest_heads(values: Tensor, n: int) -> list[tuple[HeadIndex, float]]:
+    """The ``n`` largest cells of a map over layers and heads, NaN left out; ties go to the lower layer, then head."""
+    flat, width = values.flatten(), values.shape[1]
+    order = flat.nan_to_num(nan=-math.inf).argsort(descending=True, stable=True)[:n].tolist()
+    return [(HeadIndex(i // width, i % width), float(flat[i])) for i in order if not math.isnan(flat[i])]
+
+
+@cache
+def _hints(result_class: type) -> dict[str, Any]:
+    return typing.get_type_hints(result_class)
+
+
+def _fields(result_class: Any) -> tuple[Any, ...]:
+    return fields(result_class)
+
+
+def _size(result: Result, axis: str) -> int:
+    """Length of an axis: that of the first array whose annotation names it."""
+    for entry in _fields(type(result)):
+        axes = getattr(_hints(type(result))[entry.name], "dim_str", "").split()
+        if axis in axes:
+            return int(getattr(result, entry.name).shape[axes.index(axis)])
+    raise AssertionError(f"no array of {type(result).__name__} has the axis {axis!r}")
+
+
+def _plain(value: Any, nullable: bool = False) -> Any:
+    """A field as JSON has it: arrays and tuples as lists, heads by their names, NaN as null where it may be."""
+    if isinstance(value, Tensor):
+        return _plain(value.tolist(), nullable)
+    if isinstance(value, float):
+        return None if nullable and math.isnan(value) else value
+    if isinstance(value, HeadIndex):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(name): _plain(entry, nullable) for name, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(entry, nullable) for entry in value]
+    if is_dataclass(value):
+        return {entry.name: _plain(getattr(value, entry.name), nullable) for entry in fields(value)}
+    return value
+
+
+def _typed(value: Any, hint: Any) -> Any:
+    """Inverse of :func:`_plain`, by the annotation of the field."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (types.UnionType, typing.Union):
+        inner = next(argument for argument in arguments if argument is not types.NoneType)
+        return None if value is None else _typed(value, inner)
+    if hasattr(hint, "array_type"):
+        return tensor_of(value, _dtype(hint))
+    if origin is tuple:
+        repeated = arguments[1:] == (Ellipsis,)
+        kinds = itertools.repeat(arguments[0]) if repeated else iter(arguments)
+        return tuple(_typed(entry, kind) for entry, kind in zip(value, kinds, strict=not repeated))
+    if origin in (dict, Mapping):
+        return {name: _typed(entry, arguments[1]) for name, entry in value.items()}
+    if hint is HeadIndex:
+        return HeadIndex.parse(value)
+    if hint is Provenance:
+        return Provenance.from_dict(value)
+    if isinstance(hint, type) and is_dataclass(hint):
+        return hint(**{entry.name: _typed(value[entry.name], _hints(hint)[entry.name]) for entry in fields(hint)})
+    return (math.nan if value is None else float(value)) if hint is float else value
+
+
+def _dtype(hint: Any) -> torch.dtype:
+    """``Int`` arrays are int64, ``Bool`` bool, ``Float64`` float64 and all other ``Float`` arrays float32."""
+    names = hint.dtypes
+    return next(
+        (getattr(torch, name) for name in ("float32", "float64", "int64", "bool") if name in names), torch.float32
+    )
+
+
+def nested(values: Tensor) -> Any:
+    """Nested lists with None for NaN."""
+    return _plain(values, nullable=True)
+
+
+def tensor_of(values: Any, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Inverse of :func:`nested`."""
+
+    def filled(part: Any) -> Any:
+        return [filled(entry) for entry in part] if isinstance(part, list) else math.nan if part is None else part
+
+    return torch.tensor(filled(values), dtype=dtype)
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return (
+            one.dtype == other.dtype
+            and one.shape == other.shape
+            and bool(((one == other) | _both_nan(one, other)).all())
+        )
+    if isinstance(one, float) and isinstance(other, float):
+        return one == other or (math.isnan(one) and math.isnan(other))
+    if isinstance(one, tuple) and isinstance(other, tuple):
+        return len(one) == len(other) and all(map(_equal, one, other))
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(_equal(one[name], other[name]) for name in one)
+    if is_dataclass(one) and type(one) is type(other):
+        return all(_equal(getattr(one, entry.name), getattr(other, entry.name)) for entry in fields(one))
+    return bool(one == other)
+
+
+def _both_nan(one: Tensor, other: Tensor) -> Tensor:
+    return (one != one) & (other != other)
+
+
+def _load_tensors(path: Path) -> dict[str, Any]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as stream:
+            values: dict[str, Any] = json.loads((stream.metadata() or {}).get("result", "null"))
+            if isinstance(values, dict):
+                values.update({name: stream.get_tensor(name).tolist() for name in stream.keys()})  # noqa: SIM118
+    except SafetensorError as error:
+        raise ValueError(str(error)) from error
+    return values

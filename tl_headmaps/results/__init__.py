@@ -1,1 +1,0 @@
-"""Frozen results: values, axis labels and provenance, with save and load."""
