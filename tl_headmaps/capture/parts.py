@@ -38,11 +38,15 @@ class Norm:
     bias: Float[Tensor, " width"]
     eps: float
 
-    def scaled(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
-        """The norm without its bias."""
+    def normalised(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+        """The norm without its weight and bias."""
         if self.centres:
             x = x - x.mean(-1, keepdim=True)
-        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps) * self.weight
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps)
+
+    def scaled(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+        """The norm without its bias."""
+        return self.normalised(x) * self.weight
 
     def __call__(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
         """The norm as the model applies it."""

@@ -1,0 +1,332 @@
+"""How far the weights' story holds in running text: how much of what a head writes is told by token identities.
+
+Relation scores and salient operations say what a head writes about a token by itself. In running text a head attends to
+positions, whose vectors hold more than their token. ``head_trust`` puts the two side by side on held-out documents:
+with the head's real attention, how much of what it writes is explained when every position is replaced by its token's
+own vector (see :mod:`..scorers.trust`). Near 1, its maps tell what it does; near 0, they are the wrong place to look.
+"""
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, TypeAlias
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from ..capture.running.activations import Seen, encode_prompt, run
+from ..capture.running.met import MetVectors, encode_prefixes, met_vectors
+from ..capture.running.text import check_runs
+from ..capture.weights import HeadWeights
+from ..circuits.ov import constant_values
+from ..circuits.vectors import token_vectors
+from ..core.errors import UsageError
+from ..core.provenance import Provenance
+from ..core.types import HeadIndex
+from ..data.texts import describe_source, neutral_prompts, read_texts, split_texts
+from ..renderers.figure import Figure
+from ..renderers.grids import MapLayer
+from ..renderers.heat import head_map
+from ..renderers.text import table_text
+from ..results import Result, cells, largest_heads
+from ..scorers.trust import Fit, WriteSums, permuted_within_deciles, share_with_interval, sinks, unexplained
+
+Vectors: TypeAlias = Literal["folded", "met"]
+"""Which vectors of a token predict what is written: without context, or as met behind neutral prompts."""
+
+VECTORS: tuple[Vectors, ...] = ("folded", "met")
+_MIN_DOCUMENTS = 4
+_N_PROMPTS = 2
+"""Prompts behind which tokens are met: there are thousands of tokens in a text."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class HeadTrust(Result):
+    """Share of what each head writes in running text that its tokens' own vectors explain, on held-out documents.
+
+    Attributes:
+        token_share: By kind of vector (``folded``: the token without context; ``met``: as the layer reads it behind
+            neutral prompts), one value per layer and head. 1: the tokens say everything; 0: nothing.
+        interval_low, interval_high: 95% interval, held-out documents resampled.
+        null: The same with the vectors of tokens dealt out anew within deciles of frequency, mean over draws.
+        sink_share: Share of positions that were left out of each layer as sinks, found by the length of their stream.
+        n_documents: Held-out documents.
+        n_fit_documents: Documents that means and scales were fitted on.
+        n_tokens: Held-out positions.
+
+    Example:
+        >>> from tl_headmaps import head_trust, load_default_model
+        >>> texts = ["Birds sometimes walk to the river and drink.", "The cat sat on the mat all day.",
+        ...          "It rained on Monday and again on Tuesday."] * 4
+        >>> trust = head_trust(load_default_model(), texts, n_null=1, progress=False)
+        >>> trust.n_documents, trust.n_fit_documents
+        (4, 8)
+        >>> trust.token_share["met"].shape
+        torch.Size([30, 9])
+    """
+
+    kind: ClassVar[str] = "head_trust"
+    json_axes: ClassVar[Mapping[str, str | None]] = {"layer": None, "head": None}
+    nullable: ClassVar[tuple[str, ...]] = ("token_share", "interval_low", "interval_high", "null")
+    token_share: dict[str, Float[Tensor, "layer head"]]
+    interval_low: dict[str, Float[Tensor, "layer head"]]
+    interval_high: dict[str, Float[Tensor, "layer head"]]
+    null: dict[str, Float[Tensor, "layer head"]]
+    sink_share: Float[Tensor, " layer"]
+    n_documents: int
+    n_fit_documents: int
+    n_tokens: int
+    provenance: Provenance
+
+    @property
+    def values(self) -> Float[Tensor, "layer head"]:
+        """The token shares of met vectors."""
+        return self.token_share["met"]
+
+    @property
+    def axes(self) -> dict[str, list[Any]]:
+        """Labels of each axis by its name."""
+        n_layers, n_heads = self.values.shape
+        return {"layer": list(range(n_layers)), "head": list(range(n_heads))}
+
+    def top(self, n: int = 5, vectors: Vectors = "met") -> list[tuple[HeadIndex, float]]:
+        """The heads whose tokens explain most."""
+        return largest_heads(self.token_share[vectors], n)
+
+    def to_rows(self) -> Iterable[dict[str, Any]]:
+        """One record per kind of vector and head."""
+        for name, shares in self.token_share.items():
+            for at, record in cells(self.axes, shares):
+                columns = {"token_share": shares, "interval_low": self.interval_low[name]}
+                columns |= {"interval_high": self.interval_high[name], "null": self.null[name]}
+                yield {"vectors": name, **record, **{column: float(map_[at]) for column, map_ in columns.items()}}
+
+    def __str__(self) -> str:
+        columns = [("vectors", "left"), ("mean", "right"), ("null", "right"), ("above null", "right")]
+        columns += [("heads that tokens explain best", "left")]
+        rows = []
+        for name, shares in self.token_share.items():
+            above = int((self.interval_low[name] > self.null[name]).sum())
+            best = ", ".join(f"{head} {value:.2f}" for head, value in self.top(4, name))
+            rows.append(
+                [name, f"{float(shares.nanmean()):.2f}", f"{float(self.null[name].nanmean()):.2f}", above, best]
+            )
+        return (
+            f"Share of what heads write that token identities explain, on {self.n_documents} held-out documents "
+            f"({self.n_tokens:,} positions)\n\n" + table_text(columns, rows) + "\n\nabove null: heads whose interval "
+            "is above the share of vectors dealt out anew within deciles of frequency."
+        )
+
+    def figure(self) -> Figure:
+        """Token shares by layer and head, one kind of vector at a time, with null and interval."""
+        layers = [
+            MapLayer(name, shares, null=self.null[name], interval=(self.interval_low[name], self.interval_high[name]))
+            for name, shares in self.token_share.items()
+        ]
+        return head_map(
+            layers,
+            title="What token identities explain of what heads write",
+            unit="share explained",
+            signed=False,
+            switches=("vectors", ""),
+            note=f"On {self.n_documents} held-out documents, with the heads' real attention; sinks left out.",
+        )
+
+
+def head_trust(
+    model: Any,
+    texts: Any = None,
+    *,
+    prompts: Sequence[str] | None = None,
+    n_null: int = 3,
+    prepend_bos: bool | None = None,
+    seed: int = 0,
+    cache_dir: str | None = None,
+    progress: bool = True,
+) -> HeadTrust:
+    """How much of what each head writes in running text is told by which tokens it attends to.
+
+    Means and scales are fitted on two thirds of the documents; shares, intervals and nulls are those of the others.
+
+    Args:
+        model: A TransformerBridge or HookedTransformer with a tokenizer.
+        texts: Documents (a list, a file, a dataset); the bundled text by default.
+        prompts: Prefixes behind which tokens are met; by default the first two of the bundled ones.
+        n_null: How often vectors are dealt out anew among tokens of similar frequency.
+        prepend_bos: Begin documents and prefixes with BOS; by default as the model does.
+        seed: Of these draws and of the resampling behind intervals.
+        cache_dir: Where met vectors are kept; default: the cache folder.
+        progress: Show progress bars on a terminal.
+
+    Example:
+        See :class:`HeadTrust`.
+    """
+    check_runs(model)
+    if n_null < 1:
+        raise UsageError(f"n_null={n_null} must be at least 1.")
+    weights = HeadWeights.from_model(model)
+    documents = _documents(model, texts, prepend_bos)
+    fit, held_out = split_texts(range(len(documents)))
+    if len(held_out) < 2 or len(fit) < 2:
+        raise UsageError(
+            f"{len(documents)} documents are too few: a third of them is held out, and at least two are needed on "
+            "either side. Give more texts, or longer ones separated by blank lines."
+        )
+    tokens = _Tokens.of(documents)
+    prefixes = encode_prefixes(model, neutral_prompts()[:_N_PROMPTS] if prompts is None else prompts, prepend_bos)
+    met = met_vectors(
+        model, [(token,) for token in tokens.ids], prefixes, weights=weights, cache_dir=cache_dir, progress=progress
+    )
+    tables = _value_tables(weights, tokens, met)
+    sums = _Sums(weights, documents, tokens, tables, set(held_out), n_null, seed)
+    with tqdm(total=len(documents), desc="documents", disable=None if progress else True) as bar:
+        run(model, documents, read=("resid_pre", "v", "pattern"), reduce=sums.take, progress=bar.update)
+    return sums.result(
+        weights.provenance(
+            options={"prompts": [list(p) for p in prefixes], "n_null": n_null, "prepend_bos": prepend_bos},
+            data={"texts": tokens.digest, "source": describe_source(texts)},
+            seed=seed,
+        )
+    )
+
+
+def _documents(model: Any, texts: Any, prepend_bos: bool | None) -> list[list[int]]:
+    """Token ids of each document, cut to what the model holds; those of fewer than three tokens are left out."""
+    longest = int(model.cfg.n_ctx)
+    encoded = (encode_prompt(model, text, prepend_bos)[:longest] for text in read_texts(texts, part="all"))
+    return [ids for ids in encoded if len(ids) >= 3]
+
+
+@dataclass(frozen=True)
+class _Tokens:
+    """The different tokens of some documents, with how often each occurs."""
+
+    ids: tuple[int, ...]
+    counts: tuple[int, ...]
+    digest: str
+
+    @classmethod
+    def of(cls, documents: Sequence[Sequence[int]]) -> "_Tokens":
+        counts = Counter(token for ids in documents for token in ids)
+        ordered = sorted(counts)
+        digest = hashlib.sha256(json.dumps([list(ids) for ids in documents]).encode()).hexdigest()
+        return cls(tuple(ordered), tuple(counts[token] for token in ordered), digest)
+
+
+_Tables: TypeAlias = dict[str, list[Float[Tensor, "token kv_head d_head"]]]
+"""Values of every token by kind of vector and layer, without their constant part."""
+
+
+def _value_tables(weights: HeadWeights, tokens: _Tokens, met: MetVectors) -> _Tables:
+    ids = torch.tensor(tokens.ids, device=weights.device)
+    tables: _Tables = {name: [] for name in VECTORS}
+    plain = None
+    for number in range(weights.n_layers):
+        layer = weights.layer(number)
+        if number < 2:
+            plain = token_vectors(weights, ids, number, "folded")
+        assert plain is not None
+        inputs = {"folded": plain if layer.ln1 is None else layer.ln1.normalised(plain), "met": met.layer(number)}
+        for name, x in inputs.items():
+            read = x if layer.ln1 is None else x * layer.ln1.weight
+            tables[name].append(torch.einsum("td,gdh->tgh", read, layer.W_V))
+    return tables
+
+
+class _Sums:
+    """Sums over documents, filled layer by layer while the model runs."""
+
+    def __init__(
+        self,
+        weights: HeadWeights,
+        documents: Sequence[Sequence[int]],
+        tokens: _Tokens,
+        tables: _Tables,
+        held_out: set[int],
+        n_null: int,
+        seed: int,
+    ) -> None:
+        self.weights, self.tables, self.held_out, self.seed = weights, tables, held_out, seed
+        index_of = {token: index for index, token in enumerate(tokens.ids)}
+        self.tokens = [torch.tensor([index_of[token] for token in ids]) for ids in documents]
+        generator = torch.Generator().manual_seed(seed)
+        own = list(range(len(tokens.ids)))
+        # Draw 0 is the truth; in the others every token has the vector of another of its decile of frequency.
+        draws = [own, *(permuted_within_deciles(tokens.counts, generator) for _ in range(n_null))]
+        self.draws = [torch.tensor(draw) for draw in draws]
+        self.groups = torch.tensor([weights.group_of(head) for head in range(weights.n_heads)])
+        layers = [weights.layer(layer) for layer in range(weights.n_layers)]
+        self.constants = [constant_values(weights, layer) for layer in layers]
+        self.grams = [layer.W_O @ layer.W_O.mT for layer in layers]
+        self.n_documents = len(documents)
+        self.n_positions = 0
+        self.n_sinks, self.n_seen = torch.zeros(weights.n_layers), torch.zeros(weights.n_layers)
+        self.fitted: dict[tuple[int, str, int], list[WriteSums]] = {}
+        self.tested: dict[tuple[int, str, int], list[WriteSums]] = {}
+
+    def take(self, seen: Seen) -> None:
+        """Add the documents of a batch in one layer."""
+        layer = seen.layer
+        for place, row in enumerate(seen.batch.rows):
+            sink = sinks(seen["resid_pre"][place])
+            self.n_sinks[layer] += int(sink.sum())
+            self.n_seen[layer] += len(sink)
+            if layer == 0 and row in self.held_out:
+                self.n_positions += len(sink)
+            # Sinks are left out as keys (of both sides) and as queries.
+            pattern = seen["pattern"][place].float().masked_fill(sink, 0.0)[:, ~sink]
+            values = seen["v"][place].float() - self.constants[layer]
+            written = self._mixed(pattern, values)
+            kept = self.tested if row in self.held_out else self.fitted
+            for name in VECTORS:
+                table = self.tables[name][layer]
+                for draw, dealt in enumerate(self.draws):
+                    predicted = self._mixed(pattern, table[dealt[self.tokens[row]]])
+                    sums = WriteSums.of(written, predicted, self.grams[layer])
+                    entry = kept.setdefault((layer, name, draw), [])
+                    entry.append(sums)
+                    # Only the truth on held-out documents needs one sum for each.
+                    if draw or kept is self.fitted:
+                        entry[:] = [WriteSums.total(entry)]
+
+    def _mixed(self, pattern: Tensor, values: Tensor) -> Float[Tensor, "pos head d_head"]:
+        return torch.einsum("hqk,khd->qhd", pattern, values[:, self.groups])
+
+    def result(self, provenance: Provenance) -> HeadTrust:
+        maps: dict[str, dict[str, list[Tensor]]] = {}
+        for layer, gram in enumerate(self.grams):
+            for name in VECTORS:
+                columns = maps.setdefault(name, {"share": [], "low": [], "high": [], "null": []})
+                shares = [self._share(layer, name, draw, gram) for draw in range(len(self.draws))]
+                for column, values in zip(("share", "low", "high"), shares[0], strict=True):
+                    columns[column].append(values)
+                columns["null"].append(torch.stack([share[0] for share in shares[1:]]).mean(0))
+        stacked = {
+            column: {name: torch.stack(maps[name][column]).float() for name in VECTORS}
+            for column in ("share", "low", "high", "null")
+        }
+        return HeadTrust(
+            token_share=stacked["share"],
+            interval_low=stacked["low"],
+            interval_high=stacked["high"],
+            null=stacked["null"],
+            sink_share=self.n_sinks / self.n_seen,
+            n_documents=len(self.held_out),
+            n_fit_documents=self.n_documents - len(self.held_out),
+            n_tokens=self.n_positions,
+            provenance=provenance,
+        )
+
+    def _share(self, layer: int, name: str, draw: int, gram: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        fit = Fit.of(WriteSums.total(self.fitted[layer, name, draw]), gram)
+        documents = [unexplained(sums, fit, gram) for sums in self.tested[layer, name, draw]]
+        left, total = (torch.stack(column) for column in zip(*documents, strict=True))
+        share, low, high = share_with_interval(left, total, seed=self.seed)
+        if len(documents) < _MIN_DOCUMENTS:
+            # Too few to resample: the share stands, its interval does not.
+            low, high = torch.full_like(low, torch.nan), torch.full_like(high, torch.nan)
+        return share, low, high

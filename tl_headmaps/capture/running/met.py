@@ -1,0 +1,325 @@
+"""What a layer reads when the model meets a token: its own normalised input there, behind neutral prompts.
+
+A source (one token, or several) is put behind each of a few prefixes. At the source's last token every layer reads the
+residual stream through its norm; that input, without the norm's weight and bias, is averaged over the prefixes. So the
+vectors do not depend on whether the norms were folded into the weights.
+
+Each prefix runs once. The sources then run as a batch of single positions behind its keys and values: what that gives
+is compared with a whole pass for one source of each prefix, and whole passes are made where it differs.
+
+Vectors are kept on disk, one file for each layer and part of the sources, and read one layer at a time. A file has a
+checksum and says which model, prefixes and sources it belongs to; a damaged one is reported and made again.
+"""
+
+import copy
+import hashlib
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from ...core.errors import UnsupportedModelError, UsageError
+from ...core.files import replacing
+from ...core.runs import DamagedPieceError, pack, unpack
+from ..bundled import cache_folder
+from ..fingerprint import model_fingerprint
+from ..weights import HeadWeights
+from .activations import as_found, check_prompts, encode_prompt, hook_name, model_device
+
+Source = tuple[int, ...]
+
+_FORMAT = 1
+_PART_BYTES = 256 << 20
+"""Memory the vectors of one part of the sources may take while the model runs."""
+
+_BATCH_BYTES = 128 << 20
+"""Memory a batch of sources may take while it runs: keys and values of the prefix, and some vectors a layer."""
+
+_SAME = {torch.float32: 1e-3, torch.float64: 1e-3, torch.float16: 2e-2, torch.bfloat16: 8e-2}
+"""Largest difference to a whole pass, relative to the largest entry, that is still rounding."""
+
+
+@dataclass(frozen=True)
+class MetVectors:
+    """Normalised inputs of every layer at some sources, averaged over prefixes; on disk, read a layer at a time.
+
+    Attributes:
+        folder: Where they are.
+        identity: Which model, prefixes and sources they belong to.
+        sources: Token ids of each source.
+        n_prompts: How many prefixes were averaged over.
+        parts: How many sources each part holds.
+    """
+
+    folder: Path
+    identity: dict[str, Any]
+    sources: tuple[Source, ...]
+    n_prompts: int
+    parts: tuple[int, ...]
+
+    def layer(self, layer: int) -> Float[Tensor, "source d_model"]:
+        """The averaged input of one layer, without the weight and bias of its norm."""
+        return torch.cat([piece["mean"] for piece in self._pieces(layer)])
+
+    def values(self, layer: int) -> Float[Tensor, "prompt kv_head source d_head"]:
+        """Value vectors of each prefix alone, without their constant part."""
+        return torch.cat([piece["values"] for piece in self._pieces(layer)], dim=2)
+
+    def _pieces(self, layer: int) -> Iterator[dict[str, Tensor]]:
+        for part in range(len(self.parts)):
+            path = _piece_path(self.folder, part, layer)
+            try:
+                yield unpack(path.read_bytes(), layer, {**self.identity, "part": part})
+            except (OSError, DamagedPieceError) as error:
+                raise UsageError(
+                    f"The met vectors in {path} cannot be read ({error}). Start the same call again: it makes damaged "
+                    "files again."
+                ) from error
+
+
+def _piece_path(folder: Path, part: int, layer: int) -> Path:
+    return folder / f"part-{part:03d}-layer-{layer:04d}.safetensors"
+
+
+def met_vectors(
+    model: Any,
+    sources: Sequence[Source],
+    prefixes: Sequence[Sequence[int]],
+    *,
+    weights: HeadWeights | None = None,
+    cache_dir: str | Path | None = None,
+    progress: bool = True,
+) -> MetVectors:
+    """Normalised inputs of every layer at each source behind each prefix, from disk where they are there.
+
+    Args:
+        model: TransformerBridge or HookedTransformer.
+        sources: Token ids of each source; inputs are read at the last.
+        prefixes: Token ids of each prefix, BOS included where it is wanted.
+        weights: The model's weights, if they were read already.
+        cache_dir: Where to keep the vectors; default: ``met`` in the cache folder.
+        progress: Show a progress bar on a terminal.
+    """
+    weights = HeadWeights.from_model(model) if weights is None else weights
+    longest = max(map(len, sources))
+    check_prompts(
+        model, [[*prefix, *source] for prefix in prefixes for source in sources if len(source) == longest][:8]
+    )
+    identity = {
+        "format": _FORMAT,
+        "parameters": model_fingerprint(model),
+        "prefixes": [list(prefix) for prefix in prefixes],
+        "sources": hashlib.sha256(json.dumps(list(map(list, sources))).encode()).hexdigest(),
+    }
+    key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+    folder = (Path(cache_dir) if cache_dir is not None else cache_folder() / "met") / key[:32]
+    per_source = 4 * weights.n_layers * (weights.d_model + len(prefixes) * weights.n_kv_heads * weights.d_head)
+    size = max(1, _PART_BYTES // per_source)
+    parts = tuple(min(size, len(sources) - start) for start in range(0, len(sources), size))
+    vectors = MetVectors(folder, identity, tuple(map(tuple, sources)), len(prefixes), parts)
+    left = [part for part in range(len(parts)) if not _is_whole(vectors, part, weights.n_layers)]
+    n_runs = sum(parts[part] for part in left) * len(prefixes)
+    with tqdm(total=n_runs, desc="met vectors", unit="token", disable=None if progress and left else True) as bar:
+        for part in left:
+            start = sum(parts[:part])
+            chosen = vectors.sources[start : start + parts[part]]
+            means, values = _capture(model, weights, chosen, prefixes, bar.update)
+            for layer in range(weights.n_layers):
+                tensors = {"mean": means[layer], "values": values[layer]}
+                with replacing(_piece_path(folder, part, layer)) as temporary:
+                    temporary.write_bytes(pack(layer, tensors, {**identity, "part": part}))
+    return vectors
+
+
+def encode_prefixes(model: Any, prompts: Sequence[str], prepend_bos: bool | None = None) -> list[list[int]]:
+    """Token ids of each prefix; refuses none at all, empty ones, and two that are the same."""
+    listed = [prompts] if isinstance(prompts, str) else list(prompts)
+    if not listed:
+        raise UsageError("prompts= is empty. Give at least one prefix to put sources behind, or leave it out.")
+    for prompt in listed:
+        if not isinstance(prompt, str) or not prompt.strip():
+            raise UsageError(f"The prompt {prompt!r} is empty. A prompt is a text that a source can follow.")
+    if len(set(listed)) < len(listed):
+        raise UsageError("A prompt was given twice; give each once.")
+    # The source brings its own space: a trailing one would be a token of its own.
+    return [encode_prompt(model, prompt.rstrip(), prepend_bos) for prompt in listed]
+
+
+def check_prefixes(model: Any, prompts: Sequence[str], words: Sequence[str]) -> None:
+    """Refuse prompts that contain a source, and prompts whose last token merges with the source behind it."""
+    tokenizer = model.tokenizer
+    for prompt in prompts:
+        inside = re.findall(r"\w+", prompt.lower())
+        plain = tokenizer.encode(prompt.rstrip(), add_special_tokens=False)
+        for word in words:
+            parts = re.findall(r"\w+", word.lower())
+            if parts and any(inside[at : at + len(parts)] == parts for at in range(len(inside))):
+                raise UsageError(
+                    f"The prompt {prompt!r} contains the source {word!r}, so the model would have met it already. Give "
+                    "prompts without any word of the relation's sources."
+                )
+        joined = tokenizer([f"{prompt.rstrip()} {word.strip()}" for word in words], add_special_tokens=False)
+        for word, ids in zip(words, joined["input_ids"], strict=True):
+            if ids[: len(plain)] != plain:
+                raise UsageError(
+                    f"Behind the prompt {prompt!r} the tokenizer merges the source {word!r} with the prompt's last "
+                    "token. End the prompt with a whole word or a comma."
+                )
+
+
+def _is_whole(vectors: MetVectors, part: int, n_layers: int) -> bool:
+    """Whether all files of a part are there and right."""
+    for layer in range(n_layers):
+        path = _piece_path(vectors.folder, part, layer)
+        try:
+            unpack(path.read_bytes(), layer, {**vectors.identity, "part": part})
+        except FileNotFoundError:
+            return False
+        except (OSError, DamagedPieceError) as error:
+            tqdm.write(f"{path} is damaged: {error}. These vectors are computed again.", file=sys.stderr)
+            return False
+    return True
+
+
+def _capture(
+    model: Any,
+    weights: HeadWeights,
+    sources: Sequence[Source],
+    prefixes: Sequence[Sequence[int]],
+    done: Callable[[int], object],
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Means over prefixes, and value vectors of each, for every layer."""
+    layers = [weights.layer(layer) for layer in range(weights.n_layers)]
+    norms = [layer.ln1 for layer in layers]
+    read = [layer.W_V if layer.ln1 is None else layer.ln1.weight[None, :, None] * layer.W_V for layer in layers]
+    n = len(sources)
+    means = [torch.zeros(n, weights.d_model) for _ in layers]
+    values = [torch.zeros(len(prefixes), weights.n_kv_heads, n, weights.d_head) for _ in layers]
+    with as_found(model):
+        for number, prefix in enumerate(prefixes):
+            behind = _Behind(model, prefix)
+            for rows in behind.batches(sources):
+                ids = torch.tensor([sources[row] for row in rows], device=model_device(model))
+
+                def take(layer: int, x: Tensor, rows: list[int] = rows, number: int = number) -> None:
+                    norm = norms[layer]
+                    x = x.to(device=weights.device, dtype=torch.float32)
+                    x = x if norm is None else norm.normalised(x)
+                    # The mean of equal vectors is that very vector: in layer 0 every prefix gives the same.
+                    mean = means[layer][rows]
+                    means[layer][rows] = mean + (x.cpu() - mean) / (number + 1)
+                    values[layer][number][:, rows] = (x @ read[layer]).cpu()
+
+                behind.run(ids, take)
+                done(len(rows))
+    for layer, mean in enumerate(means):
+        if not bool(mean.isfinite().all()):
+            raise UnsupportedModelError(
+                f"The model's stream before layer {layer} holds NaN or infinity behind a neutral prompt, so there are "
+                "no met vectors. Load the model in float32 or bfloat16, or use preset='folded'."
+            )
+    return means, values
+
+
+class _Behind:
+    """Runs sources behind one prefix, from its kept keys and values where that gives what a whole pass gives."""
+
+    def __init__(self, model: Any, prefix: Sequence[int]) -> None:
+        self.model, self.prefix = model, list(prefix)
+        self._past = _past(model, torch.tensor([self.prefix], device=model_device(model))) if prefix else None
+        self._checked = self._past is None
+
+    def batches(self, sources: Sequence[Source]) -> Iterator[list[int]]:
+        """Rows of equally long sources, so many that a batch stays within its budget."""
+        cfg = self.model.cfg
+        by_length: dict[int, list[int]] = {}
+        for row, source in enumerate(sources):
+            by_length.setdefault(len(source), []).append(row)
+        for length, rows in sorted(by_length.items()):
+            kept = 2 * len(self.model.blocks) * (len(self.prefix) + length) * int(cfg.n_heads) * int(cfg.d_head)
+            size = max(1, min(512, _BATCH_BYTES // (4 * (kept + 40 * length * int(cfg.d_model)))))
+            for start in range(0, len(rows), size):
+                yield rows[start : start + size]
+
+    def run(self, ids: Tensor, take: Callable[[int, Tensor], None]) -> None:
+        """Run sources and hand the stream before each layer, at their last tokens, to ``take``."""
+        if not self._checked:
+            self._check(ids[:1])
+        with self._hooked(take):
+            if self._past is None:
+                whole = torch.tensor([self.prefix], dtype=ids.dtype, device=ids.device).expand(len(ids), -1)
+                self.model(torch.cat([whole, ids], 1), return_type=None)
+            else:
+                self._past(ids)
+
+    def _check(self, ids: Tensor) -> None:
+        """Leave the kept keys and values if they do not give what a whole pass gives."""
+        self._checked = True
+        quick: dict[int, Tensor] = {}
+        whole: dict[int, Tensor] = {}
+        past = self._past
+        self.run(ids, lambda layer, x: quick.update({layer: x.float()}))
+        self._past = None
+        self.run(ids, lambda layer, x: whole.update({layer: x.float()}))
+        tolerance = _SAME.get(self.model.embed.W_E.dtype, 1e-3)
+        same = all(
+            float((quick[layer] - x).abs().max()) <= tolerance * float(x.abs().max()) for layer, x in whole.items()
+        )
+        self._past = past if same else None
+
+    @contextmanager
+    def _hooked(self, take: Callable[[int, Tensor], None]) -> Iterator[None]:
+        def taker(layer: int) -> Callable[..., None]:
+            def hook(value: Tensor, hook: Any) -> None:
+                take(layer, value[:, -1])
+
+            return hook
+
+        hooks = [(hook_name(layer, "resid_pre"), taker(layer)) for layer in range(len(self.model.blocks))]
+        with self.model.hooks(fwd_hooks=[*hooks, _one_logit_row(self.model)]):
+            yield
+
+
+def _one_logit_row(model: Any) -> tuple[str, Callable[..., Tensor]]:
+    """A hook that lets a single position reach the unembedding: nobody reads these logits."""
+    name = "unembed.hook_in"
+    if name not in model.hook_dict:
+        name = f"blocks.{len(model.blocks) - 1}.hook_resid_post"
+    return name, lambda value, hook: value[:1, -1:]
+
+
+def _past(model: Any, prefix: Tensor) -> Callable[[Tensor], Any]:
+    """Run a prefix and give back what runs a batch of tokens behind it."""
+    if type(model).__name__.startswith("Hooked"):
+        from transformer_lens.cache.key_value_cache import TransformerLensKeyValueCache
+
+        kept = TransformerLensKeyValueCache.init_cache(model.cfg, prefix.device, 1)
+        model(prefix, return_type=None, past_kv_cache=kept)
+
+        def behind(ids: Tensor) -> Any:
+            repeated = copy.deepcopy(kept)
+            for entry in repeated.entries:
+                entry.past_keys = entry.past_keys.expand(len(ids), *entry.past_keys.shape[1:])
+                entry.past_values = entry.past_values.expand(len(ids), *entry.past_values.shape[1:])
+            mask = repeated.previous_attention_mask
+            repeated.previous_attention_mask = mask.expand(len(ids), *mask.shape[1:])
+            return model(ids, return_type=None, past_kv_cache=repeated)
+
+        return behind
+    _, cache = model(prefix, return_type="logits_and_cache", use_cache=True)
+
+    def continued(ids: Tensor) -> Any:
+        repeated = copy.deepcopy(cache)
+        repeated.batch_repeat_interleave(len(ids))
+        return model(ids, return_type=None, past_key_values=repeated)
+
+    return continued
