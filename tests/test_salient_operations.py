@@ -13,6 +13,7 @@ from torch import Tensor
 from tl_headmaps import HeadWeights, Result, name_heads, predicate, salient_operations
 from tl_headmaps.analyses.salient_operations.namer import NAMING_TOKENS
 from tl_headmaps.circuits.blocks import places_of_true
+from tl_headmaps.circuits.cache import cache_of
 from tl_headmaps.circuits.extremes import top_and_bottom, top_k
 from tl_headmaps.circuits.maps import CircuitMaps
 from tl_headmaps.core.errors import UsageError
@@ -199,7 +200,7 @@ class TestNames:
         real = salient_operations(default_weights, chosen, vocabulary="words", progress=False)
         random = replace(default_weights, read_layer=rotated)
         random.__dict__["fingerprint"] = "rotated"
-        random.kept_vectors.update(default_weights.kept_vectors)
+        cache_of(random).vectors.update(cache_of(default_weights).vectors)
         turned = salient_operations(random, chosen, vocabulary="words", progress=False)
 
         def named(found: Any) -> int:

@@ -42,6 +42,7 @@ from tl_headmaps.capture.running.answers import encode_question
 from tl_headmaps.capture.running.batches import token_batches
 from tl_headmaps.capture.running.head_features import capture_head_features
 from tl_headmaps.capture.running.prompts import fill
+from tl_headmaps.circuits.cache import cache_of
 from tl_headmaps.circuits.extremes import largest_entries
 from tl_headmaps.circuits.maps import CircuitMaps
 from tl_headmaps.circuits.ranking import ranks
@@ -231,7 +232,7 @@ def bench_salient(weights: HeadWeights) -> dict[str, Any]:
             rows.neg().topk(5, dim=-1)
 
     def ours() -> None:
-        weights.kept_vectors.clear()
+        cache_of(weights).vectors.clear()
         salient_operations(weights, preset="maps", progress=False)
 
     def one_head() -> None:
@@ -246,7 +247,7 @@ def bench_salient(weights: HeadWeights) -> dict[str, Any]:
         naming.append(time.perf_counter() - start)
         return found
 
-    weights.kept_vectors.clear()
+    cache_of(weights).vectors.clear()
     with peak_memory() as peak:
         ours()
     Namer.names = timed

@@ -12,7 +12,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..capture.tensors import in_float64
-from ..capture.weights import TIERS
 from ..core.errors import UsageError
 from .blocks import (
     DEFAULT_BUDGET,
@@ -25,6 +24,7 @@ from .blocks import (
     product,
     spans,
 )
+from .cache import TIERS
 from .factored import LayerMaps
 
 _BOUND_SLACK = 1 + 1e-5
