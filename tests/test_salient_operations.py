@@ -11,12 +11,12 @@ from test_token_grid import dense_map
 from torch import Tensor
 
 from tl_headmaps import HeadWeights, Result, name_heads, predicate, salient_operations
-from tl_headmaps.analyses.salient_operations.namer import NAMING_TOKENS
 from tl_headmaps.circuits.blocks import places_of_true
 from tl_headmaps.circuits.extremes import top_and_bottom, top_k
 from tl_headmaps.circuits.maps import CircuitMaps
 from tl_headmaps.core.errors import UsageError
 from tl_headmaps.core.types import HeadIndex
+from tl_headmaps.naming.namer import NAMING_TOKENS
 
 TOLERANCE = 2e-4
 """Float32 products in another order, relative to the largest value."""
@@ -316,10 +316,8 @@ class TestFigures:
         assert "TopkTokens" in found.figure(view="top_tokens").html
 
     def test_unknown_view(self, found: Any) -> None:
-        from tl_headmaps.analyses.salient_operations.drawing import salient_operations_figure
-
         with pytest.raises(UsageError, match="'auto', 'map', 'table', 'top_tokens'"):
-            inspect.unwrap(salient_operations_figure)(found, view="pie")
+            inspect.unwrap(type(found).figure)(found, view="pie")
 
     def test_names(self) -> None:
         names = name_heads(shared_model("llama"), progress=False)

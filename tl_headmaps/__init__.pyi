@@ -17,8 +17,8 @@ from .analyses.describe_run.call import describe_run as describe_run
 from .analyses.describe_run.result import RunState as RunState
 from .analyses.grouping_profile.call import grouping_profile as grouping_profile
 from .analyses.grouping_profile.result import GroupingProfile as GroupingProfile
-from .analyses.name_heads.call import name_heads as name_heads
-from .analyses.name_heads.result import HeadNames as HeadNames
+from .analyses.name_heads import HeadNames as HeadNames
+from .analyses.name_heads import name_heads as name_heads
 from .analyses.relation_scores import RelationScores as RelationScores
 from .analyses.relation_scores import relation_scores as relation_scores
 from .analyses.reproduce.call import reproduce as reproduce

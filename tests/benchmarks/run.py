@@ -33,7 +33,6 @@ from tl_headmaps import (
     task_maps,
     validate,
 )
-from tl_headmaps.analyses.salient_operations.namer import Namer
 from tl_headmaps.capture.components.gradients import mean_loss
 from tl_headmaps.capture.components.matrices import ModelComponents
 from tl_headmaps.capture.fingerprint import model_fingerprint
@@ -49,6 +48,7 @@ from tl_headmaps.circuits.vectors import vocabulary_vectors
 from tl_headmaps.core.provenance import package_versions
 from tl_headmaps.data.relations import encode, resolve
 from tl_headmaps.data.texts import read_texts
+from tl_headmaps.naming.namer import Namer
 from tl_headmaps.scorers.components import random_baseline
 
 LAYERS = (5, 15, 25)

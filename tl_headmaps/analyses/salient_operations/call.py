@@ -16,10 +16,10 @@ from ...core.errors import UsageError
 from ...core.sweep import Step, digest_of_ids, sweep
 from ...core.types import Circuit, HeadIndex, HeadLike, Preset, check_choice, head_list, head_names
 from ...core.vocabulary import token_strings
+from ...naming.namer import NAMING_TARGETS, NAMING_TOKENS, Describe, Namer
 from ...scorers.salience import most_salient, salience
 from ...scorers.usable import UsableTokens, usable_tokens
 from ..heads import heads_by_layer
-from .namer import NAMING_TARGETS, NAMING_TOKENS, Describe, Namer
 from .result import SalientOperations
 
 VocabularyFilter: TypeAlias = Literal["all", "words"]
