@@ -1,6 +1,6 @@
 """What heads do most: their salient tokens with the targets of each, and a name where one is earned."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 View: TypeAlias = Literal["auto", "map", "table", "top_tokens"]
 
+ARRAYS = ("token_ids", "salience", "promoted_ids", "promoted_values", "suppressed_ids", "suppressed_values")
+"""Fields with the heads as their first axis and the salient tokens as their second."""
+
 _FEW_HEADS = 12
 _LISTED_TOKENS, _LISTED_TARGETS = 10, 3
 """What a pinned head lists in a map of all heads: more would make the page heavy."""
@@ -44,7 +47,6 @@ class SalientOperations(Result):
         names: What each head does, in one name.
         left_out: How many tokens of the vocabulary were not considered, by reason.
         failed_predicates: Predicates that raised, with their errors; they were left out.
-        largest: (source id, target id, value) of the largest entries of each whole map, if asked for.
 
     Example:
         >>> from tl_headmaps import load_default_model, salient_operations
@@ -70,7 +72,6 @@ class SalientOperations(Result):
     left_out: dict[str, int]
     failed_predicates: dict[str, str]
     provenance: Provenance
-    largest: tuple[tuple[tuple[int, int, float], ...], ...] | None = None
 
     @property
     def values(self) -> Float[Tensor, "head token"]:
@@ -99,13 +100,14 @@ class SalientOperations(Result):
     def select(self, heads: Iterable[HeadLike]) -> "SalientOperations":
         """The same result for some heads."""
         numbers = [self.number(head) for head in heads]
-        arrays = ("token_ids", "salience", "promoted_ids", "promoted_values", "suppressed_ids", "suppressed_values")
+        arrays = {name: getattr(self, name)[numbers] for name in ARRAYS}
+        used = token_ids_in(arrays)
         return replace(
             self,
             heads=tuple(self.heads[i] for i in numbers),
             names=tuple(self.names[i] for i in numbers),
-            largest=None if self.largest is None else tuple(self.largest[i] for i in numbers),
-            **{name: getattr(self, name)[numbers] for name in arrays},
+            strings={token: text for token, text in self.strings.items() if token in used},
+            **arrays,
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -130,11 +132,6 @@ class SalientOperations(Result):
             }
             for place, token in enumerate(self.token_ids[number].tolist())
         ]
-        if self.largest is not None:
-            operation["largest"] = [
-                {"source": self._token(source), "target": self._token(target), "value": value}
-                for source, target, value in self.largest[number]
-            ]
         return operation
 
     def _token(self, token_id: int) -> dict[str, Any]:
@@ -163,7 +160,6 @@ class SalientOperations(Result):
 
         promoted, suppressed = targets("promotes"), targets("suppresses")
         fields = HeadName.__dataclass_fields__
-        largest = [operation.get("largest") for operation in operations]
         return cls(
             circuit=values["circuit"],
             heads=tuple(HeadIndex.parse(operation["head"]) for operation in operations),
@@ -177,12 +173,6 @@ class SalientOperations(Result):
             left_out=dict(values["left_out"]),
             failed_predicates=dict(values["failed_predicates"]),
             provenance=Provenance.from_dict(values["provenance"]),
-            largest=None
-            if None in largest
-            else tuple(
-                tuple((seen(entry["source"]), seen(entry["target"]), float(entry["value"])) for entry in entries)
-                for entries in largest
-            ),
             strings=strings,
         )
 
@@ -290,6 +280,11 @@ class SalientOperations(Result):
             table = table_text(columns, self._token_rows(number))
             parts.append(f"{head}: {_name_line(self.names[number])}\n\n{table}")
         return "\n\n".join([*parts, *failure_lines(self.failed_predicates)])
+
+
+def token_ids_in(arrays: Mapping[str, Tensor]) -> set[int]:
+    """Every token that occurs in the arrays of a result."""
+    return {token for name in ARRAYS if name.endswith("_ids") for token in arrays[name].unique().tolist()}
 
 
 def _name_line(entry: HeadName) -> str:
