@@ -49,8 +49,7 @@ def grid(values: Any, sources: list[str] | None = None, targets: list[str] | Non
         circuit="ov",
         sources=tuple(sources or [f"s{i}" for i in range(rows)]),
         targets=tuple(targets or [f"t{j}" for j in range(columns)]),
-        source_ids=tuple(range(rows)),
-        target_ids=tuple(range(columns)),
+        token_ids={"source": tuple(range(rows)), "target": tuple(range(columns))},
         values=entries,
         ranks=(entries[:, None, :] > entries[:, :, None]).sum(-1),
         n_vocab=N_VOCAB,
@@ -78,7 +77,7 @@ def parts(draw: st.DrawFn) -> dict[str, Any]:
 def assert_same(one: TokenGrid, other: TokenGrid) -> None:
     """Every field, tensors bit for bit (so that -0.0 and denormals count too)."""
     assert type(one) is type(other)
-    for name in ("head", "circuit", "sources", "targets", "source_ids", "target_ids", "n_vocab", "provenance"):
+    for name in ("head", "circuit", "sources", "targets", "token_ids", "n_vocab", "provenance"):
         assert getattr(one, name) == getattr(other, name), name
     assert torch.equal(one.values.view(torch.int32), other.values.view(torch.int32))
     assert one.ranks.dtype == other.ranks.dtype

@@ -18,7 +18,7 @@ from ...core.errors import UsageError
 from ...core.types import AblationMethod, HeadIndex, HeadLike, Preset, check_choice, head_list
 from ...data.relations import MultiToken, Relation, RelationLike, encode, load_relations, resolve
 from ...scorers.ablation import accuracy, default_m, heads_by_layer, overlap, random_heads, switched_off, top_heads
-from ..relation_scores.call import checked_k, relation_scores
+from ..relation_scores import checked_k, relation_scores
 from ..validate.call import weights_of
 from .result import AblationCurves, Control, Curve
 

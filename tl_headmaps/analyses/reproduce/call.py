@@ -24,7 +24,7 @@ from ...results import Result
 from ...scorers.ablation import default_m
 from ..ablate.call import AblationSettings, Lab
 from ..ablate.result import AblationCurves
-from ..relation_scores.call import require_distinct
+from ..relation_scores import require_distinct
 from ..validate.call import ValidationSettings, common_templates, validated, weights_of
 from ..validate.result import Validation
 from ..validate.text import agreement_table, drops_table

@@ -19,7 +19,7 @@ from ...core.types import Preset, PromptSources, check_choice
 from ...data.relations import Encoded, MultiToken, Relation, RelationLike, encode, resolve
 from ...scorers.agreement import agreement
 from ...scorers.dynamic import hits, output_maps
-from ..relation_scores.call import checked_k, require_distinct
+from ..relation_scores import checked_k, require_distinct
 from .result import Validation
 
 _KEPT_BYTES = 64 << 20
