@@ -27,7 +27,6 @@ from ..ablate.result import AblationCurves
 from ..relation_scores.call import require_distinct
 from ..validate.call import ValidationSettings, common_templates, validated, weights_of
 from ..validate.result import Validation
-from ..validate.text import agreement_table, drops_table
 from .result import ReproducedRelation, Reproduction
 
 _Kept = TypeVar("_Kept", bound=Result)
@@ -117,7 +116,7 @@ def reproduce(
     options = {"experiment": experiment, "seeds": seeds, "prepend_bos": prepend_bos}
     data = {relation.name: relation.digest for relation in chosen}
     result = Reproduction(experiment, rows, weights.provenance(options=options, data=data, seed=0))
-    _tables(folder.path / "tables", {"agreement": agreement_table(result), "ablation": drops_table(result)})
+    _tables(folder.path / "tables", {"agreement": result.agreement_table(), "ablation": result.drops_table()})
     for relation in chosen:
         drawn: dict[str, Result] = {"validation": checks[relation.name]}
         if relation.name in curves:

@@ -8,7 +8,7 @@ from ...core.types import HeadIndex
 from ...data.relations import kept_pairs, resolve
 from ...data.task_files import load_tasks
 from ...data.tasks import FUNCTIONS
-from ...renderers.text import quoted
+from ...renderers.text import interval, number, quoted
 from ..ablate.call import ablate
 from ..association_heads.call import association_heads
 from ..association_heads.result import AssociationHeads
@@ -23,7 +23,6 @@ from ..salient_operations.result import UNCLEAR
 from ..task_maps.call import task_maps
 from ..token_grid.call import token_grid
 from ..validate.call import validate
-from ..validate.text import interval, number
 from ..value_mixing.call import value_mixing
 from .tour import Finding, Section, Tour
 
