@@ -17,8 +17,7 @@ from ...circuits.maps import CircuitMaps
 from ...core.errors import RelationDataError, UsageError
 from ...core.types import Preset, PromptSources, check_choice
 from ...data.relations import Encoded, MultiToken, Relation, RelationLike, encode, resolve
-from ...scorers.agreement import agreement
-from ...scorers.dynamic import hits, output_maps
+from ...scorers.validation import agreement, hits, output_maps
 from ..relation_scores.call import checked_k, require_distinct
 from .result import Validation
 
