@@ -15,7 +15,7 @@ from ..core.errors import RelationDataError, UsageError
 from ..core.provenance import Provenance
 from ..core.sweep import Step, digest_of_ids, sweep
 from ..core.types import Circuit, HeadIndex, HeadLike, Preset, check_choice, head_names
-from ..data.relations import Encoded, MultiToken, Relation, RelationLike, encode, resolve
+from ..data.relations import Encoded, MultiToken, RelationLike, encode, resolve_relations
 from ..renderers import heat
 from ..renderers.figure import Figure
 from ..renderers.grids import MapLayer
@@ -285,11 +285,7 @@ def relation_scores(
     check_choice(preset, Preset, "preset")
     check_choice(multi_token, MultiToken, "multi_token")
     # Everything a user can get wrong is found before the long work starts.
-    listed = [relations] if isinstance(relations, str | Path | Relation) else list(relations)
-    if not listed:
-        raise UsageError("No relation was given. Name at least one, for example 'country_to_capital'.")
-    resolved = [resolve(relation, data_dir) for relation in listed]
-    require_distinct(resolved)
+    resolved = resolve_relations(relations, data_dir)
     weights = HeadWeights.of(model)
     by_layer = heads_by_layer(weights, heads)
     weights.require(preset, needs_mlp=any(by_layer[1:]) if weights.n_layers > 1 else False)
@@ -350,14 +346,6 @@ class _ScoreLayers:
 
 _SIDES = ("promote", "suppress")
 _SCORES = ("score", "null_mean", "p_value")
-
-
-def require_distinct(relations: Sequence[Relation]) -> None:
-    """Refuse two relations of one name."""
-    names = [relation.name for relation in relations]
-    repeated = sorted({name for name in names if names.count(name) > 1})
-    if repeated:
-        raise UsageError(f"The relation {repeated[0]!r} was given twice; give each relation its own name.")
 
 
 def checked_k(entry: Encoded, k: int | None, n_targets: int) -> int:

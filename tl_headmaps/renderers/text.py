@@ -1,6 +1,7 @@
 """Results as aligned text for a terminal."""
 
 import io
+import math
 import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,21 @@ def quoted(token: str) -> str:
 def wrapped(text: str, width: int = 100) -> str:
     """Prose in lines of that many characters."""
     return textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)
+
+
+def number(value: float | None, digits: int = 2) -> str:
+    """A value with this many decimals, or a dash if there is none."""
+    return "-" if value is None or math.isnan(value) else f"{value:.{digits}f}"
+
+
+def interval(low: float, high: float) -> str:
+    """``0.78 to 0.91``, or a dash."""
+    return "-" if math.isnan(low) or math.isnan(high) else f"{low:.2f} to {high:.2f}"
+
+
+def percent(share: float | None) -> str:
+    """A share in per cent, or a dash if there is none."""
+    return "-" if share is None or math.isnan(share) else f"{100 * share:.0f}%"
 
 
 def table_text(columns: Sequence[tuple[str, str]], rows: Sequence[Sequence[Any]]) -> str:

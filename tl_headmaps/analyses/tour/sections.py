@@ -9,7 +9,7 @@ from ...data.relations import kept_pairs, resolve
 from ...data.task_files import load_tasks
 from ...data.tasks import FUNCTIONS
 from ...naming.namer import UNCLEAR
-from ...renderers.text import quoted
+from ...renderers.text import interval, number, quoted
 from ..ablate.call import ablate
 from ..association_heads.call import association_heads
 from ..association_heads.result import AssociationHeads
@@ -22,7 +22,6 @@ from ..salient_operations.call import salient_operations
 from ..task_maps.call import task_maps
 from ..token_grid import token_grid
 from ..validate.call import validate
-from ..validate.text import interval, number
 from ..value_mixing.call import value_mixing
 from .tour import Finding, Section, Tour
 
