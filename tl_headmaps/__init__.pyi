@@ -2,8 +2,8 @@
 
 from .analyses.ablate.call import ablate as ablate
 from .analyses.ablate.result import AblationCurves as AblationCurves
-from .analyses.association_heads.call import association_heads as association_heads
-from .analyses.association_heads.result import AssociationHeads as AssociationHeads
+from .analyses.association_heads import AssociationHeads as AssociationHeads
+from .analyses.association_heads import association_heads as association_heads
 from .analyses.attention_groups.call import attention_groups as attention_groups
 from .analyses.attention_groups.call import attention_groups_from_pattern as attention_groups_from_pattern
 from .analyses.attention_groups.result import AttentionGroups as AttentionGroups
@@ -15,8 +15,8 @@ from .analyses.describe_model.call import describe_model as describe_model
 from .analyses.describe_model.result import ModelDescription as ModelDescription
 from .analyses.describe_run.call import describe_run as describe_run
 from .analyses.describe_run.result import RunState as RunState
-from .analyses.grouping_profile.call import grouping_profile as grouping_profile
-from .analyses.grouping_profile.result import GroupingProfile as GroupingProfile
+from .analyses.grouping_profile import GroupingProfile as GroupingProfile
+from .analyses.grouping_profile import grouping_profile as grouping_profile
 from .analyses.name_heads.call import name_heads as name_heads
 from .analyses.name_heads.result import HeadNames as HeadNames
 from .analyses.relation_scores.call import relation_scores as relation_scores

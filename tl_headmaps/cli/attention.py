@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from ..analyses.association_heads.result import Measure
+from ..analyses.association_heads import Measure
 from ..core.errors import UsageError
 from ..scorers.clustering import GroupMethod
 from .options import DeviceOption, ModelOption, NoCheckpointOption, OutOption
