@@ -2,8 +2,8 @@
 
 from .analyses.ablate.call import ablate as ablate
 from .analyses.ablate.result import AblationCurves as AblationCurves
-from .analyses.association_heads.call import association_heads as association_heads
-from .analyses.association_heads.result import AssociationHeads as AssociationHeads
+from .analyses.association_heads import association_heads as association_heads
+from .analyses.association_heads import AssociationHeads as AssociationHeads
 from .analyses.attention_groups.call import attention_groups as attention_groups
 from .analyses.attention_groups.call import attention_groups_from_pattern as attention_groups_from_pattern
 from .analyses.attention_groups.result import AttentionGroups as AttentionGroups
@@ -15,20 +15,20 @@ from .analyses.describe_model.call import describe_model as describe_model
 from .analyses.describe_model.result import ModelDescription as ModelDescription
 from .analyses.describe_run.call import describe_run as describe_run
 from .analyses.describe_run.result import RunState as RunState
-from .analyses.grouping_profile.call import grouping_profile as grouping_profile
-from .analyses.grouping_profile.result import GroupingProfile as GroupingProfile
+from .analyses.grouping_profile import grouping_profile as grouping_profile
+from .analyses.grouping_profile import GroupingProfile as GroupingProfile
 from .analyses.name_heads import HeadNames as HeadNames
 from .analyses.name_heads import name_heads as name_heads
-from .analyses.relation_scores import RelationScores as RelationScores
 from .analyses.relation_scores import relation_scores as relation_scores
+from .analyses.relation_scores import RelationScores as RelationScores
 from .analyses.reproduce.call import reproduce as reproduce
 from .analyses.reproduce.result import Reproduction as Reproduction
 from .analyses.salient_operations.call import salient_operations as salient_operations
 from .analyses.salient_operations.result import SalientOperations as SalientOperations
 from .analyses.task_maps.call import task_maps as task_maps
 from .analyses.task_maps.result import TaskMaps as TaskMaps
-from .analyses.token_grid import TokenGrid as TokenGrid
 from .analyses.token_grid import token_grid as token_grid
+from .analyses.token_grid import TokenGrid as TokenGrid
 from .analyses.validate.call import validate as validate
 from .analyses.validate.result import Validation as Validation
 from .analyses.value_mixing.call import value_mixing as value_mixing
@@ -44,13 +44,13 @@ from .core.citations import cite as cite
 from .core.errors import HeadMapsError as HeadMapsError
 from .core.provenance import Provenance as Provenance
 from .core.types import HeadIndex as HeadIndex
-from .data.relations import Relation as Relation
 from .data.relations import load_relations as load_relations
+from .data.relations import Relation as Relation
 from .data.task_files import load_tasks as load_tasks
 from .data.task_files import read_tasks as read_tasks
 from .data.tasks import TaskItem as TaskItem
 from .data.tasks import Tasks as Tasks
-from .naming.predicates import predicate as predicate
+from .naming.catalogue import predicate as predicate
 from .renderers.figure import Figure as Figure
 from .results import Result as Result
 

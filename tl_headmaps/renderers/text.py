@@ -24,6 +24,30 @@ def quoted(token: str) -> str:
     return f"'{visible(token)}'"
 
 
+def word(token: str) -> str:
+    """A token as a word of a sentence: without the spaces around it, unless it consists of them."""
+    return visible(token).strip() or repr(token)
+
+
+def number(value: float | None, digits: int = 2) -> str:
+    """A value with this many decimals, or a dash where there is none."""
+    return "-" if value is None or math.isnan(value) else f"{value:.{digits}f}"
+
+
+def significant(value: float, digits: int = 3) -> str:
+    """A value with this many significant digits, or a dash where there is none."""
+    if math.isnan(value):
+        return "-"
+    text = f"{value:.{digits}g}"
+    return "0" if float(text) == 0 else text
+
+
+def signed(value: float, digits: int = 5) -> str:
+    """The same with a sign in front, plus or minus."""
+    text = significant(value, digits)
+    return text if text.startswith("-") else f"+{text}"
+
+
 def wrapped(text: str, width: int = 100) -> str:
     """Prose in lines of that many characters."""
     return textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)

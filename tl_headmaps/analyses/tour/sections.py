@@ -11,8 +11,7 @@ from ...data.tasks import FUNCTIONS
 from ...naming.namer import UNCLEAR
 from ...renderers.text import interval, number, quoted
 from ..ablate.call import ablate
-from ..association_heads.call import association_heads
-from ..association_heads.result import AssociationHeads
+from ..association_heads import AssociationHeads, association_heads
 from ..attention_groups.call import attention_groups
 from ..component_map.call import component_map
 from ..describe_model.call import describe_model
