@@ -11,8 +11,8 @@ from .analyses.component_map.call import component_map as component_map
 from .analyses.component_map.call import head_component_map as head_component_map
 from .analyses.component_map.result import ComponentMap as ComponentMap
 from .analyses.component_map.result import HeadComponentMap as HeadComponentMap
-from .analyses.describe_model.call import describe_model as describe_model
-from .analyses.describe_model.result import ModelDescription as ModelDescription
+from .analyses.describe_model import ModelDescription as ModelDescription
+from .analyses.describe_model import describe_model as describe_model
 from .analyses.describe_run.call import describe_run as describe_run
 from .analyses.describe_run.result import RunState as RunState
 from .analyses.grouping_profile.call import grouping_profile as grouping_profile

@@ -14,7 +14,7 @@ from ..association_heads.call import association_heads
 from ..association_heads.result import AssociationHeads
 from ..attention_groups.call import attention_groups
 from ..component_map.call import component_map
-from ..describe_model.call import describe_model
+from ..describe_model import describe_model
 from ..name_heads.call import name_heads
 from ..relation_scores.call import relation_scores
 from ..relation_scores.result import RelationScores
