@@ -20,7 +20,7 @@ from scipy.stats import binomtest
 from sklearn.linear_model import LogisticRegression
 
 from tl_headmaps import HeadIndex, Result, TaskItem, TaskMaps, Tasks, TaskVerification, load_tasks, task_maps
-from tl_headmaps.analyses.verify_tasks.call import _random_heads, verify_tasks
+from tl_headmaps.analyses.verify_tasks import _random_heads, verify_tasks
 from tl_headmaps.capture.fingerprint import model_fingerprint
 from tl_headmaps.capture.running.activations import run
 from tl_headmaps.capture.running.answers import _runs, answer_likelihoods, encode_question

@@ -35,7 +35,7 @@ from .analyses.value_mixing.call import value_mixing as value_mixing
 from .analyses.value_mixing.call import value_mixing_from as value_mixing_from
 from .analyses.value_mixing.result import ValueMixing as ValueMixing
 from .analyses.value_mixing.worked_example import WorkedExample as WorkedExample
-from .analyses.verify_tasks.result import TaskVerification as TaskVerification
+from .analyses.verify_tasks import TaskVerification as TaskVerification
 from .capture.bundled import default_model_folder as default_model_folder
 from .capture.bundled import load_default_model as load_default_model
 from .capture.loading import load_model as load_model

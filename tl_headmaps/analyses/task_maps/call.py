@@ -38,7 +38,7 @@ from ...scorers.tasks import (
     rank_correlations,
 )
 from ...scorers.words import calibrated, cross_logits, majority_predictions, word_counts
-from ..verify_tasks.call import verify_tasks
+from ..verify_tasks import verify_tasks
 from .result import TaskMaps
 
 Features: TypeAlias = Literal["z"]
