@@ -1,4 +1,4 @@
-"""``TaskMaps.verify``: does a model get worse at a function without that function's heads?
+"""``verify_tasks``: does a model get worse at a function without that function's heads?
 
 The heads of each function are ablated (z set to zero at every position) and all functions' items asked again: an 8 x 8
 matrix for the eight functions. Heads are chosen anew for every fold, by the probe that did not see its contents, so
@@ -8,6 +8,7 @@ and random heads are compared on the same items; where the whole model is at cha
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,8 +17,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from ..capture.fingerprint import model_fingerprint
 from ..capture.running.activations import DEFAULT_BUDGET
 from ..capture.running.answers import answer_likelihoods, encode_question
+from ..capture.weights import HeadWeights
 from ..core.errors import UsageError
 from ..core.provenance import Provenance
 from ..data.tasks import FUNCTIONS, Tasks, with_alternatives
@@ -26,6 +29,7 @@ from ..renderers.figure import Figure
 from ..renderers.text import table_text
 from ..results import Result, cells
 from ..scorers.statistics import paired_p_value, q_values, wilson_interval
+from .task_maps.call import resolve_tasks
 from .task_maps.result import TaskMaps
 
 _MATRICES = ("accuracy", "accuracy_low", "accuracy_high")
@@ -76,15 +80,15 @@ class TaskVerification(Result):
         q_value: The same after Benjamini-Hochberg over the functions.
 
     Example:
-        >>> from tl_headmaps import TaskItem, Tasks, load_default_model, task_maps
+        >>> from tl_headmaps import TaskItem, Tasks, load_default_model, task_maps, verify_tasks
         >>> sums = [TaskItem(f"{n} + 1 =", str(n + 1), "math_calculation", "", ("0",), "", str(n)) for n in range(10)]
         >>> cups = [TaskItem(f"{n} is", "red", "retrieval", f"No {n} is red.", ("wet",), "", str(n)) for n in range(10)]
-        >>> tasks = Tasks((*sums, *cups))
-        >>> maps = task_maps(load_default_model(), tasks, folds=3, n_null=1, cache_dir="cache", progress=False)
-        >>> found = maps.verify(n_items=5, n_random=1, max_heads=2, progress=False)
-        >>> found.functions, found.n_items, found.chance.tolist()
+        >>> model, tasks = load_default_model(), Tasks((*sums, *cups))
+        >>> maps = task_maps(model, tasks, folds=3, n_null=1, cache_dir="cache", progress=False)
+        >>> verified = verify_tasks(model, maps, tasks, n_items=5, n_random=1, max_heads=2, progress=False)
+        >>> verified.functions, verified.n_items, verified.chance.tolist()
         (('retrieval', 'math_calculation'), (5, 5), [0.5, 0.5])
-        >>> float(found.clean[0]), tuple(found.accuracy.shape)
+        >>> float(verified.clean[0]), tuple(verified.accuracy.shape)
         (1.0, (2, 2))
     """
 
@@ -121,8 +125,9 @@ class TaskVerification(Result):
 
     @property
     def others(self) -> Float[Tensor, " function"]:
-        """Accuracy on each function's items without the heads of another function, mean over those."""
-        return (self.accuracy.sum(0) - self.own) / (len(self.functions) - 1)
+        """Accuracy on each function's items without the heads of another function, mean over those (NaN: no other)."""
+        others = (self.accuracy.sum(0) - self.own) / max(1, len(self.functions) - 1)
+        return others if len(self.functions) > 1 else torch.full_like(others, torch.nan)
 
     @property
     def testable(self) -> tuple[bool, ...]:
@@ -205,7 +210,7 @@ class TaskVerification(Result):
                 span(self.clean, self.clean_low, self.clean_high, i),
                 self.n_ablated[i],
                 span(self.accuracy, self.accuracy_low, self.accuracy_high, i, i),
-                f"{self.others[i]:.2f}",
+                f"{self.others[i]:.2f}" if len(self.functions) > 1 else "-",
                 span(self.random, self.random_low, self.random_high, i),
                 f"{self.p_value[i]:.2g}",
                 self.verdicts[i],
@@ -228,39 +233,53 @@ class TaskVerification(Result):
 
 def verify_tasks(
     model: Any,
-    tasks: Tasks,
     maps: TaskMaps,
+    tasks: Tasks | str | Path | None = None,
     *,
-    folds: Int[Tensor, " item"],
-    fold_importance: Float[Tensor, "fold function layer head"],
     n_items: int | None = 30,
     n_random: int = 3,
     max_heads: int = 10,
-    prepend_bos: bool = False,
-    seed: int = 0,
+    prepend_bos: bool | None = None,
+    seed: int | None = None,
     budget: int = DEFAULT_BUDGET,
     progress: bool = True,
 ) -> TaskVerification:
-    """Accuracy on every function's items after ablating every function's heads.
+    """Ablate the heads of each function and see which functions the model gets worse at.
 
     Args:
         model: The model of the maps.
-        tasks: Their items; those without alternatives get answers of similar items.
-        maps: The maps.
-        folds: Fold of each item.
-        fold_importance: Importance on the training items of each fold.
-        n_items: Items of each function that are asked, spread over the folds; None for all.
+        maps: What :func:`task_maps` found, also loaded from a file or with some functions selected.
+        tasks: The items of the maps, or their file; the bundled items by default. Those without alternatives get
+            answers of similar items.
+        n_items: Items of each function to ask, spread over the folds; None for all.
         n_random: Draws of random heads.
-        max_heads: Heads ablated for a function: those above its elbow, but at least one and at most so many.
-        prepend_bos: As for the maps.
-        seed: Decides which items and random heads.
+        max_heads: Heads to ablate for a function: those above its elbow, but at least one and at most this many.
+        prepend_bos: Begin every prompt with the BOS token; by default as for the maps.
+        seed: Decides which items are asked and which random heads are drawn; by default the seed of the maps.
         budget: Bytes a batch may take.
         progress: Show a progress bar on a terminal.
+
+    Example:
+        >>> from tl_headmaps import TaskItem, Tasks, load_default_model, task_maps, verify_tasks
+        >>> sums = [TaskItem(f"{n} + 1 =", str(n + 1), "math_calculation", "", ("0",), "", str(n)) for n in range(10)]
+        >>> cups = [TaskItem(f"{n} is", "red", "retrieval", f"No {n} is red.", ("wet",), "", str(n)) for n in range(10)]
+        >>> model, tasks = load_default_model(), Tasks((*sums, *cups))
+        >>> maps = task_maps(model, tasks, folds=3, n_null=1, cache_dir="cache", progress=False)
+        >>> verified = verify_tasks(model, maps, tasks, n_items=5, n_random=1, max_heads=2, progress=False)
+        >>> verified.n_items, verified.verdicts
+        ((5, 5), ('no difference', 'not testable'))
     """
     for name, value in (("n_random", n_random), ("max_heads", max_heads), ("n_items", n_items)):
         if value is not None and value < 1:
             raise UsageError(f"{name}={value} must be at least 1.")
-    items = with_alternatives(tasks).items
+    chosen = resolve_tasks(tasks)
+    _require_same_items(maps, chosen)
+    weights = HeadWeights.from_model(model)
+    fingerprint = model_fingerprint(model)
+    _require_same_model(maps, weights.model_name, fingerprint)
+    prepend_bos = bool(maps.provenance.options["prepend_bos"]) if prepend_bos is None else prepend_bos
+    seed = int(maps.provenance.seed or 0) if seed is None else seed
+    items = with_alternatives(chosen).items
     n_layers, n_heads = maps.importance.shape[1:]
     sizes = [min(max_heads, max(1, len(heads))) for heads in maps.above_elbow]
     if 2 * max(sizes) > n_layers * n_heads:
@@ -268,10 +287,12 @@ def verify_tasks(
             f"{max(sizes)} heads are to be ablated, but the model has {n_layers * n_heads}, too few for as many random "
             f"ones besides. Use max_heads={max(1, n_layers * n_heads // 2)} or less."
         )
-    labels = torch.tensor([maps.functions.index(item.function) for item in items])
+    # Items of functions that were not selected are never asked.
+    labels = torch.tensor([(*maps.functions, item.function).index(item.function) for item in items])
+    folds = maps.folds
     generator = np.random.default_rng(seed)
     asked = _chosen(labels, folds, len(sizes), n_items, generator)
-    own = _own_heads(fold_importance, sizes)
+    own = _own_heads(maps.fold_importance, sizes)
     masks = [torch.zeros(len(asked), n_layers, n_heads, dtype=torch.bool)]
     masks += [own[folds[asked], function] for function in range(len(sizes))]
     masks += [_random_heads(own, sizes, labels[asked], folds[asked], generator) for _ in range(n_random)]
@@ -285,15 +306,35 @@ def verify_tasks(
             model, questions * len(masks), ablated=torch.cat(masks), budget=budget, progress=bar.update
         )
     right = torch.tensor([values[0] > max(values[1:]) for values in likelihoods]).view(len(masks), -1)
-    options = maps.provenance.options | {"n_items": n_items, "n_random": n_random, "max_heads": max_heads}
-    provenance = replace(maps.provenance, options=options, seed=seed)
+    options = {"n_items": n_items, "n_random": n_random, "max_heads": max_heads, "prepend_bos": prepend_bos}
+    provenance = replace(
+        weights.provenance(options=maps.provenance.options | options, data=maps.provenance.data, seed=seed),
+        fingerprint=fingerprint,
+    )
     return _result(maps, right, labels[asked], sizes, [len(question.options) for question in questions], provenance)
+
+
+def _require_same_items(maps: TaskMaps, tasks: Tasks) -> None:
+    if tasks.digest not in maps.provenance.data.values():
+        made_from = ", ".join(maps.provenance.data)
+        raise UsageError(
+            f"These maps were made from {made_from} ({len(maps.folds)} items), but {tasks.name} ({len(tasks)} items) "
+            "is not the same list of items in the same order. Pass the items of the maps as tasks=."
+        )
+
+
+def _require_same_model(maps: TaskMaps, name: str, fingerprint: str) -> None:
+    if fingerprint != maps.provenance.fingerprint:
+        raise UsageError(
+            f"These maps were made from {maps.provenance.model!r}, and {name!r} has other weights. Pass the model of "
+            "the maps, loaded the same way, or make new maps with task_maps()."
+        )
 
 
 def _chosen(
     labels: Tensor, folds: Tensor, n_classes: int, n_items: int | None, generator: np.random.Generator
 ) -> Int[Tensor, " asked"]:
-    """Up to so many items of each function, taken from the folds in turns."""
+    """Up to ``n_items`` items of each function, taken from the folds in turns."""
     chosen = []
     for function in range(n_classes):
         rows = torch.from_numpy(generator.permutation((labels == function).nonzero().flatten().numpy()))

@@ -1,11 +1,10 @@
 """Which heads serve which cognitive function, how sure that is, and what words alone would have told."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
-import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from ...core.errors import UsageError
@@ -18,9 +17,6 @@ from ...renderers.figure import Figure
 from ...renderers.grids import MapLayer
 from ...renderers.text import table_text
 from ...results import Result, cells, largest_heads
-
-if TYPE_CHECKING:
-    from typing import Self
 
 STABLE = 0.8
 """Rank correlation between two seeds above which a map counts as stable."""
@@ -73,7 +69,9 @@ class TaskMaps(Result):
         overlap: Shared part of those heads between two functions (Jaccard).
         correlation: Rank correlation of two functions' importances.
         stability: Rank correlation of ``importance`` and ``importance_again``, function by function.
-        verifier: What :meth:`verify` calls; None for a result that was loaded or selected.
+        folds: Fold of each item, in the order of the items.
+        fold_importance: ``importance`` on the training items of each fold: what :func:`verify_tasks` chooses heads by,
+            so that no item has a say in the heads that are ablated for it.
 
     Example:
         >>> from tl_headmaps import TaskItem, Tasks, load_default_model, task_maps
@@ -89,6 +87,8 @@ class TaskMaps(Result):
 
     kind: ClassVar[str] = "task_maps"
     methods: ClassVar[tuple[str, ...]] = ("ma2025cognitive", "wilson1927probable")
+    json_axes: ClassVar[Mapping[str, str | None]] = {"function": "functions", "layer": None, "head": None}
+    json_extra: ClassVar[tuple[str, ...]] = ("stable",)
     functions: tuple[str, ...]
     n_items: tuple[int, ...]
     positions: str
@@ -111,8 +111,9 @@ class TaskMaps(Result):
     overlap: Float[Tensor, "function function"]
     correlation: Float[Tensor, "function function"]
     stability: Float[Tensor, " function"]
+    folds: Int[Tensor, " item"]
+    fold_importance: Float[Tensor, "fold function layer head"]
     provenance: Provenance
-    verifier: Callable[..., Any] | None = field(default=None, repr=False)
 
     @property
     def values(self) -> Float[Tensor, "function layer head"]:
@@ -136,67 +137,20 @@ class TaskMaps(Result):
         return largest_heads(maps, n)
 
     def select(self, functions: str | Sequence[str]) -> "TaskMaps":
-        """The maps of some functions; the probe was trained on all."""
+        """The maps of some functions; the probe was trained on all of them."""
         names = (functions,) if isinstance(functions, str) else tuple(functions)
         numbers = [self.number(name) for name in names]
         changes: dict[str, Any] = {name: getattr(self, name)[numbers] for name in (*_MAPS, *_BY_FUNCTION)}
         changes |= {name: getattr(self, name)[numbers][:, numbers] for name in _BETWEEN}
         changes |= {name: tuple(getattr(self, name)[i] for i in numbers) for name in ("n_items", "above_elbow")}
         baselines = {name: tuple(values[i] for i in numbers) for name, values in self.baseline_accuracy.items()}
-        return replace(self, functions=names, baseline_accuracy=baselines, verifier=None, **changes)
-
-    def verify(self, **options: Any) -> Any:
-        """Ablate the heads of each function and see which functions the model gets worse at.
-
-        Options are those of ``analyses.verify_tasks``: ``n_items``, ``n_random``, ``max_heads``, ``progress``.
-
-        Raises:
-            UsageError: The result was loaded or selected, so the model and the items are no longer at hand.
-        """
-        if self.verifier is None:
-            raise UsageError(
-                "This result no longer has its model and items at hand (it was loaded from a file or selected). Call "
-                "verify() on what task_maps() returned; captured activations are kept, so repeating it is quick."
-            )
-        return self.verifier(**options)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        _, n_layers, n_heads = self.importance.shape
-        axes = {"function": list(self.functions), "layer": list(range(n_layers)), "head": list(range(n_heads))}
-        result: dict[str, Any] = {"kind": self.kind, "positions": self.positions, "probe": self.probe, "axes": axes}
-        result["n_items"] = list(self.n_items)
-        result |= {name: getattr(self, name).tolist() for name in (*_MAPS, *_BY_FUNCTION, *_BETWEEN)}
-        result["baseline_accuracy"] = {name: list(values) for name, values in self.baseline_accuracy.items()}
-        result["overall_accuracy"] = dict(self.overall_accuracy)
-        result["above_elbow"] = [[str(head) for head in heads] for heads in self.above_elbow]
-        result["stable"] = self.stable
-        result["provenance"] = self.provenance.to_dict()
-        return result
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> "Self":
-        """Inverse of :meth:`to_dict`."""
-        names = (*_MAPS, *_BY_FUNCTION, *_BETWEEN)
-        tensors: dict[str, Any] = {name: torch.tensor(values[name], dtype=torch.float32) for name in names}
-        return cls(
-            functions=tuple(values["axes"]["function"]),
-            n_items=tuple(values["n_items"]),
-            positions=values["positions"],
-            probe=values["probe"],
-            baseline_accuracy={name: tuple(found) for name, found in values["baseline_accuracy"].items()},
-            overall_accuracy=dict(values["overall_accuracy"]),
-            above_elbow=tuple(tuple(HeadIndex.parse(head) for head in heads) for heads in values["above_elbow"]),
-            provenance=Provenance.from_dict(values["provenance"]),
-            **tensors,
-        )
+        changes["fold_importance"] = self.fold_importance[:, numbers]
+        return replace(self, functions=names, baseline_accuracy=baselines, **changes)
 
     def to_rows(self) -> Iterable[dict[str, Any]]:
         """One record per function and head."""
-        _, n_layers, n_heads = self.importance.shape
-        axes = {"function": self.functions, "layer": range(n_layers), "head": range(n_heads)}
         chosen = [set(heads) for heads in self.above_elbow]
-        for index, labels in cells(axes, self.importance):
+        for index, labels in cells(self.axes, self.importance):
             number, *head = index
             record = labels | {name: float(getattr(self, name)[index]) for name in _MAPS}
             yield record | {"above_elbow": HeadIndex(*head) in chosen[number]}
