@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..analyses.component_map.result import ComponentMap, HeadComponentMap, MeasuredComponents
     from ..analyses.describe_run.result import RunState
 
 _WIDTH = 100_000
@@ -53,11 +52,6 @@ def wrapped(text: str, width: int = 100) -> str:
     return textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)
 
 
-def number(value: float | None, digits: int = 2) -> str:
-    """A value with this many decimals, or a dash if there is none."""
-    return "-" if value is None or math.isnan(value) else f"{value:.{digits}f}"
-
-
 def interval(low: float, high: float) -> str:
     """``0.78 to 0.91``, or a dash."""
     return "-" if math.isnan(low) or math.isnan(high) else f"{low:.2f} to {high:.2f}"
@@ -84,61 +78,6 @@ def table_text(columns: Sequence[tuple[str, str]], rows: Sequence[Sequence[Any]]
     # In a notebook the console would show the table on its own, and leave the stream empty.
     Console(file=stream, width=_WIDTH, color_system=None, force_jupyter=False).print(table)
     return "\n".join(line.rstrip() for line in stream.getvalue().rstrip("\n").splitlines())
-
-
-def component_map_text(result: "ComponentMap") -> str:
-    """The map as a table, the largest cell of each column marked, and its colour bar in words."""
-    best = result.values.nan_to_num(nan=float("-inf")).argmax(0).tolist()
-    rows = [
-        [layer, *(f"{'*' if best[j] == layer else ''}{_number(value)}" for j, value in enumerate(values))]
-        for layer, values in enumerate(result.values.tolist())
-    ]
-    columns = [("layer", "right"), *((name, "right") for name in result.components)]
-    return f"{_map_title(result)}\n\n{table_text(columns, rows)}\n\n{_colour_bar(result)}; * largest of the column"
-
-
-def head_component_map_text(result: "HeadComponentMap", top: int = 5) -> str:
-    """The strongest heads of each component, and the colour bar in words."""
-    low, high, random = result.interval_low, result.interval_high, result.baseline
-    rows = []
-    for name in result.components:
-        for place, (_, head, value) in enumerate(result.top(top, name)):
-            at = (result.components.index(name), head.layer, head.head)
-            row: list[object] = [name if place == 0 else "", head, _number(value)]
-            if low is not None and high is not None:
-                row.append(f"{_number(float(low[at]))}-{_number(float(high[at]))}")
-            if random is not None:
-                row.append(_number(float(random[at])))
-            rows.append(row)
-    columns = [("component", "left"), ("head", "left"), ("value", "right")]
-    columns += [("95%", "right")] * (low is not None)
-    columns += [("divided by" if result.relative else "random", "right")] * (random is not None)
-    note = "heads of attn.k and attn.v are key/value heads"
-    return f"{_map_title(result)}\n\n{table_text(columns, rows)}\n\n{_colour_bar(result)}; {note}"
-
-
-def _map_title(result: "MeasuredComponents") -> str:
-    what = "Component map" if result.kind == "component_map" else "Component map by head"
-    read = f", {result.n_tokens:,} tokens in {result.n_batches} batches" if result.n_batches else ""
-    return f"{what} of {visible(result.provenance.model)}: {result.metric}{read}"
-
-
-def _colour_bar(result: "MeasuredComponents") -> str:
-    defined = result.values[~result.values.isnan()]
-    parts = [result.unit]
-    if len(defined):
-        parts.append(f"from {_number(float(defined.min()))} to {_number(float(defined.max()))}")
-    if result.baseline is not None:
-        ascending = result.baseline[~result.baseline.isnan()].unique().tolist()
-        known = list(dict.fromkeys(map(_number, ascending)))
-        listed = ", ".join(known) if len(known) <= 6 else f"{known[0]} to {known[-1]}"
-        parts.append(f"{'divided by' if result.relative else 'random:'} {listed}")
-    return "; ".join(parts)
-
-
-def _number(value: float) -> str:
-    """Three or four digits, however small."""
-    return "-" if value != value else f"{value:.4f}" if 0.01 <= abs(value) < 1 else f"{value:.3g}"
 
 
 def run_state_text(run: "RunState") -> str:

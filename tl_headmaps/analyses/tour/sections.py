@@ -14,7 +14,7 @@ from ..ablate.call import ablate
 from ..association_heads import AssociationHeads, association_heads
 from ..attention_groups.call import attention_groups
 from ..component_map.call import component_map
-from ..describe_model.call import describe_model
+from ..describe_model import describe_model
 from ..name_heads import name_heads
 from ..relation_scores import RelationScores, relation_scores
 from ..salient_operations.call import salient_operations
