@@ -1,21 +1,132 @@
 """Texts from wherever a user keeps them, and sentences for what is not a text."""
 
+import hashlib
+import inspect
+import re
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tl_headmaps.core.errors import UsageError
-from tl_headmaps.data.texts import describe_source, read_texts, sample_file
+from tl_headmaps.data.texts import Sample, describe_source, read_texts, split_texts
+
+PIECES = re.compile(r"[\w'’]+|[^\w\s'’]+")
+"""Words and runs of signs: a tokenizer that joins no two of them writes a text in at least as many tokens."""
+
+REGISTERS = {
+    "dialogue": r'"[^"]+" (said|asked)',
+    "script": r"(?m)^[A-Z]{3,}: .*\n[A-Z]{3,}: |^Q: ",
+    "table": r"\|:?-+:?\|",
+    "plain table": r"(?m)^\S+ {3,}\d",
+    "Python": r"(?m)^(def|class) .*:$",
+    "JavaScript": r"\b(const|function)\b",
+    "SQL": r"\bSELECT\b",
+    "shell": r"(?m)^(\$ |#!/)",
+    "sums": r"\d [×÷+·-] \d+ = \d",
+    "letter": r"\bDear (Mr|Sir|Aunt)\b|best wishes",
+    "email": r"(?m)^Subject: ",
+    "recipe": r"\b(oven|simmer|brine|pancake)",
+    "minutes": r"(?i)\bmeeting\b.*\d",
+    "verse": r"\A(The Ferryman's Answer|what the night shift knows|Verses on the kitchen drawer)\n",
+    "log": r"(?m)^(\d{4}-\d\d-\d\d |\d{4} |[A-Z][a-z]{2} \d )",
+    "list": r"(?m)^(\*\*\w+\*\* – |\*[^*\n]+\?\* |To \w+: |- \d)",
+}
+"""Some of the registers of the whole sample, each by a sign that its texts bear."""
 
 
-def test_the_bundled_sample_is_long_enough() -> None:
+def test_the_bundled_prose_stays_as_it_was() -> None:
     texts = list(read_texts())
-    assert len(texts) > 40 and sum(len(text.split()) for text in texts) > 6000
-    assert len(set(texts)) == len(texts)
-    assert describe_source(None) == "bundled sample english.txt"
-    assert list(read_texts(sample_file())) == texts == list(read_texts(str(sample_file())))
+    assert len(texts) == 42 and sum(len(text.split()) for text in texts) == 6839
+    # Figures in the README were computed from it.
+    (file,) = Sample.PROSE.files
+    assert hashlib.sha256(file.read_bytes()).hexdigest().startswith("0ed196a0a7d4767d")
+    assert describe_source(None) == describe_source(Sample.PROSE) == "bundled sample english.txt"
+    assert list(read_texts(file)) == texts == list(read_texts(str(file))) == list(read_texts(Sample.PROSE))
+
+
+def test_the_whole_sample_begins_with_the_prose() -> None:
+    whole = list(read_texts(Sample.WHOLE))
+    assert whole[:42] == list(read_texts())
+    assert len(set(whole)) == len(whole) == 135
+    assert describe_source(Sample.WHOLE) == "bundled sample english.txt and registers.txt"
+
+
+def test_both_parts_of_the_whole_sample_are_long_enough() -> None:
+    fit, held_out = split_texts(Sample.WHOLE)
+    assert not set(fit) & set(held_out)
+    assert sorted(fit + held_out) == sorted(read_texts(Sample.WHOLE))
+    pieces = {text: len(PIECES.findall(text)) for text in fit + held_out}
+    assert sum(pieces.values()) >= 25_000
+    assert sum(pieces[text] for text in held_out) >= 8_000
+    assert all(60 <= count <= 600 for count in pieces.values())
+
+
+@pytest.mark.parametrize("register", REGISTERS)
+def test_registers_are_in_both_parts(register: str) -> None:
+    for part in split_texts(Sample.WHOLE):
+        assert any(re.search(REGISTERS[register], text) for text in part)
+
+
+@pytest.mark.parametrize("file", Sample.WHOLE.files, ids=lambda file: file.name)
+def test_bundled_files_are_clean(file: Path) -> None:
+    content = file.read_bytes().decode("utf-8")
+    assert content.endswith("\n") and not content.endswith("\n\n")
+    assert all(line == line.rstrip() for line in content.split("\n"))
+    assert all(sign == "\n" or sign.isprintable() for sign in content)
+
+
+@pytest.mark.model
+def test_the_whole_sample_in_tokens_of_the_default_model(default_model: Any) -> None:
+    def counts(part: list[str]) -> list[int]:
+        return [len(ids) for ids in default_model.tokenizer(part, add_special_tokens=False)["input_ids"]]
+
+    fit, held_out = map(counts, split_texts(Sample.WHOLE))
+    assert sum(fit) + sum(held_out) >= 25_000 and sum(held_out) >= 8_000
+    assert all(60 <= count <= 600 for count in fit + held_out)
+
+
+def test_every_third_text_is_held_out() -> None:
+    texts = [f"text {number}" for number in range(8)]
+    fit, held_out = split_texts(texts)
+    assert held_out == ["text 2", "text 5"]
+    assert fit == [text for text in texts if text not in held_out]
+    assert split_texts(iter(texts)) == (fit, held_out)
+    assert split_texts(["", *texts, " "]) == (fit, held_out)
+    assert split_texts(["one", "two"]) == (["one", "two"], [])
+
+
+@given(st.lists(st.text(alphabet="ab ", max_size=3)), st.lists(st.text(alphabet="ab ", max_size=3)))
+def test_parts_share_no_text_and_lose_none(texts: list[str], more: list[str]) -> None:
+    fit, held_out = split_texts(texts)
+    assert not {text.strip() for text in fit} & {text.strip() for text in held_out}
+    assert sorted(fit + held_out) == sorted(read_texts(texts))
+    assert (len({text.strip() for text in held_out})) == len({text.strip() for text in fit + held_out}) // 3
+    assert (list(read_texts(texts, part="fit")), list(read_texts(texts, part="held_out"))) == (fit, held_out)
+    # What is added at the end moves nothing that was there.
+    later_fit, later_held_out = split_texts(texts + more)
+    assert (later_fit[: len(fit)], later_held_out[: len(held_out)]) == (fit, held_out)
+
+
+def test_parts_of_users_own_texts(tmp_path: Path) -> None:
+    from datasets import Dataset
+
+    (tmp_path / "own.txt").write_text("a\n\nb\n\nc\n\n\nd", encoding="utf-8")
+    dataset = Dataset.from_dict({"body": ["a", "b", "c", "", "d"]})
+    assert split_texts(tmp_path / "own.txt") == split_texts(dataset, column="body") == (["a", "b", "d"], ["c"])
+    assert describe_source(tmp_path / "own.txt", "held_out") == "file own.txt, held-out third"
+    assert describe_source(dataset, "fit") == "Dataset, without the held-out third"
+    endless = (f"text {number}" for number in iter(int, 1))
+    assert list(islice(read_texts(endless, part="fit"), 2)) == ["text 0", "text 0"]
+
+
+def test_an_unknown_part_is_named_before_anything_is_read() -> None:
+    with pytest.raises(UsageError, match=r"part='test' is not known\. Choose one of: 'all', 'fit', 'held_out'"):
+        inspect.unwrap(read_texts)(["a"], part="test")
 
 
 def test_a_string_is_a_text_unless_it_names_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

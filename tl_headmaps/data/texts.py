@@ -1,40 +1,69 @@
 """Plain text for the analyses that run a model: the bundled sample, a string, a list, a file or a dataset.
 
-The bundled sample (``relations_data/text/english.txt``) was written for this package: about 8,000 tokens of English in
-many registers, CC0. A text file holds texts separated by blank lines, in UTF-8.
+The bundled samples (:class:`Sample`, in ``relations_data/text/``) were written for this package and are CC0. A text
+file holds texts separated by blank lines, in UTF-8.
+
+What is fitted on texts is judged on others. A third of the texts of any source is held out, by one rule
+(:func:`_with_part`): every third text, a repeated one always in the part in which it came first. Texts added at the end
+of a source change nothing about those before them.
 """
 
+import hashlib
 from collections.abc import Iterable, Iterator
+from enum import Enum
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from ..core.errors import UsageError
+from ..core.types import check_choice
 from .relations import data_folder
 
+Part: TypeAlias = Literal["all", "fit", "held_out"]
+
 _FILE_SUFFIXES = (".txt", ".text", ".md")
+_PART_NAMES = {"all": "", "fit": ", without the held-out third", "held_out": ", held-out third"}
 
 
-def sample_file() -> Path:
-    """The bundled English sample."""
-    return data_folder() / "text" / "english.txt"
+class Sample(Enum):
+    """A sample of English that comes with the package, by the files it consists of.
+
+    Attributes:
+        PROSE: 42 texts, about 8,000 tokens, mostly prose; read where no source is given.
+        WHOLE: These, and then 93 more in 31 registers, from dialogue and verse to tables, sums and code: about 33,000
+            tokens. The registers take turns, so that each of them is in both parts and in any long stretch.
+    """
+
+    PROSE = ("english.txt",)
+    WHOLE = ("english.txt", "registers.txt")
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        return tuple(data_folder() / "text" / name for name in self.value)
 
 
-def read_texts(source: Any = None, column: str = "text") -> Iterator[str]:
+def read_texts(source: Any = None, column: str = "text", part: Part = "all") -> Iterator[str]:
     """The texts of a source, one after the other, empty ones left out; nothing is read before it is asked for.
 
     Args:
-        source: None for the bundled sample; the path of a UTF-8 file with texts separated by blank lines; a string
-            (a file if it names one, else a text itself); a list or other iterable of strings; or a
-            ``datasets.Dataset`` (also a streamed one).
+        source: None for the bundled prose, or another :class:`Sample`; the path of a UTF-8 file with texts separated by
+            blank lines; a string (a file if it names one, else a text itself); a list or other iterable of strings; or
+            a ``datasets.Dataset`` (also a streamed one).
         column: The column of a dataset that holds the text.
+        part: ``"fit"`` for the texts that may be fitted on, ``"held_out"`` for the third to judge on.
 
     Example:
         >>> list(read_texts(["One text.", "", "Another."]))
         ['One text.', 'Another.']
+        >>> list(read_texts(["One", "Two", "Three", "Four"], part="held_out"))
+        ['Three']
     """
+    check_choice(part, Part, "part")
     if source is None:
-        source = sample_file()
-    if isinstance(source, Path) or (isinstance(source, str) and _names_a_file(source)):
+        source = Sample.PROSE
+    if isinstance(source, Sample):
+        found: Iterator[Any] = chain.from_iterable(map(_from_file, source.files))
+    elif isinstance(source, Path) or (isinstance(source, str) and _names_a_file(source)):
         found = _from_file(Path(source).expanduser())
     elif isinstance(source, str):
         found = iter([source])
@@ -47,16 +76,47 @@ def read_texts(source: Any = None, column: str = "text") -> Iterator[str]:
             f"{type(source).__name__} is not a source of texts. Give a string, a list of strings, the path of a text "
             "file, or a datasets.Dataset."
         )
-    return _checked(found)
+    texts = _checked(found)
+    if part == "all":
+        return texts
+    return (text for text, held_out in _with_part(texts) if held_out == (part == "held_out"))
 
 
-def describe_source(source: Any) -> str:
+def split_texts(source: Any = None, column: str = "text") -> tuple[list[str], list[str]]:
+    """The texts to fit on and the texts held out, of a source that is read once; see :func:`read_texts`.
+
+    Fewer than three different texts leave nothing held out.
+
+    Example:
+        >>> split_texts(["One", "Two", "Three", "Four", "Three"])
+        (['One', 'Two', 'Four'], ['Three', 'Three'])
+    """
+    fit: list[str] = []
+    held: list[str] = []
+    for text, held_out in _with_part(read_texts(source, column)):
+        (held if held_out else fit).append(text)
+    return fit, held
+
+
+def describe_source(source: Any, part: Part = "all") -> str:
     """Where texts came from, in a few words, for provenance."""
-    if source is None:
-        return f"bundled sample {sample_file().name}"
+    return _origin(source) + _PART_NAMES[part]
+
+
+def _origin(source: Any) -> str:
+    if source is None or isinstance(source, Sample):
+        return f"bundled sample {' and '.join((source or Sample.PROSE).value)}"
     if isinstance(source, Path) or (isinstance(source, str) and _names_a_file(source)):
         return f"file {Path(source).name}"
     return "text of the call" if isinstance(source, str) else type(source).__name__
+
+
+def _with_part(texts: Iterable[str]) -> Iterator[tuple[str, bool]]:
+    """Each text, and whether it is held out: the third, sixth, ninth ... different one, wherever it comes again."""
+    seen: dict[bytes, bool] = {}
+    for text in texts:
+        digest = hashlib.sha256(text.strip().encode("utf-8", "surrogatepass")).digest()
+        yield text, seen.setdefault(digest, len(seen) % 3 == 2)
 
 
 def _names_a_file(text: str) -> bool:
