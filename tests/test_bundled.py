@@ -15,6 +15,7 @@ import pytest
 
 from tl_headmaps.capture import bundled
 from tl_headmaps.core.errors import ModelLoadError
+from tl_headmaps.core.files import cache_folder
 
 ROOT = Path(__file__).parent.parent
 PATIENCE = 60
@@ -89,16 +90,16 @@ def left_in(cache: Path) -> list[str]:
 
 
 def test_the_cache_folder_can_be_chosen(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert bundled.cache_folder() == cache
+    assert cache_folder() == cache
     monkeypatch.setenv("TL_HEADMAPS_CACHE", "~/models")
-    assert bundled.cache_folder() == Path.home() / "models"
+    assert cache_folder() == Path.home() / "models"
     for unset in ("", None):
         if unset is None:
             monkeypatch.delenv("TL_HEADMAPS_CACHE")
         else:
             monkeypatch.setenv("TL_HEADMAPS_CACHE", unset)
-        assert bundled.cache_folder().name == "tl_headmaps"
-        assert bundled.cache_folder().is_absolute()
+        assert cache_folder().name == "tl_headmaps"
+        assert cache_folder().is_absolute()
 
 
 def test_first_use_fetches_later_use_does_not(

@@ -19,6 +19,7 @@ import tl_headmaps
 from tl_headmaps import HeadWeights, TokenGrid
 from tl_headmaps.capture import bundled
 from tl_headmaps.cli.app import app
+from tl_headmaps.cli.options import given
 
 pytestmark = [
     pytest.mark.model,
@@ -347,3 +348,7 @@ class TestRealRuns:
         first, second = ((folder / "grid.json").read_bytes() for folder in (one_folder, two_folder))
         assert CREATED.sub(b"", first) == CREATED.sub(b"", second)
         assert (one_folder / "grid.csv").read_bytes() == (two_folder / "grid.csv").read_bytes()
+
+
+def test_given_keeps_what_was_set_and_nothing_else() -> None:
+    assert given(k=None, seed=0, heads=[], prepend_bos=False) == {"seed": 0, "heads": [], "prepend_bos": False}

@@ -14,7 +14,7 @@ from browser import Browser
 from commands import CREATED, Run
 from planted import hosted, knowing_source, quiet
 
-from tl_headmaps import HeadIndex, Result, describe_model
+from tl_headmaps import HeadIndex, ModelDescription, Result, describe_model
 from tl_headmaps.analyses.tour import sections as tour_sections
 from tl_headmaps.analyses.tour.tour import Finding, Section, Tour
 from tl_headmaps.cli.app import app
@@ -286,11 +286,11 @@ class TestFolder:
     def test_a_result_too_large_to_draw_is_kept(
         self, sections: Any, small_model: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
-        def refuse(result: Result, **options: Any) -> None:
+        def refuse(result: Result) -> None:
             raise UsageError("There are too many tokens to draw.")
 
         sections(describing)
-        monkeypatch.setattr(Result, "figure", refuse)
+        monkeypatch.setattr(ModelDescription, "figure", refuse)
         done = tour_of(tmp_path, small_model)
         assert done.run.code == 0 and done.files == ["model.json"]
         assert "It is there. Its picture is left out. There are too many tokens to draw." in done.text

@@ -13,7 +13,7 @@ from conftest import TL_MAJOR
 from planted import quiet, save_checkpoint, source_model
 
 from tl_headmaps import HeadWeights, Relation, relation_scores, token_grid
-from tl_headmaps.circuits.extremes import largest_entries, row_norms, top_k
+from tl_headmaps.circuits.extremes import row_norms, top_k
 from tl_headmaps.circuits.maps import CircuitMaps
 
 RELATION = Relation.from_pairs("all", [(s, t) for s in range(3, 20) for t in (s + 1, 40 - s)])
@@ -75,7 +75,6 @@ def test_no_tensor_is_made_on_torchs_default_device(weights: HeadWeights, circui
         again = token_grid(fresh, "L2H1", [5, 6], [7, 8], circuit=circuit)
         maps = CircuitMaps(fresh, torch.arange(20, device="cpu"), circuit=circuit).layer(1)
         assert not top_k(maps, 3).values.is_meta
-        assert not largest_entries(maps, 0, 5).values.is_meta
         assert not row_norms(maps.left_of(0), maps.columns.factor(0)).is_meta
     for name in ("promote", "suppress", "p_value", "interval_low"):
         assert torch.equal(getattr(found, name), getattr(expected, name))

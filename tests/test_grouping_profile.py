@@ -16,12 +16,12 @@ from tl_headmaps.core.errors import UsageError
 from tl_headmaps.scorers.profile import (
     PROFILE_SCORES,
     RunningRatio,
+    Segments,
     even_pair_shares,
     profile_pairs,
     queries_with_pairs,
     text_shares,
 )
-from tl_headmaps.scorers.segments import Segments
 
 TEXTS = [
     "When Mary and John went to the store, John gave a drink to Mary. When Mary and John went home, Mary slept.",

@@ -27,11 +27,17 @@ from tl_headmaps import (
     grouping_profile,
 )
 from tl_headmaps.core.errors import UsageError
-from tl_headmaps.scorers import clustering
-from tl_headmaps.scorers.clustering import cluster
-from tl_headmaps.scorers.grouping import affinity, is_sink, served, served_evenly, sink_share
-from tl_headmaps.scorers.partitions import members, modularity, numbered, rand_indices, shuffled, similar_partitions
-from tl_headmaps.scorers.trees import tree_parents
+from tl_headmaps.scorers import partitions
+from tl_headmaps.scorers.groups import affinity, is_sink, served, served_evenly, sink_share, tree_parents
+from tl_headmaps.scorers.partitions import (
+    cluster,
+    members,
+    modularity,
+    numbered,
+    rand_indices,
+    shuffled,
+    similar_partitions,
+)
 
 ROOT = Path(__file__).parents[1]
 WORDS = ["It", "I", "is", "am", "the"]
@@ -225,27 +231,27 @@ class TestClustering:
 
     def test_signs_and_rotations_of_eigenvectors_do_not_matter(self, monkeypatch: pytest.MonkeyPatch) -> None:
         weights = affinity(blocks([0, 0, 0, 0, 1, 1, 1, 1], 1.0, 0.05), True)
-        plain, leading = cluster(weights, "spectral"), clustering._leading
+        plain, leading = cluster(weights, "spectral"), partitions._leading
         assert int(plain.max()) == 1
 
         def turned(*arguments: Any) -> Any:
             values, vectors = leading(*arguments)
             return values, vectors * np.where(np.arange(vectors.shape[1]) % 2, -1.0, 1.0)
 
-        monkeypatch.setattr(clustering, "_leading", turned)
+        monkeypatch.setattr(partitions, "_leading", turned)
         assert torch.equal(cluster(weights, "spectral"), plain)
         points = np.random.default_rng(0).normal(size=(30, 3))
         rotation, _ = np.linalg.qr(np.random.default_rng(1).normal(size=(3, 3)))
-        assert torch.equal(clustering._k_means(points, 3, 4), clustering._k_means(points @ rotation, 3, 4))
+        assert torch.equal(partitions._k_means(points, 3, 4), partitions._k_means(points @ rotation, 3, 4))
 
     def test_the_lanczos_way_agrees_with_the_dense_one(self, monkeypatch: pytest.MonkeyPatch) -> None:
         weights = affinity(blocks([0] * 30 + [1] * 40 + [2] * 30, 1.0, 0.05), True).float()
         dense = cluster(weights, "spectral")
         assert int(dense.max()) == 2
-        monkeypatch.setattr(clustering, "_DENSE", 10)
+        monkeypatch.setattr(partitions, "_DENSE", 10)
         assert torch.equal(cluster(weights, "spectral"), dense)
         scale = weights.sum(1).double().rsqrt()
-        values, _ = clustering._leading(weights, scale, 5)
+        values, _ = partitions._leading(weights, scale, 5)
         exact = np.linalg.eigvalsh((weights.double() * scale[:, None] * scale[None, :]).numpy())[::-1][:5]
         np.testing.assert_allclose(values, exact, atol=1e-4)
 

@@ -4,18 +4,22 @@ import gc
 import re
 import subprocess
 import sys
+import weakref
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from planted import save_checkpoint, source_model
+from planted import save_checkpoint, shared_model, source_model
 from torch import Tensor
 
 from tl_headmaps import HeadWeights, Relation, relation_scores
-from tl_headmaps.capture import mapped, weights
+from tl_headmaps.capture import mapped
+from tl_headmaps.capture.checkpoint.tokenizer import open_tokenizer
 from tl_headmaps.capture.mapped import is_mapped, let_go, map_tensor, reordered, rows_of
-from tl_headmaps.capture.tokenizer import open_tokenizer
+from tl_headmaps.circuits import cache
+from tl_headmaps.circuits.cache import cache_of
 
 ROWS, WIDTH = 3000, 256
 
@@ -134,12 +138,22 @@ def test_scores_do_not_depend_on_where_the_unembedding_lies(
     (tmp_path / "file").touch()
     expected = relation_scores(HeadWeights.from_checkpoint(folder, device="cpu"), relation, progress=False)
     if way == "nowhere to write":
-        monkeypatch.setattr(weights, "cache_folder", lambda: tmp_path / "file")
+        monkeypatch.setattr(cache, "cache_folder", lambda: tmp_path / "file")
     elif way == "too large":
-        monkeypatch.setattr(weights, "_LARGEST_COPY", 0)
+        monkeypatch.setattr(cache, "_LARGEST_COPY", 0)
     read = HeadWeights.from_checkpoint(folder)
-    assert (read.ordered_unembedding is not None) == (way == "on disk")
+    assert (cache_of(read).ordered_unembedding is not None) == (way == "on disk")
     assert torch.equal(relation_scores(read, relation, progress=False).promote, expected.promote)
+
+
+def test_what_the_engine_keeps_is_freed_with_the_weights() -> None:
+    read = HeadWeights.from_model(shared_model("llama"))
+    relation_scores(read, Relation.from_pairs("some", [(3, 4)]), progress=False)
+    kept = cache_of(read)
+    assert kept is cache_of(read) is not cache_of(replace(read))
+    gone = [weakref.ref(kept), weakref.ref(kept.ordered_unembedding)]
+    del kept, read
+    assert [reference() for reference in gone] == [None, None]
 
 
 class TestTokenizer:
@@ -166,6 +180,8 @@ class TestTokenizer:
         folder = save_checkpoint(source_model("llama"), tmp_path)
         code = f"""
 import sys
+import weakref
+from dataclasses import replace
 from tl_headmaps import HeadWeights, Relation, relation_scores
 weights = HeadWeights.from_checkpoint({str(folder)!r})
 assert weights.tokenizer is not None

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tl_headmaps import predicate
-from tl_headmaps.analyses.salient_operations.namer import Namer, description_prompt
 from tl_headmaps.core.errors import UsageError
 from tl_headmaps.core.types import HeadIndex
 from tl_headmaps.naming.catalogue import Explainer, Explanation, Predicate, best_first, catalogue
 from tl_headmaps.naming.input_class import input_class
 from tl_headmaps.naming.lexicon import lexicon
+from tl_headmaps.naming.namer import Namer, description_prompt
 from tl_headmaps.scorers.usable import usable_tokens
 
 COPY = next(entry for entry in catalogue() if entry.name == "copy")

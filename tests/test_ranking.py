@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tl_headmaps.circuits.blocks import count_true
-from tl_headmaps.circuits.extremes import entries, largest_entries, row_norms, top_k
+from tl_headmaps.circuits.extremes import entries, row_norms, top_k
 from tl_headmaps.circuits.factored import FactorColumns, LayerMaps, ProductColumns
 from tl_headmaps.circuits.ranking import ranks
 from tl_headmaps.core.errors import UsageError
@@ -426,87 +426,6 @@ class TestRowNorms:
         assert torch.allclose(row_norms(left, factor).double(), expected, rtol=1e-5)
 
 
-def dense_largest(whole: Tensor, n: int) -> tuple[Tensor, Tensor, Tensor]:
-    flat = whole.flatten()
-    order = flat.argsort(descending=True, stable=True)[:n]
-    return order // whole.shape[1], order % whole.shape[1], flat[order]
-
-
-class TestLargestEntries:
-    @settings(max_examples=25)
-    @given(
-        seed=st.integers(0, 2**31),
-        columns=st.sampled_from(["product", "factor"]),
-        n_rows=st.integers(1, 40),
-        n_columns=st.integers(1, 90),
-        rank=st.integers(1, 4),
-        offset=st.booleans(),
-        data=st.data(),
-    )
-    def test_values_and_places_agree_with_the_whole_map(
-        self, seed: int, columns: str, n_rows: int, n_columns: int, rank: int, offset: bool, data: Any
-    ) -> None:
-        maps = make_maps(
-            seed,
-            columns=columns,
-            n_rows=n_rows,
-            n_columns=n_columns,
-            rank=rank,
-            offset=offset,
-            exact=False,
-            n_heads=2,
-        )
-        n = data.draw(st.integers(1, n_rows * n_columns))
-        whole = dense(maps)[1]
-        found = largest_entries(maps, 1, n, budget=data.draw(BUDGETS))
-        tolerance = ROUNDING * float(whole.abs().max() + maps.offset.abs().max())
-        assert torch.allclose(found.values.double(), dense_largest(whole, n)[2], atol=tolerance, rtol=0)
-        assert torch.allclose(whole[found.rows, found.columns], found.values.double(), atol=tolerance, rtol=0)
-        assert len(set(zip(found.rows.tolist(), found.columns.tolist(), strict=True))) == n
-        assert bool((found.values[:-1] >= found.values[1:]).all())
-
-    @pytest.mark.parametrize("decay", [0.0, 8.0])
-    @pytest.mark.parametrize("offset", [False, True])
-    @pytest.mark.parametrize("columns", ["product", "factor"])
-    def test_pruning_changes_nothing(self, columns: str, offset: bool, decay: float) -> None:
-        shape = {"n_rows": 300, "n_columns": 4500, "rank": 6, "d_model": 9, "exact": False}
-        maps = make_maps(11, columns=columns, offset=offset, decay=decay, **shape)
-        pruned = largest_entries(maps, 0, 50, budget=1 << 19)
-        everything = largest_entries(maps, 0, 50, prune=False, budget=1 << 19)
-        assert torch.equal(pruned.rows, everything.rows)
-        assert torch.equal(pruned.columns, everything.columns)
-        assert torch.equal(pruned.values, everything.values)
-        assert everything.share_scanned == 1.0
-        if decay:
-            assert pruned.share_scanned < 0.5
-        rows, places, values = dense_largest(dense(maps)[0], 50)
-        assert torch.equal(pruned.rows, rows)
-        assert torch.equal(pruned.columns, places)
-        assert torch.allclose(pruned.values.double(), values, rtol=1e-5)
-
-    def test_ties_go_to_the_lower_row_then_column(self) -> None:
-        for seed in range(6):
-            maps = make_maps(seed, columns="factor", n_rows=40, n_columns=70, rank=5)
-            found = largest_entries(maps, 0, 60)
-            rows, columns, values = dense_largest(dense(maps)[0], 60)
-            assert torch.equal(found.rows, rows)
-            assert torch.equal(found.columns, columns)
-            assert torch.equal(found.values.double(), values)
-
-    def test_all_zero(self) -> None:
-        maps = make_maps(0, columns="factor", n_rows=4, n_columns=9)
-        found = largest_entries(replace(maps, left=torch.zeros_like(maps.left)), 0, 5)
-        assert found.values.tolist() == [0.0] * 5
-        assert found.rows.tolist() == [0] * 5
-        assert found.columns.tolist() == [0, 1, 2, 3, 4]
-
-    @pytest.mark.parametrize("n", [0, 37])
-    def test_impossible_n(self, n: int) -> None:
-        maps = make_maps(0, columns="factor", n_rows=4, n_columns=9)
-        with pytest.raises(UsageError, match=f"n={n} is impossible: the map has 36 entries"):
-            largest_entries(maps, 0, n)
-
-
 class _Largest(TorchDispatchMode):
     """Remembers the largest tensor any operation returned."""
 
@@ -543,7 +462,6 @@ class TestMemory:
         for call in (
             lambda: ranks(maps, everyone, everyone.flip(0), limit=5, budget=budget),
             lambda: top_k(maps, 3, budget=budget),
-            lambda: largest_entries(maps, 0, 20, budget=budget),
             lambda: row_norms(maps.left_of(0), maps.columns.factor(0)),
         ):
             with _Largest() as seen:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tl_headmaps import Relation, load_relations
-from tl_headmaps.core.errors import RelationDataError
-from tl_headmaps.data.relations import NEUTRAL_TEMPLATES, PLACEHOLDER, data_folder, encode, resolve
+from tl_headmaps.core.errors import RelationDataError, UsageError
+from tl_headmaps.data.relations import NEUTRAL_TEMPLATES, PLACEHOLDER, data_folder, encode, resolve, resolve_relations
 
 PATHS = sorted(data_folder().glob("*/*.json"))
 FIELDS = ["name", "title", "category", "description", "k", "templates", "source", "licence", "pairs"]
@@ -130,6 +130,17 @@ def test_unknown_names_suggest_the_nearest() -> None:
         resolve("country_to_capitol")
     with pytest.raises(RelationDataError, match="relations --list"):
         resolve("zzzzzz")
+
+
+def test_one_or_several_relations_become_a_list() -> None:
+    own = Relation.from_pairs("own", [("x", "y")])
+    assert [relation.name for relation in resolve_relations("antonym")] == ["antonym"]
+    assert resolve_relations(own) == [own]
+    assert [relation.name for relation in resolve_relations(["antonym", own])] == ["antonym", "own"]
+    with pytest.raises(UsageError, match="No relation was given"):
+        resolve_relations([])
+    with pytest.raises(UsageError, match="The relation 'own' was given twice; give each relation its own name"):
+        resolve_relations([own, "antonym", own])
 
 
 @pytest.mark.parametrize("name", ["../../etc/passwd", "/etc/passwd", "knowledge/country_to_capital", "..", "a b", ""])

@@ -19,7 +19,7 @@ from test_results import grid, provenance
 
 import tl_headmaps
 from tl_headmaps import HeadMapsError, RelationScores, Result
-from tl_headmaps.analyses.describe_model.result import ModelDescription
+from tl_headmaps.analyses.describe_model import ModelDescription
 from tl_headmaps.core.errors import OutputError, UsageError
 from tl_headmaps.renderers import (
     Figure,
@@ -394,7 +394,7 @@ def test_results_without_a_drawing_show_their_text(tmp_path: Path) -> None:
     class Plain(ModelDescription):
         figure = Result.figure
 
-    description = Plain((("a", "<b>"),), provenance())
+    description = Plain({"a": "<b>"}, provenance())
     assert "&lt;b&gt;" in description._repr_html_()
     for suffix in (".html", ".svg", ".png", ".pdf"):
         assert description.save(tmp_path / f"m{suffix}").stat().st_size > 100

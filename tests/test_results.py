@@ -19,7 +19,7 @@ from hypothesis.extra.numpy import arrays
 
 from tl_headmaps import HeadIndex, HeadMapsError, Result, TokenGrid, value_mixing_from
 from tl_headmaps import results as base
-from tl_headmaps.analyses.describe_model.result import ModelDescription
+from tl_headmaps.analyses.describe_model import ModelDescription
 from tl_headmaps.core import files
 from tl_headmaps.core.errors import OutputError, UsageError
 from tl_headmaps.core.provenance import Provenance
@@ -49,8 +49,7 @@ def grid(values: Any, sources: list[str] | None = None, targets: list[str] | Non
         circuit="ov",
         sources=tuple(sources or [f"s{i}" for i in range(rows)]),
         targets=tuple(targets or [f"t{j}" for j in range(columns)]),
-        source_ids=tuple(range(rows)),
-        target_ids=tuple(range(columns)),
+        token_ids={"source": tuple(range(rows)), "target": tuple(range(columns))},
         values=entries,
         ranks=(entries[:, None, :] > entries[:, :, None]).sum(-1),
         n_vocab=N_VOCAB,
@@ -78,7 +77,7 @@ def parts(draw: st.DrawFn) -> dict[str, Any]:
 def assert_same(one: TokenGrid, other: TokenGrid) -> None:
     """Every field, tensors bit for bit (so that -0.0 and denormals count too)."""
     assert type(one) is type(other)
-    for name in ("head", "circuit", "sources", "targets", "source_ids", "target_ids", "n_vocab", "provenance"):
+    for name in ("head", "circuit", "sources", "targets", "token_ids", "n_vocab", "provenance"):
         assert getattr(one, name) == getattr(other, name), name
     assert torch.equal(one.values.view(torch.int32), other.values.view(torch.int32))
     assert one.ranks.dtype == other.ranks.dtype
@@ -169,7 +168,7 @@ def test_values_that_json_cannot_hold_are_refused(tmp_path: Path, bad: float) ->
 
 
 def test_a_description_survives_its_file(tmp_path: Path) -> None:
-    result = ModelDescription((("model", "tiny"), ("d_model", "8")), provenance())
+    result = ModelDescription({"model": "tiny", "d_model": "8"}, provenance())
     assert Result.load(result.save(tmp_path / "model.json")) == result
     assert result.to_csv() == "fact,value\r\nmodel,tiny\r\nd_model,8\r\n"
 
@@ -210,7 +209,7 @@ def test_other_json_is_named_as_such(tmp_path: Path, content: str) -> None:
 
 
 def test_a_result_of_another_kind_is_refused(tmp_path: Path) -> None:
-    path = ModelDescription((("model", "tiny"),), provenance()).save(tmp_path / "model.json")
+    path = ModelDescription({"model": "tiny"}, provenance()).save(tmp_path / "model.json")
     with pytest.raises(OutputError, match="holds 'model_description', but TokenGrid was expected"):
         TokenGrid.load(path)
 

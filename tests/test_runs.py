@@ -299,7 +299,6 @@ class TestRefusals:
 KILLED_RUN = """
 import os, signal, sys
 from tl_headmaps import HeadWeights, Relation, relation_scores
-from tl_headmaps import files
 from tl_headmaps.core.runs import RunFolder
 
 moment, count, checkpoint, run, pairs = sys.argv[1], int(sys.argv[2]), *sys.argv[3:5], eval(sys.argv[5])

@@ -11,12 +11,13 @@ from test_token_grid import dense_map
 from torch import Tensor
 
 from tl_headmaps import HeadWeights, Result, name_heads, predicate, salient_operations
-from tl_headmaps.analyses.salient_operations.namer import NAMING_TOKENS
 from tl_headmaps.circuits.blocks import places_of_true
+from tl_headmaps.circuits.cache import cache_of
 from tl_headmaps.circuits.extremes import top_and_bottom, top_k
 from tl_headmaps.circuits.maps import CircuitMaps
 from tl_headmaps.core.errors import UsageError
 from tl_headmaps.core.types import HeadIndex
+from tl_headmaps.naming.namer import NAMING_TOKENS
 
 TOLERANCE = 2e-4
 """Float32 products in another order, relative to the largest value."""
@@ -143,17 +144,6 @@ class TestEngine:
         assert CircuitMaps(weights).row_vectors(2) is first
         assert not torch.equal(CircuitMaps(weights, preset="maps").row_vectors(2), first)
 
-    def test_largest_entries_on_request(self) -> None:
-        weights = HeadWeights.from_model(shared_model("llama"))
-        found = salient_operations(weights, ["L1H0", "L2H3"], largest=4, preset="maps", progress=False)
-        parts = Anatomy(source_model("llama"), "llama")
-        for number, head in enumerate(found.heads):
-            whole = dense_map(parts, head.layer, head.head, "ov", "maps")
-            values = [value for _, _, value in found.largest[number]]
-            assert values == pytest.approx(whole.flatten().topk(4).values.tolist(), rel=1e-3)
-            for source, target, value in found.largest[number]:
-                assert float(whole[source, target]) == pytest.approx(value, rel=1e-3)
-
 
 class TestPlanted:
     RELATION = {3 + i: 3 + i for i in range(14)}  # noqa: RUF012
@@ -199,7 +189,7 @@ class TestNames:
         real = salient_operations(default_weights, chosen, vocabulary="words", progress=False)
         random = replace(default_weights, read_layer=rotated)
         random.__dict__["fingerprint"] = "rotated"
-        random.kept_vectors.update(default_weights.kept_vectors)
+        cache_of(random).vectors.update(cache_of(default_weights).vectors)
         turned = salient_operations(random, chosen, vocabulary="words", progress=False)
 
         def named(found: Any) -> int:
@@ -223,7 +213,7 @@ class TestNames:
 
 @pytest.fixture(scope="module")
 def found() -> Any:
-    return salient_operations(shared_model("llama"), ["L0H1", "L2H3"], n_tokens=4, n_targets=3, largest=2)
+    return salient_operations(shared_model("llama"), ["L0H1", "L2H3"], n_tokens=4, n_targets=3)
 
 
 class TestResult:
@@ -242,7 +232,9 @@ class TestResult:
         assert len(found.to_csv().splitlines()) == 1 + 2 * 4 * 3 * 2
 
     def test_select_and_unknown_heads(self, found: Any) -> None:
-        assert found.select(["L2H3"]).heads == (HeadIndex(2, 3),)
+        selected = found.select(["L2H3"])
+        assert selected.heads == (HeadIndex(2, 3),)
+        assert type(selected).from_dict(selected.to_dict()) == selected, "texts of other heads' tokens are left behind"
         with pytest.raises(UsageError, match="has no head L1H1"):
             found.name("L1H1")
 
@@ -270,7 +262,6 @@ class TestBadInput:
             ({"n_tokens": 62}, "n_tokens=62 is impossible: the vocabulary filter leaves 61"),
             ({"n_tokens": 0}, "must be at least 1"),
             ({"n_targets": 1000}, "n_targets=1000 is impossible"),
-            ({"largest": -1}, "must be at least 0"),
             ({"vocabulary": lambda text: False}, "leaves no token"),
             ({"heads": "L9H0"}, "There is no head L9H0"),
             ({"heads": []}, "heads= is empty"),
@@ -316,10 +307,8 @@ class TestFigures:
         assert "TopkTokens" in found.figure(view="top_tokens").html
 
     def test_unknown_view(self, found: Any) -> None:
-        from tl_headmaps.analyses.salient_operations.drawing import salient_operations_figure
-
         with pytest.raises(UsageError, match="'auto', 'map', 'table', 'top_tokens'"):
-            inspect.unwrap(salient_operations_figure)(found, view="pie")
+            inspect.unwrap(type(found).figure)(found, view="pie")
 
     def test_names(self) -> None:
         names = name_heads(shared_model("llama"), progress=False)

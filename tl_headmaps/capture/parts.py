@@ -4,18 +4,22 @@ Matrices lie in memory as checkpoints store them (outputs by inputs) and a bias 
 classes: products round by memory order, and equal weights must give equal ranks and equal fingerprints.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ..core.types import Basis
 from .mapped import let_go
-from .tensors import check_finite
+from .tensors import check_finite, in_float64, mean_row, row_blocks
 
 _MLP_BLOCK = 4096
 """Neurons of the first MLP that are converted to float32 at a time."""
+
+_CENTRED_TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 2e-3}
+"""How far from zero the mean of a centred unembedding may be, relative to its size (float32: 1e-4)."""
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": torch.nn.functional.silu,
@@ -142,3 +146,14 @@ class LayerWeights:
                 check_finite(value, f"{name} of layer {self.layer}")
             elif isinstance(value, Norm):
                 check_finite(value.weight, f"the weight of {name} in layer {self.layer}")
+
+
+def basis_of(norms: Iterable[Norm | None], W_U: Float[Tensor, "vocab_out d_model"], processed: bool) -> Basis:
+    """Raw, folded or centred, judged by the weights; what the host says only breaks the tie of untrained norms."""
+    unit = all(norm is None or norm.is_unit for norm in norms)
+    square = sum(float(in_float64(rows).square().sum()) for rows in row_blocks(W_U))
+    size = (square / W_U.numel()) ** 0.5
+    centred = float(mean_row(W_U).abs().max()) <= _CENTRED_TOLERANCE.get(W_U.dtype, 1e-4) * size
+    if not unit:
+        return "centred" if centred else "raw"
+    return "folded" if centred or processed else "raw"

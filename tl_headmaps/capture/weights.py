@@ -8,70 +8,31 @@ Conventions (TransformerLens' names and shapes):
   first MLP; everything else is float32 on ``device``.
 * A norm's ``weight`` is the factor it really multiplies by (Gemma's ``1 + w``), whatever the module stores.
 
-Nothing here knows TransformerLens or files: :mod:`.host` fills these classes and those of :mod:`.parts` from a loaded
-model, :mod:`.checkpoint` from safetensors on disk.
+:mod:`.host` reads them from a loaded model, :mod:`.checkpoint.reader` from safetensors on disk, both as classes of
+:mod:`.parts`; neither knows this file.
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from ..core.errors import UnsupportedModelError, UsageError, WeightBasisError
 from ..core.provenance import Provenance
 from ..core.types import Basis, HeadIndex, HeadLike, Preset
-from .bundled import cache_folder
-from .mapped import is_mapped, reordered
+from .checkpoint.reader import CheckpointOrigin, open_checkpoint
+from .host import read_model
 from .parts import MLP, LayerWeights, Norm
-from .tensors import hash_tensor, in_float64, mean_row, row_blocks, row_lengths
+from .tensors import hash_tensor
 
 if TYPE_CHECKING:
     from typing import Self
-
-_LARGEST_COPY = 512 << 20
-"""Bytes of unembedding up to which a second, reordered copy is kept."""
-
-TIERS = (2048, 6144, 16384)
-"""Tokens, by falling unembedding norm, after which a scan looks at what it can leave out."""
-
-_CENTRED_TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 2e-3}
-"""How far from zero the mean of a centred unembedding may be, relative to its size (float32: 1e-4)."""
-
-
-def basis_of(norms: Iterable[Norm | None], W_U: Float[Tensor, "vocab_out d_model"], processed: bool) -> Basis:
-    """Raw, folded or centred, judged by the weights; what the host says only breaks the tie of untrained norms."""
-    unit = all(norm is None or norm.is_unit for norm in norms)
-    square = sum(float(in_float64(rows).square().sum()) for rows in row_blocks(W_U))
-    size = (square / W_U.numel()) ** 0.5
-    centred = float(mean_row(W_U).abs().max()) <= _CENTRED_TOLERANCE.get(W_U.dtype, 1e-4) * size
-    if not unit:
-        return "centred" if centred else "raw"
-    return "folded" if centred or processed else "raw"
-
-
-@runtime_checkable
-class Origin(Protocol):
-    """Where weights come from, in a form that can be sent to another process."""
-
-    @property
-    def digests(self) -> MutableMapping[str, str]:
-        """Digests of parts that are known already."""
-
-    @property
-    def components(self) -> tuple[str, ...]:
-        """The weight matrices every layer has, as ``attn.q`` or ``mlp.up``."""
-
-    def component(self, layer: int, name: str) -> Tensor:
-        """One of them, of any layer, in its stored type: rows inputs and columns outputs, heads side by side."""
-
-    def reopen(self) -> "HeadWeights":
-        """The same weights without their tokenizer, read anew; once per process."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,7 +85,7 @@ class HeadWeights:
     ln2_post: Norm | None = None
     mlp_refusal: str | None = None
     tokenizer: Any = field(default=None, repr=False)
-    origin: Origin | None = field(default=None, repr=False)
+    origin: CheckpointOrigin | None = field(default=None, repr=False)
 
     @classmethod
     def from_model(cls, model: Any, device: str | torch.device | None = None) -> "Self":
@@ -134,8 +95,6 @@ class HeadWeights:
             model: A loaded TransformerLens model, raw or processed, in float32, bfloat16 or float16.
             device: Where to compute; the model's own device by default.
         """
-        from .host import read_model
-
         return cls(**read_model(model, device))
 
     @classmethod
@@ -145,7 +104,7 @@ class HeadWeights:
         *,
         device: str | torch.device = "cpu",
         revision: str | None = None,
-    ) -> "HeadWeights":
+    ) -> "Self":
         """Read a Hugging Face checkpoint from its safetensors, memory-mapped; the model is never built.
 
         Only embedding, unembedding, norms, the first MLP and the attention of the layer being looked at are read, so a
@@ -157,9 +116,7 @@ class HeadWeights:
             device: Where to compute; a layer's tensors are moved there as they are read.
             revision: Branch, tag or commit on the hub.
         """
-        from .checkpoint.reader import open_checkpoint
-
-        return open_checkpoint(str(folder_or_repo_id), torch.device(device), revision)
+        return cls(**open_checkpoint(str(folder_or_repo_id), torch.device(device), revision).fields())
 
     def __reduce__(self) -> Any:
         """Travel to another process as the name of the checkpoint; the receiver opens it itself."""
@@ -169,7 +126,7 @@ class HeadWeights:
                 "another one. Use HeadWeights.from_checkpoint(folder), which every worker opens itself, or a "
                 "ThreadPoolExecutor."
             )
-        return self.origin.reopen, ()
+        return _reopened, (self.origin,)
 
     @classmethod
     def of(cls, model_or_weights: Any) -> "HeadWeights":
@@ -218,37 +175,6 @@ class HeadWeights:
             )
 
     @cached_property
-    def kept_vectors(self) -> dict[Preset, Float[Tensor, "vocab d_model"]]:
-        """Where ``circuits.vectors.vocabulary_vectors()`` keeps what it computed last."""
-        return {}
-
-    @cached_property
-    def mean_unembedding(self) -> Float[Tensor, " d_model"]:
-        """Mean of the unembedding over the vocabulary, which folded maps take off each row."""
-        return mean_row(self.W_U)
-
-    @cached_property
-    def unembedding_order(self) -> Int[Tensor, " vocab_out"]:
-        """Token ids in tiers of falling unembedding norm: where large entries are found first.
-
-        Within a tier they ascend, so that a block of them is read from one place of the matrix.
-        """
-        tiers = row_lengths(self.W_U).argsort(descending=True, stable=True).tensor_split(TIERS)
-        return torch.cat([tier.sort().values for tier in tiers])
-
-    @cached_property
-    def ordered_unembedding(self) -> Float[Tensor, "vocab_out d_model"] | None:
-        """The unembedding in that order, so that scans read it in one go: in memory, or on disk if it lies there.
-
-        None where the copy would be too large: rows are then gathered block by block.
-        """
-        if self.W_U.nbytes > _LARGEST_COPY:
-            return None
-        if is_mapped(self.W_U):
-            return reordered(self.W_U, self.unembedding_order, cache_folder())
-        return self.W_U[self.unembedding_order]
-
-    @cached_property
     def fingerprint(self) -> str:
         """SHA-256 over all the bytes of all weights read here, in their stored type: over one digest for each part."""
         digest = hashlib.sha256(self.shared_digest.encode())
@@ -284,6 +210,13 @@ class HeadWeights:
             device=str(self.device),
             **details,
         )
+
+
+@lru_cache(maxsize=2)
+def _reopened(origin: CheckpointOrigin) -> HeadWeights:
+    """Weights of a checkpoint in a process they were sent to, read once."""
+    # Without the tokenizer: what is sent to a worker speaks of token ids.
+    return HeadWeights(**origin.fields(with_tokenizer=False))
 
 
 def _tensors(part: "HeadWeights | LayerWeights | Norm | MLP") -> Iterator[Tensor]:

@@ -1,9 +1,8 @@
-"""Entries of factored maps: chosen ones, the largest of each row, the largest of the whole map, and row norms.
+"""Entries of factored maps: chosen ones, the largest of each row, and row norms.
 
-Ties go to the lower column (or row, then column), and the block size changes no answer beyond floating-point ties.
+Ties go to the lower column, and the block size changes no answer beyond floating-point ties.
 """
 
-import heapq
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -12,7 +11,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..capture.tensors import in_float64
-from ..capture.weights import TIERS
 from ..core.errors import UsageError
 from .blocks import (
     DEFAULT_BUDGET,
@@ -25,10 +23,8 @@ from .blocks import (
     product,
     spans,
 )
+from .cache import TIERS
 from .factored import LayerMaps
-
-_BOUND_SLACK = 1 + 1e-5
-"""Norm bounds are computed in float32; the slack is far above its rounding and prunes nothing wrongly."""
 
 
 def entries(maps: LayerMaps, columns: Int[Tensor, " column"]) -> Float[Tensor, "head row column"]:
@@ -202,122 +198,3 @@ def _gram(factor: Float[Tensor, "column rank"]) -> Float[Tensor, "rank rank"]:
     """Gram matrix of a factor's columns in float64, a few thousand rows at a time."""
     blocks = (in_float64(block) for block in factor.split(8192))
     return torch.stack([block.T @ block for block in blocks]).sum(0)
-
-
-@dataclass(frozen=True)
-class LargestEntries:
-    """The largest entries of a whole map, in descending order, and how much of the map was multiplied out."""
-
-    rows: Int[Tensor, " entry"]
-    columns: Int[Tensor, " entry"]
-    values: Float[Tensor, " entry"]
-    share_scanned: float
-
-
-def largest_entries(
-    maps: LayerMaps, head: int, n: int, *, prune: bool = True, budget: int = DEFAULT_BUDGET
-) -> LargestEntries:
-    """Exact ``n`` largest entries of one head's whole map (ties: lower row, then lower column).
-
-    Rows and columns are sorted by the norm of their factors and cut into blocks. No entry of a block exceeds the
-    product of its largest row norm and largest column norm, so blocks are visited by that bound until it
-    falls below the ``n``-th entry found.
-
-    Args:
-        maps: Maps with a row for every token of interest.
-        head: Position of the head in ``maps.heads``.
-        n: How many entries.
-        prune: False scans every block (the reference for tests and benchmarks).
-        budget: Bytes one block may take.
-    """
-    left, right = maps.left_of(head), maps.columns.factor(head)
-    row_bound, column_bound = _balanced_norms(left, right)
-    total = left.shape[0] * right.shape[0]
-    if not 1 <= n <= total:
-        raise UsageError(f"n={n} is impossible: the map has {total} entries.")
-    offset = maps.offset[head]
-    row_order = row_bound.argsort(descending=True, stable=True)
-    column_order = column_bound.argsort(descending=True, stable=True)
-    left, right, offset = left[row_order], right[column_order].contiguous(), offset[row_order]
-    height = max(1, min(1024, budget // (5 * MAX_WIDTH)))
-    row_norm = row_bound[row_order][::height]
-    column_norm = column_bound[column_order][::MAX_WIDTH]
-    # An offset shifts a whole row, so it widens the bound of its block.
-    shift = torch.stack([part.neg().amax() for part in offset.split(height)])
-    bounds = (row_norm[:, None] * column_norm[None] * _BOUND_SLACK + shift[:, None]).tolist()
-    queue = [(-bounds[i][j], i, j) for i in range(len(row_norm)) for j in range(len(column_norm))]
-    heapq.heapify(queue)
-    found = _Found(n, left.device)
-    scratch = Scratch(height, MAX_WIDTH, left.device)
-    scanned = 0
-    while queue:
-        negative_bound, i, j = heapq.heappop(queue)
-        if prune and -negative_bound < found.threshold:
-            break
-        rows = slice(i * height, (i + 1) * height)
-        columns = slice(j * MAX_WIDTH, (j + 1) * MAX_WIDTH)
-        out = scratch.values(len(left[rows]), len(right[columns]))
-        values = torch.mm(left[rows], right[columns].T, out=out).sub_(offset[rows, None])
-        scanned += values.numel()
-        found.add(values, row_order[rows], column_order[columns])
-    rows_found, columns_found, best = found.sorted()
-    return LargestEntries(rows_found, columns_found, best, scanned / total)
-
-
-def _balanced_norms(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-    """Norms of the rows and columns after a change of basis that makes their products tight bounds.
-
-    Any invertible T gives the same map, ``(left T)(T^-1 right^T)``. The T that makes both Gram matrices the same
-    diagonal minimises the product of the mean squared norms: an entry then uses all directions as evenly as it can.
-    """
-    gram_left, gram_right = _gram(left), _gram(right)
-    values, vectors = torch.linalg.eigh(gram_left)
-    scale = values.clamp_min(values.max().clamp_min(1e-300) * 1e-12).sqrt()
-    root = vectors * scale
-    singular, rotation = torch.linalg.eigh(root.T @ gram_right @ root)
-    singular = singular.clamp_min(singular.max().clamp_min(1e-300) * 1e-12) ** 0.25
-    forward = ((vectors / scale) @ rotation * singular).to(left)
-    backward = (root @ rotation / singular).to(right)
-    return torch.linalg.vector_norm(left @ forward, dim=-1), torch.linalg.vector_norm(right @ backward, dim=-1)
-
-
-class _Found:
-    """The best entries so far, kept between ``n`` and a few times ``n``."""
-
-    def __init__(self, n: int, device: torch.device) -> None:
-        self.n = n
-        self.values = torch.empty(0, device=device)
-        self.rows = torch.empty(0, dtype=torch.int64, device=device)
-        self.columns = torch.empty(0, dtype=torch.int64, device=device)
-        self.threshold = float("-inf")
-
-    def add(self, values: Tensor, rows: Tensor, columns: Tensor) -> None:
-        flat = values.flatten()
-        if self.threshold == float("-inf"):
-            # No threshold yet: the n-th of this block alone is one.
-            start = flat.topk(min(self.n, flat.numel())).values[-1]
-            position = (flat >= start).nonzero()[:, 0]
-        else:
-            position = (flat >= self.threshold).nonzero()[:, 0]
-        if not position.numel():
-            return
-        width = values.shape[1]
-        self.values = torch.cat([self.values, flat[position]])
-        self.rows = torch.cat([self.rows, rows[position // width]])
-        self.columns = torch.cat([self.columns, columns[position % width]])
-        if len(self.values) >= self.n:
-            self._prune()
-
-    def _prune(self) -> None:
-        order = self._order()[: self.n]
-        self.values, self.rows, self.columns = self.values[order], self.rows[order], self.columns[order]
-        self.threshold = float(self.values[-1])
-
-    def _order(self) -> Tensor:
-        order = self.columns.argsort(stable=True)
-        order = order[self.rows[order].argsort(stable=True)]
-        return order[self.values[order].argsort(descending=True, stable=True)]
-
-    def sorted(self) -> tuple[Tensor, Tensor, Tensor]:
-        order = self._order()[: self.n]
-        return self.rows[order], self.columns[order], self.values[order]

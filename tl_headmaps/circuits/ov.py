@@ -21,6 +21,7 @@ from torch import Tensor
 from ..capture.parts import LayerWeights
 from ..capture.weights import HeadWeights
 from ..core.types import HeadIndex, Preset
+from .cache import cache_of
 from .factored import LayerMaps, ProductColumns
 
 
@@ -68,9 +69,9 @@ def written_maps(
         heads: Head numbers within the layer.
         preset: ``"folded"`` or ``"maps"``.
     """
-    middle = written(weights, layer, heads, preset)
+    middle, cache = written(weights, layer, heads, preset), cache_of(weights)
     if preset == "folded":
-        mean = weights.mean_unembedding
+        mean = cache.mean_unembedding
         offset = torch.stack([left[g] @ (middle[h] @ mean) for h, g in enumerate(group)])
     else:
         offset = left.new_zeros(len(heads), left.shape[1])
@@ -78,7 +79,7 @@ def written_maps(
         heads=tuple(HeadIndex(layer.layer, head) for head in heads),
         left=left,
         group=group,
-        columns=ProductColumns(weights.W_U, middle, weights.unembedding_order, weights.ordered_unembedding),
+        columns=ProductColumns(weights.W_U, middle, cache.unembedding_order, cache.ordered_unembedding),
         offset=offset,
     )
 

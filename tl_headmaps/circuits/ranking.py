@@ -23,8 +23,8 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from ..capture.weights import TIERS
 from .blocks import DEFAULT_BUDGET, MIN_COLUMNS, MIN_ROWS, Scratch, block_width_for, count_true, product, spans
+from .cache import TIERS
 from .factored import Block, LayerMaps
 
 _TARGET_ROWS = 256

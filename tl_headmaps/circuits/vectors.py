@@ -18,6 +18,7 @@ from ..capture.mapped import rows_of
 from ..capture.weights import HeadWeights
 from ..core.types import Preset
 from .blocks import spans
+from .cache import cache_of
 
 _VOCAB_BLOCK = 4096
 
@@ -50,7 +51,7 @@ def vocabulary_vectors(weights: HeadWeights, layer: int, preset: Preset) -> Floa
     The first MLP over the whole vocabulary is by far the longest single step of a weight-only analysis, and the
     same for every layer, head and call.
     """
-    kept = weights.kept_vectors
+    kept = cache_of(weights).vectors
     if layer > 0 and preset in kept:
         return kept[preset]
     everything = torch.arange(weights.n_vocab, device=weights.device)

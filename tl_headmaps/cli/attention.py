@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
-from ..analyses.association_heads.result import Measure
+from ..analyses.association_heads import Measure
 from ..core.errors import UsageError
-from ..scorers.clustering import GroupMethod
+from ..scorers.partitions import GroupMethod
 from .options import DeviceOption, ModelOption, NoCheckpointOption, OutOption
 from .output import check_outputs, comma_parts, parse_heads, show_and_save
 

@@ -45,7 +45,7 @@ def tasks(
     out: OutOption = None,
 ) -> None:
     """Map which heads serve which cognitive function, beyond what words tell; --verify takes them away."""
-    from .. import load_model, load_tasks, read_tasks, task_maps
+    from .. import load_model, load_tasks, read_tasks, task_maps, verify_tasks
 
     paths = check_outputs(out)
     names = [name for text in functions or [] for name in comma_parts(text)]
@@ -64,8 +64,9 @@ def tasks(
         for name, count in chosen.unknown_labels.items():
             typer.echo(f"Left out {count} items labelled {name!r}, which is no function; see --label.", err=True)
     chosen = chosen if sample is None else chosen.sample(sample, seed=seed)
+    loaded = load_model(model, device)
     found = task_maps(
-        load_model(model, device),
+        loaded,
         chosen,
         positions=positions,
         probe=probe,
@@ -76,7 +77,8 @@ def tasks(
     show_and_save(found, paths)
     if verify:
         typer.echo("")
-        show_and_save(found.verify(n_items=items), [path.with_suffix(f".verified{path.suffix}") for path in paths])
+        verified = verify_tasks(loaded, found, chosen, n_items=items)
+        show_and_save(verified, [path.with_suffix(f".verified{path.suffix}") for path in paths])
 
 
 def _pairs(texts: list[str] | None, option: str) -> dict[str, str]:

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from platformdirs import user_cache_path
+
 from .errors import OutputError
 
 PAGE_SUFFIX = ".html"
@@ -42,6 +44,14 @@ def replacing(path: Path) -> Iterator[Path]:
         raise OutputError(f"Cannot write {path}: {error.strerror or error}.") from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def cache_folder() -> Path:
+    """Where downloads, digests and activations are kept: ``TL_HEADMAPS_CACHE`` if set, else the user's cache."""
+    chosen = os.environ.get("TL_HEADMAPS_CACHE")
+    if chosen:
+        return Path(chosen).expanduser()
+    return user_cache_path("tl_headmaps")
 
 
 def sha256_of(path: Path) -> str:

@@ -40,6 +40,14 @@ class Provenance:
         seed: Seed of anything random, None if nothing was.
         versions: Versions of the packages involved.
         created: UTC time; the only part that differs between two identical runs.
+
+    Example:
+        >>> from tl_headmaps import Provenance, load_default_model, token_grid
+        >>> provenance = token_grid(load_default_model(), "L23H4", ["France"], ["Paris"]).provenance
+        >>> provenance.basis, provenance.options["preset"], len(provenance.fingerprint)
+        ('raw', 'folded', 64)
+        >>> Provenance.from_dict(provenance.to_dict()) == provenance
+        True
     """
 
     model: str

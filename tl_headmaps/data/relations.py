@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from ..core.errors import RelationDataError, TokenError
+from ..core.errors import RelationDataError, TokenError, UsageError
 from ..core.vocabulary import TokenLike, single_id, word_ids
 
 PLACEHOLDER = "<X>"
@@ -260,6 +260,21 @@ def resolve(relation: RelationLike, data_dir: str | Path | None = None) -> Relat
     near = difflib.get_close_matches(relation, bundled, n=3, cutoff=0.5)
     hint = f"Did you mean {' or '.join(map(repr, near))}?" if near else "See 'tl-headmaps relations --list'."
     raise RelationDataError(f"There is no relation {relation!r}. {hint}")
+
+
+def resolve_relations(
+    relations: RelationLike | Iterable[RelationLike], data_dir: str | Path | None = None
+) -> list[Relation]:
+    """One or several relations, each under a name of its own."""
+    listed = [relations] if isinstance(relations, str | Path | Relation) else list(relations)
+    if not listed:
+        raise UsageError("No relation was given. Name at least one, for example 'country_to_capital'.")
+    resolved = [resolve(relation, data_dir) for relation in listed]
+    names = [relation.name for relation in resolved]
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        raise UsageError(f"The relation {repeated[0]!r} was given twice; give each relation its own name.")
+    return resolved
 
 
 @dataclass(frozen=True)

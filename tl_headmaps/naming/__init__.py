@@ -1,1 +1,1 @@
-"""Words about heads: classes of tokens, predicates over (source, target), and their null. No tensors here."""
+"""Words about heads: classes of tokens, predicates over (source, target) with their null, and the name they earn."""

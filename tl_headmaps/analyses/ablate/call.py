@@ -16,9 +16,9 @@ from ...capture.running.prompts import check_templates, filled
 from ...capture.weights import HeadWeights
 from ...core.errors import UsageError
 from ...core.types import AblationMethod, HeadIndex, HeadLike, Preset, check_choice, head_list
-from ...data.relations import MultiToken, Relation, RelationLike, encode, load_relations, resolve
+from ...data.relations import MultiToken, Relation, RelationLike, encode, load_relations, resolve, resolve_relations
 from ...scorers.ablation import accuracy, default_m, heads_by_layer, overlap, random_heads, switched_off, top_heads
-from ..relation_scores.call import checked_k, relation_scores
+from ..relation_scores import checked_k, relation_scores
 from ..validate.call import weights_of
 from .result import AblationCurves, Control, Curve
 
@@ -95,7 +95,8 @@ def ablate(
             raise UsageError(f"{name}={value} is impossible; it must be at least {least}.")
     resolved = resolve(relation, data_dir)
     templates = eliciting_templates(resolved, template)
-    watched = _listed(controls, data_dir)
+    choose = isinstance(controls, str) and controls == "auto"
+    watched = None if choose else resolve_relations(controls, data_dir) if controls else []
     weights = weights_of(model)
     settings = AblationSettings(method, preset, k, multi_token, prepend_bos, progress)
     lab = Lab(model, weights, settings)
@@ -128,16 +129,6 @@ def eliciting_templates(relation: Relation, template: str | None = None) -> tupl
 
 def _is_top(heads: object) -> bool:
     return isinstance(heads, str) and heads == "top"
-
-
-def _listed(controls: Any, data_dir: str | Path | None) -> list[Relation] | None:
-    """Control relations as given, or None for an automatic choice."""
-    if isinstance(controls, str) and controls == "auto":
-        return None
-    if controls is None:
-        return []
-    listed = [controls] if isinstance(controls, str | Path | Relation) else list(controls)
-    return [resolve(relation, data_dir) for relation in listed]
 
 
 @dataclass(frozen=True)

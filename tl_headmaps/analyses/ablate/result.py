@@ -10,7 +10,11 @@ from torch import Tensor
 
 from ...core.provenance import Provenance
 from ...core.types import HeadIndex
+from ...renderers.charts import Line
+from ...renderers.charts import curve as line_chart
 from ...renderers.figure import Figure
+from ...renderers.listing import text_figure
+from ...renderers.text import interval, number, percent, table_text, visible
 from ...results import Result
 
 if TYPE_CHECKING:
@@ -103,6 +107,11 @@ class AblationCurves(Result):
         return self.curve.accuracy
 
     @property
+    def axes(self) -> dict[str, list[Any]]:
+        """Steps of the ablation, and draws of random heads."""
+        return {"n_ablated": list(range(len(self.heads) + 1)), "seed": list(range(len(self.random_curves)))}
+
+    @property
     def base_accuracy(self) -> float:
         """Accuracy of the model as it is."""
         return float(self.curve.accuracy[0])
@@ -124,7 +133,7 @@ class AblationCurves(Result):
             "relation": self.relation,
             "template": self.template,
             "status": self.status,
-            "axes": {"n_ablated": list(range(len(self.heads) + 1)), "seed": list(range(len(self.random_curves)))},
+            "axes": self.axes,
             "heads": [str(head) for head in self.heads],
             "scores": list(self.scores),
             "n_pairs": self.n_pairs,
@@ -198,16 +207,64 @@ class AblationCurves(Result):
                     "accuracy_high": float(curve.high[step]),
                 }
 
-    def figure(self, **options: Any) -> Figure:
-        """The picture of this result."""
-        from .drawing import ablation_curves_figure
-
-        return ablation_curves_figure(self, **options)
+    def figure(self) -> Figure:
+        """The relation's accuracy with its 95% interval, the range of random heads, and each control relation."""
+        title = f"Ablating the heads of {self.relation}"
+        if not self.heads:
+            return text_figure(str(self), title=title)
+        lines = [Line("its heads", self.curve.accuracy, self.curve.low, self.curve.high)]
+        if self.random_curves:
+            drawn = torch.stack([one.accuracy for one in self.random_curves])
+            lines.append(Line("random heads, mean and range", drawn.mean(0), drawn.amin(0), drawn.amax(0)))
+        for control in self.controls:
+            label = f"control {control.relation}, same heads"
+            lines.append(Line(label, control.curve.accuracy, control.curve.low, control.curve.high))
+        order = " ".join(map(str, self.heads[:12])) + (" ..." if len(self.heads) > 12 else "")
+        return line_chart(
+            list(range(len(self.heads) + 1)),
+            lines,
+            title=title,
+            x_name="heads switched off",
+            y_name="accuracy of the next token",
+            y_limits=(0.0, 1.0),
+            note=f"Prompt: {self.template}. {self.n_pairs} pairs. Order: {order}. "
+            f"Random heads: {len(self.random_curves)} draws; other bands are 95% intervals.",
+        )
 
     def __str__(self) -> str:
-        from ..validate.text import ablation_curves_text
+        """Accuracy step by step: the relation, random heads, other relations."""
+        options = self.provenance.options
+        title = (
+            f"{self.relation}: {self.n_pairs} pairs, {visible(self.template)!r}, "
+            f"heads by preset {options['preset']}, {options['method']} ablation"
+        )
+        base = f"accuracy {self.base_accuracy:.2f} before"
+        if self.status == "not testable":
+            reason = "below 0.1; the model does not know enough of this relation to lose it"
+            return f"{title}\n\nnot testable: {base}, {reason}"
+        if self.status == "no heads":
+            return f"{title}\n\nno head scores above 0 on this relation, so there is nothing to ablate ({base})"
+        titles = ["off", "head", "score", "accuracy", "95%", f"{len(self.random_curves)} random"]
+        titles += [control.relation for control in self.controls]
+        columns = [(title, "left" if title == "head" else "right") for title in titles]
+        rows = [self._text_row(step) for step in range(len(self.curve.accuracy))]
+        lost = f"relative drop: relation {percent(self.curve.drop)}, random heads {percent(self.random_drop)}"
+        if self.controls:
+            lost += f", control relations {percent(self.control_drop)}"
+        elif options.get("controls") == "auto":
+            lost += "; no relation with other heads has a similar accuracy, so there is no control"
+        note = "off: heads switched off so far at the last position; random: other heads, one draw per seed"
+        return f"{title}\n\n{table_text(columns, rows)}\n\n{lost}\n{note}"
 
-        return ablation_curves_text(self)
+    def _text_row(self, step: int) -> list[object]:
+        row: list[object] = [step, "", ""]
+        if step:
+            row[1:] = [self.heads[step - 1], number(self.scores[step - 1])]
+        at = [float(part[step]) for part in (self.curve.accuracy, self.curve.low, self.curve.high)]
+        row += [number(at[0]), interval(at[1], at[2])]
+        drawn = [float(curve.accuracy[step]) for curve in self.random_curves]
+        row.append(interval(min(drawn), max(drawn)) if drawn else "-")
+        return row + [number(float(control.curve.accuracy[step])) for control in self.controls]
 
 
 def _curve(accuracy: list[float], low: list[float], high: list[float]) -> Curve:

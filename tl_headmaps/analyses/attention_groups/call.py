@@ -22,10 +22,18 @@ from ...core.arrays import digest_of, dtype_name, given_tensor
 from ...core.errors import UsageError
 from ...core.provenance import Provenance
 from ...core.types import HeadIndex, HeadLike, check_choice, head_list, head_names
-from ...scorers.clustering import GroupMethod, chosen_method, cluster
-from ...scorers.grouping import affinity, is_causal, is_sink, self_share, served, served_evenly, sharpness, sink_share
-from ...scorers.partitions import members, similar_partitions
-from ...scorers.trees import tree_parents
+from ...scorers.groups import (
+    affinity,
+    is_causal,
+    is_sink,
+    self_share,
+    served,
+    served_evenly,
+    sharpness,
+    sink_share,
+    tree_parents,
+)
+from ...scorers.partitions import GroupMethod, chosen_method, cluster, members, similar_partitions
 from .result import AttentionGroups, Groups
 
 THRESHOLD = 0.1

@@ -3,25 +3,33 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from ...core.provenance import Provenance
-from ...core.types import HeadIndex, HeadLike
+from ...core.types import HeadIndex, HeadLike, check_choice
 from ...renderers.figure import Figure
-from ...results import Result, nested, tensor_of
+from ...renderers.flowchart import flow
+from ...renderers.text import number, table_text, visible, word
+from ...renderers.views import token_groups_view
+from ...results import Result, cells, nested, tensor_of
 
 if TYPE_CHECKING:
     from typing import Self
 
+View: TypeAlias = Literal["flow", "tokens"]
 Groups: TypeAlias = tuple[tuple[int, ...], ...]
 """Token indices of each group; groups in the order of their first tokens."""
 
 _PER_HEAD = ("within_share", "modularity", "null_modularity", "z_score", "p_value", "sink_share", "self_share")
 """Fields with one value per head."""
+
+_MOST_TOKENS = 40
+_MOST_HEADS = 12
+"""Tokens of a group and heads that are shown; heads are those whose groups are sharpest."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -108,8 +116,8 @@ class AttentionGroups(Result):
     @property
     def labels(self) -> tuple[int | None, ...]:
         """Number of the group of each token; None for a sink that was left out."""
-        number = {token: place for place, group in enumerate(self.groups) for token in group}
-        return tuple(number.get(token) for token in range(len(self.tokens)))
+        group_of = {token: number for number, group in enumerate(self.groups) for token in group}
+        return tuple(group_of.get(token) for token in range(len(self.tokens)))
 
     def words(self) -> tuple[tuple[str, ...], ...]:
         """The groups as token texts."""
@@ -178,26 +186,123 @@ class AttentionGroups(Result):
 
     def to_rows(self) -> Iterable[dict[str, Any]]:
         """One record per head and group of the combination."""
-        for place, head in enumerate(self.heads):
-            for number, group in enumerate(self.groups):
-                record: dict[str, Any] = {"head": str(head), "group": number}
-                record["tokens"] = " ".join(map(str, group))
-                record["weight"] = float(self.weights[place, number])
-                record["even_weight"] = float(self.even_weights[number])
-                record["serves"] = self.head_to_group[place] == number
-                record.update({name: _finite(float(getattr(self, name)[place])) for name in _PER_HEAD})
-                yield record
+        axes = {"head": list(map(str, self.heads)), "group": range(len(self.groups))}
+        for (place, group), labels in cells(axes, self.weights):
+            yield {
+                **labels,
+                "tokens": " ".join(map(str, self.groups[group])),
+                "weight": float(self.weights[place, group]),
+                "even_weight": float(self.even_weights[group]),
+                "serves": self.head_to_group[place] == group,
+                **{name: _finite(float(getattr(self, name)[place])) for name in _PER_HEAD},
+            }
 
-    def figure(self, **options: Any) -> Figure:
-        """The picture of this result."""
-        from .drawing import attention_groups_figure
+    def figure(self, *, view: View = "flow") -> Figure:
+        """The groups of the combined attention.
 
-        return attention_groups_figure(self, **options)
+        Args:
+            view: ``"flow"``: heads to groups beside the matrix. ``"tokens"``: the text coloured by group (circuitsvis).
+        """
+        if view == "tokens":
+            return token_groups_view(self.tokens, self.labels, title="Token groups")
+        check_choice(view, View, "view")
+        shown = [head for head, _ in self.top(_MOST_HEADS)]
+        heads = {}
+        for head in sorted(shown):
+            group = self.head_to_group[self.heads.index(head)]
+            heads[str(head)] = [] if group is None else [group]
+        notes = []
+        # The sink would take all the colours of the matrix: it is not drawn where it is left out.
+        kept = list(self.kept)
+        place = {token: number for number, token in enumerate(kept)}
+        if self.sink is not None:
+            notes.append(f"The attention sink (token {self.sink}, {self.tokens[self.sink]!r}) is left out.")
+        if len(self.groups) == 1:
+            notes.append("Together the heads bind the tokens into one group, which none serves more than another.")
+        if len(self.heads) > len(shown):
+            notes.append(
+                f"The {len(shown)} of {len(self.heads)} heads with the sharpest groups of their own are shown."
+            )
+        if self.parents is not None:
+            notes.append("The mask is a tree: each token sees its ancestors only.")
+        return flow(
+            [self.tokens[token] for token in kept],
+            [[place[token] for token in group] for group in self.groups],
+            heads,
+            matrix=None if self.combined is None else self.combined[kept][:, kept],
+            title="Heads and the token groups they serve",
+            unit="attention, mean over heads",
+            note=" ".join(notes),
+        )
 
     def __str__(self) -> str:
-        from .text import attention_groups_text
+        columns = [("group", "right"), ("tokens", "left"), ("served by", "left")]
+        rows = [[place, self._words(group), self._served_by(place)] for place, group in enumerate(self.groups)]
+        parts = [self._title(), table_text(columns, rows)]
+        if self.parents is not None:
+            parts.append(self._tree(self.parents))
+        return "\n\n".join([*parts, self._sharpest(), _NOTE])
 
-        return attention_groups_text(self)
+    def _title(self) -> str:
+        n_heads, n_groups = len(self.heads), len(self.groups)
+        title = (
+            f"{n_groups} group{'' if n_groups == 1 else 's'} of {len(self.kept)} tokens, "
+            f"{n_heads} head{'' if n_heads == 1 else 's'} ({self.method})"
+        )
+        if self.found_sink is not None:
+            share = self.combination["sink_share"]
+            fate = "left out" if self.sink is not None else "kept"
+            token = visible(self.tokens[self.found_sink])
+            title += f"; attention sink {token!r} takes {share:.2f} of the attention and is {fate}"
+        return title
+
+    def _words(self, group: tuple[int, ...]) -> str:
+        shown = " | ".join(word(self.tokens[token]) for token in group[:_MOST_TOKENS])
+        return shown if len(group) <= _MOST_TOKENS else f"{shown} | ... ({len(group)} tokens)"
+
+    def _served_by(self, group: int) -> str:
+        serving = [place for place, served in enumerate(self.head_to_group) if served == group]
+        serving.sort(key=lambda place: -float(self.weights[place, group] - self.even_weights[group]))
+        shown = ", ".join(f"{self.heads[place]} {self.weights[place, group]:.2f}" for place in serving[:6])
+        return shown + (f", {len(serving) - 6} more" if len(serving) > 6 else "") or "no head"
+
+    def _tree(self, parents: tuple[int | None, ...]) -> str:
+        rows = [
+            [token, visible(text), "root" if parent is None else f"{parent} {visible(self.tokens[parent]).strip()}"]
+            for token, (text, parent) in enumerate(zip(self.tokens, parents, strict=True))
+        ]
+        table = table_text([("token", "right"), ("", "left"), ("parent", "left")], rows)
+        return f"The pattern is a tree: every token sees itself and its ancestors only.\n\n{table}"
+
+    def _sharpest(self) -> str:
+        """The heads with the most modular groups, and these groups."""
+        titles = ["head", "serves", "within", "modularity", "null", "z", "p", "sink", "self", "its own groups"]
+        columns = [(title, "left" if title in ("head", "its own groups") else "right") for title in titles]
+        rows = []
+        for head, _ in self.top(_MOST_HEADS):
+            place = self.heads.index(head)
+            group = self.head_to_group[place]
+            numbers = (number(float(getattr(self, name)[place])) for name in _PER_HEAD)
+            rows.append([str(head), "-" if group is None else group, *numbers, self._own(self.head_groups[place])])
+        left_out = len(self.heads) - len(rows)
+        more = f"\n({left_out} heads with less modular groups are not shown)" if left_out else ""
+        return f"{table_text(columns, rows)}{more}"
+
+    def _own(self, groups: Groups) -> str:
+        bound = [group for group in groups if len(group) > 1]
+        single = sum(len(group) == 1 for group in groups)
+        shown = "  ".join(
+            "{" + self._words(group[:8]) + (" ..." if len(group) > 8 else "") + "}" for group in bound[:4]
+        )
+        more = f"  and {len(bound) - 4} more" if len(bound) > 4 else ""
+        return f"{shown}{more}" + (f"  +{single} alone" if single else "")
+
+
+_NOTE = (
+    "serves: group whose share of the head's attention exceeds even attention most; within: share of the attention\n"
+    "between different tokens that stays in the head's own groups; null, z, p: the same for shuffled graphs of equal\n"
+    "degrees; sink, self: share of attention on the first token and on the token itself"
+)
 
 
 def _groups(values: list[list[int]]) -> Groups:

@@ -1,10 +1,10 @@
 """What each weight matrix of each layer contributes: maps of layers by components, and of layers by heads."""
 
 import math
-from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from types import EllipsisType
+from typing import Any, ClassVar
 
 from jaxtyping import Float
 from torch import Tensor
@@ -12,22 +12,23 @@ from torch import Tensor
 from ...core.errors import UsageError
 from ...core.provenance import Provenance
 from ...core.types import HeadIndex
+from ...renderers import heat
 from ...renderers.figure import Figure
-from ...results import Result, nested, tensor_of
+from ...renderers.grids import MapLayer
+from ...renderers.text import table_text, visible
+from ...results import Result, cells
 from ...scorers.components import find_metric
 
-if TYPE_CHECKING:
-    from typing import Self
-
-_FACTS = ("metric", "unit", "relative", "n_batches", "n_tokens")
 _MAPS = ("values", "interval_low", "interval_high", "baseline")
+_STRONGEST = 5
+"""Heads of each component in the table of a head map."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class MeasuredComponents:
+class MeasuredComponents(Result):
     """What both maps hold: values, intervals and baseline of one shape; see :class:`ComponentMap`."""
 
-    kind: ClassVar[str]
+    nullable: ClassVar[tuple[str, ...]] = _MAPS
     metric: str
     unit: str
     relative: bool
@@ -45,44 +46,67 @@ class MeasuredComponents:
         """Publications the metric is from."""
         return find_metric(self.metric).cites
 
-    @property
-    @abstractmethod
-    def axes(self) -> dict[str, list[Any]]:
-        """Labels of each axis of ``values`` by its name."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; undefined cells are null."""
-        maps = {name: getattr(self, name) for name in _MAPS}
-        return {
-            "kind": self.kind,
-            **{name: getattr(self, name) for name in _FACTS},
-            "axes": self.axes,
-            **{name: None if value is None else nested(value) for name, value in maps.items()},
-            "provenance": self.provenance.to_dict(),
-        }
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> "Self":
-        """Inverse of :meth:`to_dict`."""
-        fields: dict[str, Any] = {name: values[name] for name in _FACTS}
-        fields |= {name: None if values[name] is None else tensor_of(values[name]) for name in _MAPS}
-        components, provenance = tuple(values["axes"]["component"]), Provenance.from_dict(values["provenance"])
-        return cls(**fields, components=components, provenance=provenance)
-
     def _column(self, component: str) -> int:
         if component not in self.components:
             raise UsageError(f"This map has no component {component!r}; it has {', '.join(self.components)}.")
         return self.components.index(component)
 
-    def _record(self, *at: int) -> dict[str, Any]:
+    def _record(self, index: tuple[int, ...], labels: dict[str, Any]) -> dict[str, Any]:
         """One cell with its labels."""
-        labels = {name: names[number] for (name, names), number in zip(self.axes.items(), at, strict=True)}
         maps = {"value": self.values, **{name: getattr(self, name) for name in _MAPS[1:]}}
-        return labels | {name: float(values[at]) for name, values in maps.items() if values is not None}
+        return labels | {name: float(values[index]) for name, values in maps.items() if values is not None}
+
+    def _layer(self, name: str, at: "int | EllipsisType" = ...) -> MapLayer:
+        """The whole map for a figure, or one component of it."""
+        low, high, random = (
+            None if values is None else values[at] for values in (self.interval_low, self.interval_high, self.baseline)
+        )
+        interval = None if low is None or high is None else (low, high)
+        if self.relative:
+            # Chance is 1 everywhere; what was divided by is worth a look.
+            return MapLayer(name, self.values[at], interval=interval, details={"divided by": random})
+        return MapLayer(name, self.values[at], interval=interval, null=random)
+
+    @property
+    def _bar_title(self) -> str:
+        """What a value is, and what it would be by chance."""
+        random = self._random
+        return f"{self.unit}; random: {random}" if random and not self.relative else self.unit
+
+    @property
+    def _note(self) -> str:
+        """What the map was made from."""
+        parts = []
+        if self.n_batches:
+            parts.append(f"{self.n_tokens:,} tokens in {self.n_batches} batches.")
+        if self.relative:
+            parts.append(f"Divided by the values of random matrices or subspaces: {self._random}.")
+        return " ".join(parts)
+
+    @property
+    def _random(self) -> str:
+        known = [] if self.baseline is None else self.baseline[~self.baseline.isnan()].tolist()
+        ends = dict.fromkeys(f"{end(known):.3g}" for end in (min, max)) if known else {}
+        return " to ".join(ends)
+
+    def _text(self, what: str, table: str, note: str) -> str:
+        """A table under its title, with the colour bar in words below."""
+        read = f", {self.n_tokens:,} tokens in {self.n_batches} batches" if self.n_batches else ""
+        title = f"{what} of {visible(self.provenance.model)}: {self.metric}{read}"
+        defined = self.values[~self.values.isnan()]
+        parts = [self.unit]
+        if len(defined):
+            parts.append(f"from {_number(float(defined.min()))} to {_number(float(defined.max()))}")
+        if self.baseline is not None:
+            ascending = self.baseline[~self.baseline.isnan()].unique().tolist()
+            known = list(dict.fromkeys(map(_number, ascending)))
+            listed = ", ".join(known) if len(known) <= 6 else f"{known[0]} to {known[-1]}"
+            parts.append(f"{'divided by' if self.relative else 'random:'} {listed}")
+        return f"{title}\n\n{table}\n\n{'; '.join([*parts, note])}"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class ComponentMap(MeasuredComponents, Result):
+class ComponentMap(MeasuredComponents):
     """One value per layer and component.
 
     Attributes:
@@ -106,12 +130,8 @@ class ComponentMap(MeasuredComponents, Result):
     """
 
     kind: ClassVar[str] = "component_map"
+    json_axes: ClassVar[Mapping[str, str | None]] = {"layer": None, "component": "components"}
     values: Float[Tensor, "layer component"]
-
-    @property
-    def axes(self) -> dict[str, list[Any]]:
-        """Labels of each axis of ``values`` by its name."""
-        return {"layer": list(range(len(self.values))), "component": list(self.components)}
 
     def top(self, n: int = 5) -> list[tuple[int, str, float]]:
         """The ``n`` largest cells as (layer, component, value); ties go to the lower layer."""
@@ -125,24 +145,33 @@ class ComponentMap(MeasuredComponents, Result):
 
     def to_rows(self) -> Iterable[dict[str, Any]]:
         """One record per layer and component."""
-        for layer in range(len(self.values)):
-            for column in range(len(self.components)):
-                yield self._record(layer, column)
+        # Undefined cells have a row too: every layer has every component.
+        for index, labels in cells(self.axes, self.values.nan_to_num()):
+            yield self._record(index, labels)
 
-    def figure(self, **options: Any) -> Figure:
-        """The picture of this result."""
-        from .drawing import component_map_figure
-
-        return component_map_figure(self, **options)
+    def figure(self) -> Figure:
+        """Layers by components, each value with its interval and random baseline where there is one."""
+        return heat.component_map(
+            [self._layer(self.metric)],
+            self.components,
+            title=f"{self.metric.replace('_', ' ').capitalize()} of every matrix of {self.provenance.model}",
+            unit=self._bar_title,
+            note=self._note,
+        )
 
     def __str__(self) -> str:
-        from ...renderers.text import component_map_text
-
-        return component_map_text(self)
+        """The map as a table, the largest cell of each column marked."""
+        best = self.values.nan_to_num(nan=-math.inf).argmax(0).tolist()
+        rows = [
+            [layer, *(f"{'*' if best[j] == layer else ''}{_number(value)}" for j, value in enumerate(values))]
+            for layer, values in enumerate(self.values.tolist())
+        ]
+        columns = [("layer", "right"), *((name, "right") for name in self.components)]
+        return self._text("Component map", table_text(columns, rows), "* largest of the column")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class HeadComponentMap(MeasuredComponents, Result):
+class HeadComponentMap(MeasuredComponents):
     """One value per attention component, layer and head: a :class:`ComponentMap` opened into its heads.
 
     ``attn.k`` and ``attn.v`` have one head per key/value head; where that is fewer than query heads, the cells left
@@ -165,13 +194,8 @@ class HeadComponentMap(MeasuredComponents, Result):
     """
 
     kind: ClassVar[str] = "head_component_map"
+    json_axes: ClassVar[Mapping[str, str | None]] = {"component": "components", "layer": None, "head": None}
     values: Float[Tensor, "component layer head"]
-
-    @property
-    def axes(self) -> dict[str, list[Any]]:
-        """Labels of each axis of ``values`` by its name."""
-        _, n_layers, n_heads = self.values.shape
-        return {"component": list(self.components), "layer": list(range(n_layers)), "head": list(range(n_heads))}
 
     def of(self, component: str) -> Float[Tensor, "layer head"]:
         """The map of one component, without the cells of heads it does not have."""
@@ -191,16 +215,42 @@ class HeadComponentMap(MeasuredComponents, Result):
 
     def to_rows(self) -> Iterable[dict[str, Any]]:
         """One record per component and head."""
-        for at in (~self.values.isnan()).nonzero().tolist():
-            yield self._record(*at)
+        for index, labels in cells(self.axes, self.values):
+            yield self._record(index, labels)
 
-    def figure(self, **options: Any) -> Figure:
-        """The picture of this result."""
-        from .head_drawing import head_component_map_figure
-
-        return head_component_map_figure(self, **options)
+    def figure(self) -> Figure:
+        """Layers by heads, one map for each attention matrix."""
+        note = self._note
+        if bool(self.values.isnan().all(1).any()):
+            note += " Query heads share keys and values: attn.k and attn.v have one column for each key/value head."
+        return heat.head_map(
+            [self._layer(name, number) for number, name in enumerate(self.components)],
+            title=f"{self.metric.replace('_', ' ').capitalize()} by head of {self.provenance.model}",
+            unit=self._bar_title,
+            switches=("component", "map"),
+            note=note.strip(),
+        )
 
     def __str__(self) -> str:
-        from ...renderers.text import head_component_map_text
+        """The strongest heads of each component."""
+        low, high, random = self.interval_low, self.interval_high, self.baseline
+        rows = []
+        for name in self.components:
+            for place, (_, head, value) in enumerate(self.top(_STRONGEST, name)):
+                at = (self.components.index(name), head.layer, head.head)
+                row: list[object] = [name if place == 0 else "", head, _number(value)]
+                if low is not None and high is not None:
+                    row.append(f"{_number(float(low[at]))}-{_number(float(high[at]))}")
+                if random is not None:
+                    row.append(_number(float(random[at])))
+                rows.append(row)
+        columns = [("component", "left"), ("head", "left"), ("value", "right")]
+        columns += [("95%", "right")] * (low is not None)
+        columns += [("divided by" if self.relative else "random", "right")] * (random is not None)
+        note = "heads of attn.k and attn.v are key/value heads"
+        return self._text("Component map by head", table_text(columns, rows), note)
 
-        return head_component_map_text(self)
+
+def _number(value: float) -> str:
+    """Three or four digits, however small."""
+    return "-" if value != value else f"{value:.4f}" if 0.01 <= abs(value) < 1 else f"{value:.3g}"

@@ -14,20 +14,18 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ...capture.weights import HeadWeights
-from ...core.errors import OutputError, UsageError
+from ...core.errors import OutputError
 from ...core.files import replacing, sha256_of
 from ...core.provenance import package_versions
 from ...core.types import Experiment, check_choice
-from ...data.relations import Relation, RelationLike, load_relations, resolve
+from ...data.relations import Relation, RelationLike, load_relations, resolve_relations
 from ...renderers.tables import Table
 from ...results import Result
 from ...scorers.ablation import default_m
 from ..ablate.call import AblationSettings, Lab
 from ..ablate.result import AblationCurves
-from ..relation_scores.call import require_distinct
 from ..validate.call import ValidationSettings, common_templates, validated, weights_of
 from ..validate.result import Validation
-from ..validate.text import agreement_table, drops_table
 from .result import ReproducedRelation, Reproduction
 
 _Kept = TypeVar("_Kept", bound=Result)
@@ -74,8 +72,7 @@ def reproduce(
     weights = weights_of(model)
     weights.require("maps", needs_mlp=weights.n_layers > 1)
     bundled = load_relations(model=weights, data_dir=data_dir)
-    chosen = bundled if relations is None else _resolved(relations, data_dir)
-    require_distinct(chosen)
+    chosen = resolve_relations(bundled if relations is None else relations, data_dir)
     folder = _Folder(Path(out))
     folder.claim(_settings(weights, experiment, chosen, seeds, prepend_bos))
     names = [relation.name for relation in chosen]
@@ -117,7 +114,7 @@ def reproduce(
     options = {"experiment": experiment, "seeds": seeds, "prepend_bos": prepend_bos}
     data = {relation.name: relation.digest for relation in chosen}
     result = Reproduction(experiment, rows, weights.provenance(options=options, data=data, seed=0))
-    _tables(folder.path / "tables", {"agreement": agreement_table(result), "ablation": drops_table(result)})
+    _tables(folder.path / "tables", {"agreement": result.agreement_table(), "ablation": result.drops_table()})
     for relation in chosen:
         drawn: dict[str, Result] = {"validation": checks[relation.name]}
         if relation.name in curves:
@@ -128,13 +125,6 @@ def reproduce(
     result.save(folder.path / "reproduction.json")
     folder.finish()
     return result
-
-
-def _resolved(relations: Any, data_dir: str | Path | None) -> list[Relation]:
-    listed = [relations] if isinstance(relations, str | Path | Relation) else list(relations)
-    if not listed:
-        raise UsageError("No relation was given. Name at least one, or leave relations= out for all.")
-    return [resolve(relation, data_dir) for relation in listed]
 
 
 def _settings(

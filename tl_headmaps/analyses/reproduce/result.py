@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...core.provenance import Provenance
 from ...renderers.figure import Figure
+from ...renderers.listing import tables_figure
+from ...renderers.tables import Table
+from ...renderers.text import number, percent
 from ...results import Result
 
 if TYPE_CHECKING:
@@ -76,6 +79,11 @@ class Reproduction(Result):
     rows: tuple[ReproducedRelation, ...]
     provenance: Provenance
 
+    @property
+    def axes(self) -> dict[str, list[Any]]:
+        """Names of the relations."""
+        return {"relation": [row.relation for row in self.rows]}
+
     def mean(self, column: str) -> float:
         """Mean of a column over the relations that have a figure there; drops only where a head was switched off."""
         values = [getattr(row, column) for row in self.rows]
@@ -89,7 +97,7 @@ class Reproduction(Result):
         return {
             "kind": self.kind,
             "experiment": self.experiment,
-            "axes": {"relation": [row.relation for row in self.rows]},
+            "axes": self.axes,
             "rows": [asdict(row) | {"controls": list(row.controls)} for row in self.rows],
             "mean": {name: None if math.isnan(value) else value for name, value in means.items()},
             "published": {
@@ -109,13 +117,45 @@ class Reproduction(Result):
         """One record per relation."""
         return (asdict(row) | {"controls": " ".join(row.controls)} for row in self.rows)
 
-    def figure(self, **options: Any) -> Figure:
-        """The picture of this result."""
-        from .drawing import reproduction_figure
-
-        return reproduction_figure(self, **options)
+    def figure(self) -> Figure:
+        """Agreement, then what is lost without the heads; one row per relation, the published figures below ours."""
+        title = f"Published experiments ({self.experiment}) on {self.provenance.model}"
+        return tables_figure([self.agreement_table(), self.drops_table()], title=title, text=str(self))
 
     def __str__(self) -> str:
-        from ..validate.text import reproduction_text
+        return (
+            f"Static scores and the running model: {self.experiment}, {self.provenance.model}\n\n"
+            f"{self.agreement_table().text()}\n\n"
+            f"Heads switched off\n\n{self.drops_table().text()}"
+        )
 
-        return reproduction_text(self)
+    def agreement_table(self) -> Table:
+        """Agreement of static and dynamic scores by relation, the mean and the published means below."""
+        rows: list[list[object]] = [
+            [row.relation, row.n_pairs, number(row.pearson_without), number(row.pearson_with)] for row in self.rows
+        ]
+        means = (self.mean("pearson_without"), self.mean("pearson_with"))
+        rows.append([f"mean, {self.provenance.model}", "", *map(number, means)])
+        rows += [[f"published mean, {name}", "", *map(number, values)] for name, values in PUBLISHED_AGREEMENT.items()]
+        columns = [("relation", "left"), ("pairs", "right"), ("without context", "right"), ("with context", "right")]
+        return Table(columns, rows, "Pearson correlation of static and dynamic scores over heads x templates")
+
+    def drops_table(self) -> Table:
+        """Accuracy before and after switching off heads by relation, the mean and the published means below."""
+        rows: list[list[object]] = []
+        for row in self.rows:
+            if row.status != "tested":
+                rows.append([row.relation, "", number(row.base_accuracy), row.status, "", "", "", ""])
+                continue
+            values = (row.base_accuracy, row.final_accuracy, row.random_accuracy)
+            drops = (percent(share) for share in (row.drop, row.random_drop, row.control_drop))
+            rows.append([row.relation, row.n_heads, *map(number, values), *drops])
+        drops = (percent(self.mean(name)) for name in ("drop", "random_drop", "control_drop"))
+        rows.append([f"mean, {self.provenance.model}", "", "", "", "", *drops])
+        rows += [
+            [f"published mean, {name}", "", "", "", "", *map(percent, values), "-"]
+            for name, values in PUBLISHED_DROPS.items()
+        ]
+        titles = ("relation", "heads off", "before", "after", "random", "drop", "drop, random", "drop, controls")
+        columns = [(title, "left" if title == "relation" else "right") for title in titles]
+        return Table(columns, rows, "next-token accuracy; drop: share of the accuracy lost")

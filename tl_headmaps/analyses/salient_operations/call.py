@@ -10,17 +10,17 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from ...capture.weights import HeadWeights
-from ...circuits.extremes import largest_entries, top_and_bottom
+from ...circuits.extremes import top_and_bottom
 from ...circuits.maps import CircuitMaps
 from ...core.errors import UsageError
 from ...core.sweep import Step, digest_of_ids, sweep
 from ...core.types import Circuit, HeadIndex, HeadLike, Preset, check_choice, head_list, head_names
 from ...core.vocabulary import token_strings
+from ...naming.namer import NAMING_TARGETS, NAMING_TOKENS, Describe, Namer
 from ...scorers.salience import most_salient, salience
 from ...scorers.usable import UsableTokens, usable_tokens
 from ..heads import heads_by_layer
-from .namer import NAMING_TARGETS, NAMING_TOKENS, Describe, Namer
-from .result import SalientOperations
+from .result import ARRAYS, SalientOperations, token_ids_in
 
 VocabularyFilter: TypeAlias = Literal["all", "words"]
 
@@ -34,7 +34,6 @@ def salient_operations(
     preset: Preset = "folded",
     circuit: Circuit = "ov",
     vocabulary: VocabularyFilter | Callable[[str], bool] = "all",
-    largest: int = 0,
     describe: Describe | None = None,
     run_dir: str | Path | None = None,
     executor: Any = None,
@@ -51,7 +50,6 @@ def salient_operations(
         circuit: ``"ov"``: what is written about a token. ``"qk"``: which keys a query token attends to.
         vocabulary: ``"all"`` tokens; ``"words"`` leaves out byte fragments, control tokens and tokens never trained;
             or a function of a token's text that says whether to consider it as a source.
-        largest: Also find this many largest entries of each whole map.
         describe: A function (a language model, say) of the head, its mappings and a prompt that returns a description.
         run_dir: Keep finished layers in this folder, and go on from there after a kill.
         executor: Where to compute layers: anything with the interface of ``concurrent.futures.Executor``.
@@ -65,9 +63,9 @@ def salient_operations(
     """
     check_choice(circuit, Circuit, "circuit")
     check_choice(preset, Preset, "preset")
-    for name, value, least in (("n_tokens", n_tokens, 1), ("n_targets", n_targets, 1), ("largest", largest, 0)):
-        if value < least:
-            raise UsageError(f"{name}={value} is impossible; it must be at least {least}.")
+    for name, value in (("n_tokens", n_tokens), ("n_targets", n_targets)):
+        if value < 1:
+            raise UsageError(f"{name}={value} is impossible; it must be at least 1.")
     weights = HeadWeights.of(model)
     by_layer = heads_by_layer(weights, heads)
     weights.require(preset, needs_mlp=any(by_layer[1:]))
@@ -86,7 +84,6 @@ def salient_operations(
         "n_tokens": n_tokens,
         "n_targets": n_targets,
         "vocabulary": vocabulary if isinstance(vocabulary, str) else "a function",
-        "largest": largest,
         "heads": head_names(heads),
         "predicates": namer.catalogue,
     }
@@ -98,7 +95,6 @@ def salient_operations(
         preset,
         min(n_left, n_rows),
         min(circuits.n_columns, n_columns),
-        largest,
     )
     swept = sweep(
         task,
@@ -111,74 +107,31 @@ def salient_operations(
         description="salient operations",
         progress=progress,
     )
-    found = _Salient.of(by_layer, swept.layers)
-    names = namer.names(found.heads, *strings.mappings(found.cut(NAMING_TOKENS, NAMING_TARGETS)))
-    shown = found.cut(n_tokens, n_targets)
+    layers = sorted(swept.layers)
+    arrays = {name: torch.cat([swept.layers[layer][name] for layer in layers]) for name in ARRAYS}
+    found = tuple(HeadIndex(layer, head) for layer in layers for head in by_layer[layer])
+    names = namer.names(found, *strings.mappings(_cut(arrays, NAMING_TOKENS, NAMING_TARGETS)))
+    shown = _cut(arrays, n_tokens, n_targets)
     result = SalientOperations(
         circuit=circuit,
-        heads=shown.heads,
-        token_ids=shown.tokens,
-        salience=shown.salience,
-        promoted_ids=shown.promoted,
-        promoted_values=shown.promoted_values,
-        suppressed_ids=shown.suppressed,
-        suppressed_values=shown.suppressed_values,
-        strings={token: strings[token] for token in sorted(shown.used())},
+        heads=found,
+        strings={token: strings[token] for token in sorted(token_ids_in(shown))},
         names=names,
         left_out=usable.left_out,
         failed_predicates=namer.failed,
         provenance=swept.provenance,
-        largest=shown.largest if largest else None,
+        **shown,
     )
     # In the order they were asked for.
     return result if heads is None else result.select(dict.fromkeys(weights.head(head) for head in head_list(heads)))
 
 
-@dataclass(frozen=True)
-class _Salient:
-    """Salient tokens and targets of some heads, before anything is cut or named."""
-
-    heads: tuple[HeadIndex, ...]
-    tokens: Tensor
-    salience: Tensor
-    promoted: Tensor
-    promoted_values: Tensor
-    suppressed: Tensor
-    suppressed_values: Tensor
-    largest: tuple[tuple[tuple[int, int, float], ...], ...]
-
-    @classmethod
-    def of(cls, by_layer: list[list[int]], layers: Mapping[int, Mapping[str, Tensor]]) -> "_Salient":
-        arrays = ("tokens", "salience", "promoted", "promoted_values", "suppressed", "suppressed_values")
-        order = sorted(layers)
-        places = torch.cat([layers[layer]["largest"] for layer in order]).tolist()
-        values = torch.cat([layers[layer]["largest_values"] for layer in order]).tolist()
-        return cls(
-            heads=tuple(HeadIndex(layer, head) for layer in order for head in by_layer[layer]),
-            largest=tuple(
-                tuple((source, target, value) for (source, target), value in zip(*head, strict=True))
-                for head in zip(places, values, strict=True)
-            ),
-            **{name: torch.cat([layers[layer][name] for layer in order]) for name in arrays},
-        )
-
-    def cut(self, n_tokens: int, n_targets: int) -> "_Salient":
-        """The first tokens and targets."""
-        return _Salient(
-            self.heads,
-            self.tokens[:, :n_tokens],
-            self.salience[:, :n_tokens],
-            self.promoted[:, :n_tokens, :n_targets],
-            self.promoted_values[:, :n_tokens, :n_targets],
-            self.suppressed[:, :n_tokens, :n_targets],
-            self.suppressed_values[:, :n_tokens, :n_targets],
-            self.largest,
-        )
-
-    def used(self) -> set[int]:
-        """Ids of all tokens that occur."""
-        ids = {token for part in (self.tokens, self.promoted, self.suppressed) for token in part.unique().tolist()}
-        return ids | {token for entries in self.largest for entry in entries for token in entry[:2]}
+def _cut(arrays: Mapping[str, Tensor], n_tokens: int, n_targets: int) -> dict[str, Tensor]:
+    """The first tokens of each head, and the first targets of each token."""
+    return {
+        name: values[:, :n_tokens, :n_targets] if values.ndim == 3 else values[:, :n_tokens]
+        for name, values in arrays.items()
+    }
 
 
 @dataclass(frozen=True)
@@ -192,7 +145,6 @@ class _SalientLayers:
     preset: Preset
     n_tokens: int
     n_targets: int
-    n_largest: int
 
     def prepare(self) -> Step:
         circuits = CircuitMaps(self.weights, circuit=self.circuit, preset=self.preset)
@@ -208,24 +160,13 @@ class _SalientLayers:
             ratio = salience(weights, read, maps, vectors, circuit=self.circuit, preset=self.preset)
             tokens, ratios = most_salient(ratio, usable, self.n_tokens)
             top, bottom = top_and_bottom(maps.with_own_rows(tokens), self.n_targets)
-            places = torch.zeros(len(heads), self.n_largest, 2, dtype=torch.int64)
-            values = torch.zeros(len(heads), self.n_largest)
-            if self.n_largest:
-                rows = usable.nonzero()[:, 0]
-                considered = maps.at_rows(rows)
-                for number in range(len(heads)):
-                    entries = largest_entries(considered, number, self.n_largest)
-                    places[number] = torch.stack([rows[entries.rows], entries.columns], dim=1).cpu()
-                    values[number] = entries.values.cpu()
         return {
-            "tokens": tokens,
+            "token_ids": tokens,
             "salience": ratios,
-            "promoted": top.columns,
+            "promoted_ids": top.columns,
             "promoted_values": top.values,
-            "suppressed": bottom.columns,
+            "suppressed_ids": bottom.columns,
             "suppressed_values": bottom.values,
-            "largest": places,
-            "largest_values": values,
         }
 
 
@@ -264,17 +205,16 @@ class _Strings:
     def __getitem__(self, token: int) -> str:
         return self.texts[token] if token < len(self.texts) else f"#{token}"
 
-    def mappings(self, found: _Salient) -> tuple[list[list[Any]], list[list[Any]]]:
+    def mappings(self, arrays: Mapping[str, Tensor]) -> tuple[list[list[Any]], list[list[Any]]]:
         """Sources with their targets, by head: promoted and suppressed."""
-        sides = []
-        for targets in (found.promoted, found.suppressed):
-            sides.append(
-                [
-                    [(self[source], tuple(self[target] for target in row)) for source, row in zip(*pair, strict=True)]
-                    for pair in zip(found.tokens.tolist(), targets.tolist(), strict=True)
-                ]
-            )
-        return sides[0], sides[1]
+        promoted, suppressed = (
+            [
+                [(self[source], tuple(self[target] for target in row)) for source, row in zip(*pair, strict=True)]
+                for pair in zip(arrays["token_ids"].tolist(), arrays[name].tolist(), strict=True)
+            ]
+            for name in ("promoted_ids", "suppressed_ids")
+        )
+        return promoted, suppressed
 
     def usable(self, mask: Tensor) -> list[str]:
         return [self[token] for token in mask.nonzero()[:, 0].tolist()]

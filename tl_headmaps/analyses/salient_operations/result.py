@@ -1,8 +1,8 @@
 """What heads do most: their salient tokens with the targets of each, and a name where one is earned."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 import torch
 from jaxtyping import Float, Int
@@ -11,56 +11,25 @@ from torch import Tensor
 from ...core.errors import UsageError
 from ...core.provenance import Provenance
 from ...core.types import Circuit, HeadIndex, HeadLike
+from ...naming.namer import HeadName
 from ...renderers.figure import Figure
+from ...renderers.heat import head_map
+from ...renderers.listing import table_figure
+from ...renderers.text import quoted, table_text, visible
+from ...renderers.views import top_tokens_view
 from ...results import Result
 
 if TYPE_CHECKING:
     from typing import Self
 
-UNCLEAR = "unclear"
-"""The name of a head no predicate explains better than chance."""
+View: TypeAlias = Literal["auto", "map", "table", "top_tokens"]
 
-MIXED = "mixed"
-"""The input class of a head whose salient tokens have no class in common."""
+ARRAYS = ("token_ids", "salience", "promoted_ids", "promoted_values", "suppressed_ids", "suppressed_values")
+"""Fields with the heads as their first axis and the salient tokens as their second."""
 
-
-@dataclass(frozen=True)
-class HeadName:
-    """The best explanation of one head.
-
-    Attributes:
-        name: A predicate of the catalogue, ``suppress ...`` where it holds for suppressed targets, or ``unclear``.
-        score: Share of the salient mappings that the best predicate explains, also where it is not enough for a name.
-        null_mean: The same with target lists dealt to sources at random.
-        lift: Score over null.
-        p_value: Probability that dealt lists score as well.
-        q_value: The same after Benjamini-Hochberg over all heads and predicates of this result.
-        best: The best predicate, whether or not it earned the name.
-        runner_up: The second-best, with its score and p-value, if there is one.
-        input_class: What the salient tokens have in common, or ``mixed``.
-        input_share: Share of them in that class.
-        description: What the user's ``describe`` said.
-        description_error: Why it said nothing usable.
-    """
-
-    name: str
-    score: float
-    null_mean: float
-    lift: float
-    p_value: float
-    q_value: float
-    best: str | None = None
-    runner_up: str | None = None
-    runner_up_score: float = 0.0
-    runner_up_p_value: float = 1.0
-    input_class: str = MIXED
-    input_share: float = 0.0
-    description: str | None = None
-    description_error: str | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, the name first."""
-        return dict(vars(self))
+_FEW_HEADS = 12
+_LISTED_TOKENS, _LISTED_TARGETS = 10, 3
+"""What a pinned head lists in a map of all heads: more would make the page heavy."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -78,7 +47,6 @@ class SalientOperations(Result):
         names: What each head does, in one name.
         left_out: How many tokens of the vocabulary were not considered, by reason.
         failed_predicates: Predicates that raised, with their errors; they were left out.
-        largest: (source id, target id, value) of the largest entries of each whole map, if asked for.
 
     Example:
         >>> from tl_headmaps import load_default_model, salient_operations
@@ -104,7 +72,6 @@ class SalientOperations(Result):
     left_out: dict[str, int]
     failed_predicates: dict[str, str]
     provenance: Provenance
-    largest: tuple[tuple[tuple[int, int, float], ...], ...] | None = None
 
     @property
     def values(self) -> Float[Tensor, "head token"]:
@@ -133,13 +100,14 @@ class SalientOperations(Result):
     def select(self, heads: Iterable[HeadLike]) -> "SalientOperations":
         """The same result for some heads."""
         numbers = [self.number(head) for head in heads]
-        arrays = ("token_ids", "salience", "promoted_ids", "promoted_values", "suppressed_ids", "suppressed_values")
+        arrays = {name: getattr(self, name)[numbers] for name in ARRAYS}
+        used = token_ids_in(arrays)
         return replace(
             self,
             heads=tuple(self.heads[i] for i in numbers),
             names=tuple(self.names[i] for i in numbers),
-            largest=None if self.largest is None else tuple(self.largest[i] for i in numbers),
-            **{name: getattr(self, name)[numbers] for name in arrays},
+            strings={token: text for token, text in self.strings.items() if token in used},
+            **arrays,
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -164,11 +132,6 @@ class SalientOperations(Result):
             }
             for place, token in enumerate(self.token_ids[number].tolist())
         ]
-        if self.largest is not None:
-            operation["largest"] = [
-                {"source": self._token(source), "target": self._token(target), "value": value}
-                for source, target, value in self.largest[number]
-            ]
         return operation
 
     def _token(self, token_id: int) -> dict[str, Any]:
@@ -197,7 +160,6 @@ class SalientOperations(Result):
 
         promoted, suppressed = targets("promotes"), targets("suppresses")
         fields = HeadName.__dataclass_fields__
-        largest = [operation.get("largest") for operation in operations]
         return cls(
             circuit=values["circuit"],
             heads=tuple(HeadIndex.parse(operation["head"]) for operation in operations),
@@ -211,12 +173,6 @@ class SalientOperations(Result):
             left_out=dict(values["left_out"]),
             failed_predicates=dict(values["failed_predicates"]),
             provenance=Provenance.from_dict(values["provenance"]),
-            largest=None
-            if None in largest
-            else tuple(
-                tuple((seen(entry["source"]), seen(entry["target"]), float(entry["value"])) for entry in entries)
-                for entries in largest
-            ),
             strings=strings,
         )
 
@@ -241,13 +197,114 @@ class SalientOperations(Result):
                             "value": value,
                         }
 
-    def figure(self, **options: Any) -> Figure:
-        """The picture of this result."""
-        from .drawing import salient_operations_figure
+    def figure(self, *, view: View = "auto") -> Figure:
+        """The salient tokens of each head with their targets.
 
-        return salient_operations_figure(self, **options)
+        Args:
+            view: ``"table"`` (the default up to a dozen heads), ``"map"`` of the names' scores with the tokens of a
+                pinned head, or ``"top_tokens"``: the most promoted targets, drawn by circuitsvis.
+        """
+        title = f"Salient operations, {self.circuit.upper()} circuits, preset {self.provenance.options['preset']}"
+        if view == "auto":
+            view = "table" if len(self.heads) <= _FEW_HEADS else "map"
+        if view == "table":
+            rows = []
+            for number, head in enumerate(self.heads):
+                for place, row in enumerate(self._token_rows(number)):
+                    rows.append([*((str(head), self.names[number].name) if place == 0 else ("", "")), *row])
+            titles = ["head", "name", "token", "salience", *self._verbs]
+            return table_figure(titles, rows, title=title, text=str(self), unbroken=True)
+        if view == "map":
+            return self._map(title)
+        if view == "top_tokens":
+            tops = {head: self._strongest(number) for number, head in enumerate(self.heads)}
+            return top_tokens_view(tops, title=title)
+        raise UsageError(f"view={view!r} is not known. Choose one of: 'auto', 'map', 'table', 'top_tokens'.")
+
+    @property
+    def _verbs(self) -> tuple[str, str]:
+        return ("promotes", "suppresses") if self.circuit == "ov" else ("attends to", "avoids")
+
+    def _token_rows(self, number: int) -> list[list[str]]:
+        """Salient tokens of one head: token, salience, promoted and suppressed targets."""
+        rows = []
+        for place, token in enumerate(self.token_ids[number].tolist()):
+            targets = [
+                " ".join(quoted(self.strings[target]) for target in ids[number, place].tolist())
+                for ids in (self.promoted_ids, self.suppressed_ids)
+            ]
+            rows.append([quoted(self.strings[token]), f"{self.salience[number, place]:.3g}", *targets])
+        return rows
+
+    def _map(self, title: str) -> Figure:
+        shape = (1 + max(head.layer for head in self.heads), 1 + max(head.head for head in self.heads))
+        values = torch.full(shape, float("nan"))
+        drill = {}
+        for number, head in enumerate(self.heads):
+            values[head.layer, head.head] = self.names[number].score
+            rows = [
+                [quoted(self.strings[token]), " ".join(quoted(self.strings[t]) for t in targets[:_LISTED_TARGETS])]
+                for token, targets in zip(
+                    self.token_ids[number].tolist()[:_LISTED_TOKENS], self.promoted_ids[number].tolist(), strict=False
+                )
+            ]
+            drill[str(head)] = {"what it does": self.names[number].evidence(), f"token, {self._verbs[0]}": rows}
+        return head_map(
+            values,
+            title=title,
+            unit="share of mappings the best predicate explains",
+            signed=False,
+            drill=drill,
+            note="Pin a head to see its name, its salient tokens and their strongest targets; search finds a token.",
+        )
+
+    def _strongest(self, number: int) -> list[tuple[str, float]]:
+        """The largest values among a head's targets, each target once."""
+        best: dict[int, float] = {}
+        ids, values = self.promoted_ids[number].flatten().tolist(), self.promoted_values[number].flatten().tolist()
+        for target, value in zip(ids, values, strict=True):
+            best[target] = max(value, best.get(target, value))
+        ranked = sorted(best.items(), key=lambda item: (-item[1], item[0]))[:_LISTED_TOKENS]
+        return [(self.strings[target], value) for target, value in ranked]
 
     def __str__(self) -> str:
-        from .text import salient_operations_text
+        """Each head's name, then its salient tokens with what they promote and suppress."""
+        options = self.provenance.options
+        parts = [f"Salient operations of {self.circuit.upper()} circuits, preset {options['preset']}"]
+        if self.left_out:
+            counts = ", ".join(f"{count:,} {reason}" for reason, count in self.left_out.items())
+            parts.append(f"Tokens left out: {counts}")
+        token = "token" if self.circuit == "ov" else "query"
+        columns = [(token, "left"), ("salience", "right"), *((verb, "left") for verb in self._verbs)]
+        for number, head in enumerate(self.heads):
+            table = table_text(columns, self._token_rows(number))
+            parts.append(f"{head}: {_name_line(self.names[number])}\n\n{table}")
+        return "\n\n".join([*parts, *failure_lines(self.failed_predicates)])
 
-        return salient_operations_text(self)
+
+def token_ids_in(arrays: Mapping[str, Tensor]) -> set[int]:
+    """Every token that occurs in the arrays of a result."""
+    return {token for name in ARRAYS if name.endswith("_ids") for token in arrays[name].unique().tolist()}
+
+
+def _name_line(entry: HeadName) -> str:
+    share = f"score {entry.score:.2f}, null {entry.null_mean:.2f}, p {_small(entry.p_value)}, q {_small(entry.q_value)}"
+    named = entry.name if entry.best in (None, entry.name) else f"{entry.name} (best: {entry.best})"
+    line = f"{named}; {share}" if entry.best is not None else named
+    line += f"; tokens: {entry.input_class}"
+    if entry.runner_up is not None:
+        line += f"; runner-up: {entry.runner_up} {entry.runner_up_score:.2f}"
+    if entry.description is not None:
+        line += f"\n  described as: {visible(entry.description)}"
+    if entry.description_error is not None:
+        line += f"\n  not described: {visible(entry.description_error)}"
+    return line
+
+
+def _small(value: float) -> str:
+    return f"{value:.1g}" if value > 1e-9 else "<1e-9"
+
+
+def failure_lines(failed: dict[str, str]) -> list[str]:
+    """A line for each predicate that raised."""
+    return [f"Predicate {name!r} raised and was left out: {visible(error)}" for name, error in failed.items()]

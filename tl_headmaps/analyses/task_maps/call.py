@@ -38,7 +38,6 @@ from ...scorers.tasks import (
     rank_correlations,
 )
 from ...scorers.words import calibrated, cross_logits, majority_predictions, word_counts
-from ..verify_tasks.call import verify_tasks
 from .result import TaskMaps
 
 Features: TypeAlias = Literal["z"]
@@ -92,7 +91,7 @@ def task_maps(
     check_choice(probe, Probe, "probe")
     if n_null < 1:
         raise UsageError(f"n_null={n_null}: at least one shuffle is needed, no map is given without its null.")
-    chosen = _resolved(tasks)
+    chosen = resolve_tasks(tasks)
     labels = torch.tensor([chosen.functions.index(item.function) for item in chosen.items])
     split = _split(chosen, labels, folds, seed)
     weights = HeadWeights.from_model(model)
@@ -124,13 +123,11 @@ def task_maps(
         weights.provenance(options=options, data={chosen.name: chosen.digest}, seed=seed),
         fingerprint=model_fingerprint(model),
     )
-    maps = _result(found, again, chosen, labels, counts, positions=positions, probe=probe, provenance=provenance)
-    held_out: dict[str, Any] = {"folds": split, "fold_importance": found.by_fold}
-    verifier = partial(verify_tasks, model, chosen, maps, **held_out, prepend_bos=prepend_bos, seed=seed)
-    return replace(maps, verifier=verifier)
+    return _result(found, again, chosen, labels, counts, positions=positions, probe=probe, provenance=provenance)
 
 
-def _resolved(tasks: Tasks | str | Path | None) -> Tasks:
+def resolve_tasks(tasks: Tasks | str | Path | None) -> Tasks:
+    """Items themselves, those of a file, or the bundled ones."""
     if tasks is None:
         return load_tasks()
     return tasks if isinstance(tasks, Tasks) else read_tasks(tasks)
@@ -258,6 +255,8 @@ def _result(
         overlap=_overlap(heads),
         correlation=torch.stack([rank_correlations(importance, values.expand_as(importance)) for values in importance]),
         stability=rank_correlations(importance, beyond_again),
+        folds=found.folds,
+        fold_importance=found.by_fold,
         **details,
     )
 

@@ -1,26 +1,34 @@
 """Which heads serve which cognitive function, how sure that is, and what words alone would have told."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
-import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from ...core.errors import UsageError
 from ...core.provenance import Provenance
 from ...core.types import HeadIndex
+from ...data.tasks import FUNCTIONS
+from ...renderers import heat
+from ...renderers.charts import scatter
 from ...renderers.figure import Figure
-from ...results import Result
-from ..verify_tasks.result import TaskVerification
-
-if TYPE_CHECKING:
-    from typing import Self
+from ...renderers.grids import MapLayer
+from ...renderers.text import table_text
+from ...results import Result, cells, largest_heads
 
 STABLE = 0.8
 """Rank correlation between two seeds above which a map counts as stable."""
 
+_NAMED = 4
+"""Heads of each function in the table."""
+
+_LEGEND = (
+    "probe: held-out items recognised from all heads; words: from the items' words; stability: rank correlation\n"
+    "with a second seed; heads: above the elbow and above every head with shuffled labels, with their share of\n"
+    "the importance that goes beyond words"
+)
 _MAPS = (
     "importance",
     "importance_normalised",
@@ -61,7 +69,9 @@ class TaskMaps(Result):
         overlap: Shared part of those heads between two functions (Jaccard).
         correlation: Rank correlation of two functions' importances.
         stability: Rank correlation of ``importance`` and ``importance_again``, function by function.
-        verifier: What :meth:`verify` calls; None for a result that was loaded or selected.
+        folds: Fold of each item, in the order of the items.
+        fold_importance: ``importance`` on the training items of each fold: what :func:`verify_tasks` chooses heads by,
+            so that no item has a say in the heads that are ablated for it.
 
     Example:
         >>> from tl_headmaps import TaskItem, Tasks, load_default_model, task_maps
@@ -77,6 +87,8 @@ class TaskMaps(Result):
 
     kind: ClassVar[str] = "task_maps"
     methods: ClassVar[tuple[str, ...]] = ("ma2025cognitive", "wilson1927probable")
+    json_axes: ClassVar[Mapping[str, str | None]] = {"function": "functions", "layer": None, "head": None}
+    json_extra: ClassVar[tuple[str, ...]] = ("stable",)
     functions: tuple[str, ...]
     n_items: tuple[int, ...]
     positions: str
@@ -99,8 +111,9 @@ class TaskMaps(Result):
     overlap: Float[Tensor, "function function"]
     correlation: Float[Tensor, "function function"]
     stability: Float[Tensor, " function"]
+    folds: Int[Tensor, " item"]
+    fold_importance: Float[Tensor, "fold function layer head"]
     provenance: Provenance
-    verifier: Callable[..., TaskVerification] | None = field(default=None, repr=False)
 
     @property
     def values(self) -> Float[Tensor, "function layer head"]:
@@ -121,84 +134,96 @@ class TaskMaps(Result):
     def top(self, n: int = 5, function: str | None = None) -> list[tuple[HeadIndex, float]]:
         """The ``n`` most important heads of a function (or for any function, without one)."""
         maps = self.importance.amax(0) if function is None else self.importance[self.number(function)]
-        order = maps.flatten().argsort(descending=True, stable=True)[:n].tolist()
-        width = maps.shape[1]
-        return [(HeadIndex(i // width, i % width), float(maps.flatten()[i])) for i in order]
+        return largest_heads(maps, n)
 
     def select(self, functions: str | Sequence[str]) -> "TaskMaps":
-        """The maps of some functions; the probe was trained on all."""
+        """The maps of some functions; the probe was trained on all of them."""
         names = (functions,) if isinstance(functions, str) else tuple(functions)
         numbers = [self.number(name) for name in names]
         changes: dict[str, Any] = {name: getattr(self, name)[numbers] for name in (*_MAPS, *_BY_FUNCTION)}
         changes |= {name: getattr(self, name)[numbers][:, numbers] for name in _BETWEEN}
         changes |= {name: tuple(getattr(self, name)[i] for i in numbers) for name in ("n_items", "above_elbow")}
         baselines = {name: tuple(values[i] for i in numbers) for name, values in self.baseline_accuracy.items()}
-        return replace(self, functions=names, baseline_accuracy=baselines, verifier=None, **changes)
-
-    def verify(self, **options: Any) -> TaskVerification:
-        """Ablate the heads of each function and see which functions the model gets worse at.
-
-        Options are those of ``analyses.verify_tasks``: ``n_items``, ``n_random``, ``max_heads``, ``progress``.
-
-        Raises:
-            UsageError: The result was loaded or selected, so the model and the items are no longer at hand.
-        """
-        if self.verifier is None:
-            raise UsageError(
-                "This result no longer has its model and items at hand (it was loaded from a file or selected). Call "
-                "verify() on what task_maps() returned; captured activations are kept, so repeating it is quick."
-            )
-        return self.verifier(**options)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        _, n_layers, n_heads = self.importance.shape
-        axes = {"function": list(self.functions), "layer": list(range(n_layers)), "head": list(range(n_heads))}
-        result: dict[str, Any] = {"kind": self.kind, "positions": self.positions, "probe": self.probe, "axes": axes}
-        result["n_items"] = list(self.n_items)
-        result |= {name: getattr(self, name).tolist() for name in (*_MAPS, *_BY_FUNCTION, *_BETWEEN)}
-        result["baseline_accuracy"] = {name: list(values) for name, values in self.baseline_accuracy.items()}
-        result["overall_accuracy"] = dict(self.overall_accuracy)
-        result["above_elbow"] = [[str(head) for head in heads] for heads in self.above_elbow]
-        result["stable"] = self.stable
-        result["provenance"] = self.provenance.to_dict()
-        return result
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> "Self":
-        """Inverse of :meth:`to_dict`."""
-        names = (*_MAPS, *_BY_FUNCTION, *_BETWEEN)
-        tensors: dict[str, Any] = {name: torch.tensor(values[name], dtype=torch.float32) for name in names}
-        return cls(
-            functions=tuple(values["axes"]["function"]),
-            n_items=tuple(values["n_items"]),
-            positions=values["positions"],
-            probe=values["probe"],
-            baseline_accuracy={name: tuple(found) for name, found in values["baseline_accuracy"].items()},
-            overall_accuracy=dict(values["overall_accuracy"]),
-            above_elbow=tuple(tuple(HeadIndex.parse(head) for head in heads) for heads in values["above_elbow"]),
-            provenance=Provenance.from_dict(values["provenance"]),
-            **tensors,
-        )
+        changes["fold_importance"] = self.fold_importance[:, numbers]
+        return replace(self, functions=names, baseline_accuracy=baselines, **changes)
 
     def to_rows(self) -> Iterable[dict[str, Any]]:
         """One record per function and head."""
-        _, n_layers, n_heads = self.importance.shape
-        for number, function in enumerate(self.functions):
-            chosen = set(self.above_elbow[number])
-            for layer in range(n_layers):
-                for head in range(n_heads):
-                    record: dict[str, Any] = {"function": function, "layer": layer, "head": head}
-                    record |= {name: float(getattr(self, name)[number, layer, head]) for name in _MAPS}
-                    yield record | {"above_elbow": HeadIndex(layer, head) in chosen}
+        chosen = [set(heads) for heads in self.above_elbow]
+        for index, labels in cells(self.axes, self.importance):
+            number, *head = index
+            record = labels | {name: float(getattr(self, name)[index]) for name in _MAPS}
+            yield record | {"above_elbow": HeadIndex(*head) in chosen[number]}
 
-    def figure(self, **options: Any) -> Figure:
-        """The picture of this result."""
-        from .drawing import task_maps_figure
+    def figure(self, *, stability: bool = False) -> Figure:
+        """Every function's importance by layer and head, in panels with one colour bar.
 
-        return task_maps_figure(self, **options)
+        Args:
+            stability: Show instead how the least stable map repeats with another seed.
+        """
+        if stability:
+            return self._stability_figure()
+        layers = [
+            MapLayer(
+                FUNCTIONS.get(function, function),
+                self.importance_normalised[number],
+                details={
+                    "importance": self.importance[number],
+                    "95% from": self.interval_low[number],
+                    "95% to": self.interval_high[number],
+                    "shuffled labels": self.null_mean[number],
+                },
+            )
+            for number, function in enumerate(self.functions)
+        ]
+        overall = self.overall_accuracy
+        note = (
+            f"Share of what a {self.probe} probe reads from each head beyond the items' words. All items: probe "
+            f"{overall['probe']:.2f}, words {overall['words']:.2f}, most frequent function {overall['majority']:.2f}."
+        )
+        if not self.stable:
+            note += f" Unstable: rank correlation with another seed below {STABLE}."
+        return heat.panels(layers, title="Heads by cognitive function", unit="share of all importance", note=note)
+
+    def _stability_figure(self) -> Figure:
+        least = int(self.stability.argmin())
+        name = FUNCTIONS.get(self.functions[least], self.functions[least])
+        return scatter(
+            self.importance[least],
+            self.importance_again[least],
+            title=f"{name}, the least stable of {len(self.functions)}: rank correlation {self.stability[least]:.2f}",
+            x_name="importance with this seed",
+            y_name="importance with another seed",
+            diagonal=True,
+        )
 
     def __str__(self) -> str:
-        from .text import task_maps_text
-
-        return task_maps_text(self)
+        """A row per function: what the probe and the words know, and the heads above the elbow."""
+        rows = []
+        for number, function in enumerate(self.functions):
+            heads = self.above_elbow[number]
+            named = [
+                f"{head} {self.importance_normalised[number, head.layer, head.head]:.3f}" for head in heads[:_NAMED]
+            ]
+            rows.append(
+                [
+                    function,
+                    self.n_items[number],
+                    f"{self.probe_accuracy[number]:.2f}",
+                    f"{self.probe_low[number]:.2f}-{self.probe_high[number]:.2f}",
+                    f"{self.baseline_accuracy['words'][number]:.2f}",
+                    f"{self.stability[number]:.2f}{'' if self.stability[number] >= STABLE else ' unstable'}",
+                    len(heads),
+                    ", ".join(named) or "none",
+                ]
+            )
+        overall = self.overall_accuracy
+        titles = ["function", "items", "probe", "95%", "words", "stability", "heads", "most important"]
+        columns = [(title, "left" if title in ("function", "most important") else "right") for title in titles]
+        others = ", ".join(f"{name.replace('_', ' ')} {overall[name]:.2f}" for name in self.baseline_accuracy)
+        known = f"probe {overall['probe']:.2f}, words and heads {overall['combined']:.2f}; without heads: {others}"
+        notes = f"all items: {known}\n{_LEGEND}"
+        if not self.stable:
+            notes += f"\nUNSTABLE: with another seed a map changes (rank correlation below {STABLE}); give more items."
+        where = "the answer" if self.positions == "answer" else "the last token"
+        return f"Task maps, {self.probe} probe on z at {where}\n\n{table_text(columns, rows)}\n\n{notes}"

@@ -8,22 +8,19 @@ from ...core.types import HeadIndex
 from ...data.relations import kept_pairs, resolve
 from ...data.task_files import load_tasks
 from ...data.tasks import FUNCTIONS
-from ...renderers.text import quoted
+from ...naming.namer import UNCLEAR
+from ...renderers.text import interval, number, quoted
 from ..ablate.call import ablate
-from ..association_heads.call import association_heads
-from ..association_heads.result import AssociationHeads
+from ..association_heads import AssociationHeads, association_heads
 from ..attention_groups.call import attention_groups
 from ..component_map.call import component_map
-from ..describe_model.call import describe_model
-from ..name_heads.call import name_heads
-from ..relation_scores.call import relation_scores
-from ..relation_scores.result import RelationScores
+from ..describe_model import describe_model
+from ..name_heads import name_heads
+from ..relation_scores import RelationScores, relation_scores
 from ..salient_operations.call import salient_operations
-from ..salient_operations.result import UNCLEAR
 from ..task_maps.call import task_maps
-from ..token_grid.call import token_grid
+from ..token_grid import token_grid
 from ..validate.call import validate
-from ..validate.text import interval, number
 from ..value_mixing.call import value_mixing
 from .tour import Finding, Section, Tour
 

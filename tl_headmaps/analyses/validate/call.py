@@ -16,10 +16,9 @@ from ...capture.weights import HeadWeights
 from ...circuits.maps import CircuitMaps
 from ...core.errors import RelationDataError, UsageError
 from ...core.types import Preset, PromptSources, check_choice
-from ...data.relations import Encoded, MultiToken, Relation, RelationLike, encode, resolve
-from ...scorers.agreement import agreement
-from ...scorers.dynamic import hits, output_maps
-from ..relation_scores.call import checked_k, require_distinct
+from ...data.relations import Encoded, MultiToken, Relation, RelationLike, encode, resolve_relations
+from ...scorers.validation import agreement, hits, output_maps
+from ..relation_scores import checked_k
 from .result import Validation
 
 _KEPT_BYTES = 64 << 20
@@ -68,11 +67,7 @@ def validate(
     check_choice(preset, Preset, "preset")
     check_choice(sources, PromptSources, "sources")
     check_choice(multi_token, MultiToken, "multi_token")
-    listed = [relations] if isinstance(relations, str | Path | Relation) else list(relations)
-    if not listed:
-        raise UsageError("No relation was given. Name at least one, for example 'country_to_capital'.")
-    resolved = [resolve(relation, data_dir) for relation in listed]
-    require_distinct(resolved)
+    resolved = resolve_relations(relations, data_dir)
     chosen = common_templates(resolved) if templates is None else check_templates(templates)
     settings = ValidationSettings(preset, k, sources, multi_token, prepend_bos, seed)
     return validated(model, weights_of(model), resolved, chosen, settings, progress)

@@ -3,29 +3,24 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from ...core.errors import UsageError
 from ...core.provenance import Provenance
 from ...core.types import HeadIndex
+from ...renderers.charts import scatter
 from ...renderers.figure import Figure
-from ...results import Result, nested, tensor_of
+from ...renderers.text import interval, number, table_text, visible
+from ...results import Result, cells
 
 if TYPE_CHECKING:
     from typing import Self
 
-CONTEXTS = ("without", "with")
-AGREEMENT_COLUMNS = tuple(
-    f"{direction}{measure}_{context}{end}"
-    for direction in ("", "suppress_")
-    for context in CONTEXTS
-    for measure in ("pearson", "spearman")
-    for end in ("", "_low", "_high")
-)
-"""Columns of the agreement table behind ``relation``: a correlation and its 95% interval each."""
+Context: TypeAlias = Literal["without", "with"]
 
 _STATIC = ("static_promote", "static_suppress")
 _DYNAMIC = ("promote_without", "promote_with", "suppress_without", "suppress_with")
@@ -61,19 +56,26 @@ class Validation(Result):
 
     kind: ClassVar[str] = "validation"
     methods: ClassVar[tuple[str, ...]] = ("elhelo2024maps",)
+    json_axes: ClassVar[dict[str, str | None]] = {
+        "relation": "relations",
+        "template": "templates",
+        "layer": None,
+        "head": None,
+    }
+    nullable: ClassVar[tuple[str, ...]] = ("agreement",)
     relations: tuple[str, ...]
     templates: tuple[str, ...]
     k: tuple[int, ...]
     n_static: tuple[int, ...]
     n_dynamic: tuple[int, ...]
     dropped: tuple[tuple[tuple[str, str, str], ...], ...]
+    agreement: dict[str, tuple[float, ...]]
     static_promote: Float[Tensor, "relation layer head"]
     static_suppress: Float[Tensor, "relation layer head"]
     promote_without: Float[Tensor, "relation template layer head"]
     promote_with: Float[Tensor, "relation template layer head"]
     suppress_without: Float[Tensor, "relation template layer head"]
     suppress_with: Float[Tensor, "relation template layer head"]
-    agreement: dict[str, tuple[float, ...]]
     provenance: Provenance
 
     @property
@@ -95,65 +97,87 @@ class Validation(Result):
         return sum(known) / len(known) if known else math.nan
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; correlations that are not defined are null."""
-        _, n_layers, n_heads = self.static_promote.shape
-        table = {name: [None if math.isnan(x) else x for x in column] for name, column in self.agreement.items()}
-        return {
-            "kind": self.kind,
-            "axes": {
-                "relation": list(self.relations),
-                "template": list(self.templates),
-                "layer": list(range(n_layers)),
-                "head": list(range(n_heads)),
-            },
-            "k": list(self.k),
-            "n_static": list(self.n_static),
-            "n_dynamic": list(self.n_dynamic),
-            "dropped": [[list(entry) for entry in entries] for entries in self.dropped],
-            "agreement": {"relation": list(self.relations), **table},
-            **{name: nested(getattr(self, name)) for name in (*_STATIC, *_DYNAMIC)},
-            "provenance": self.provenance.to_dict(),
-        }
+        """Plain values for JSON; the agreement table names its rows."""
+        values = super().to_dict()
+        values["agreement"] = {"relation": list(self.relations), **values["agreement"]}
+        return values
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Self":
         """Inverse of :meth:`to_dict`."""
-        return cls(
-            relations=tuple(values["axes"]["relation"]),
-            templates=tuple(values["axes"]["template"]),
-            k=tuple(values["k"]),
-            n_static=tuple(values["n_static"]),
-            n_dynamic=tuple(values["n_dynamic"]),
-            dropped=tuple(tuple((s, t, why) for s, t, why in entries) for entries in values["dropped"]),
-            agreement={
-                name: tuple(math.nan if x is None else float(x) for x in values["agreement"][name])
-                for name in AGREEMENT_COLUMNS
-            },
-            provenance=Provenance.from_dict(values["provenance"]),
-            **{name: tensor_of(values[name]) for name in (*_STATIC, *_DYNAMIC)},
-        )
+        columns = {name: column for name, column in values["agreement"].items() if name != "relation"}
+        return super().from_dict({**values, "agreement": columns})
 
     def to_rows(self) -> Iterable[dict[str, Any]]:
         """One record per relation, template and head."""
-        _, n_templates, n_layers, n_heads = self.promote_without.shape
-        for number, name in enumerate(self.relations):
-            for template in range(n_templates):
-                for index in (HeadIndex(layer, head) for layer in range(n_layers) for head in range(n_heads)):
-                    at = (number, index.layer, index.head)
-                    record: dict[str, Any] = {"relation": name, "template": self.templates[template]}
-                    record.update({"head": str(index), "k": self.k[number]})
-                    record.update({column: float(getattr(self, column)[at]) for column in _STATIC})
-                    here = (number, template, index.layer, index.head)
-                    record.update({column: float(getattr(self, column)[here]) for column in _DYNAMIC})
-                    yield record
+        for (place, template, layer, head), labels in cells(self.axes, self.promote_without):
+            static = {name: float(getattr(self, name)[place, layer, head]) for name in _STATIC}
+            dynamic = {name: float(getattr(self, name)[place, template, layer, head]) for name in _DYNAMIC}
+            named = {"relation": labels["relation"], "template": labels["template"]}
+            yield {**named, "head": str(HeadIndex(layer, head)), "k": self.k[place], **static, **dynamic}
 
-    def figure(self, **options: Any) -> Figure:
-        """The picture of this result."""
-        from .drawing import validation_figure
+    def figure(self, *, relation: str | None = None, context: Context | None = None) -> Figure:
+        """What heads write in prompts against what their weights say, averaged over templates: a point per head.
 
-        return validation_figure(self, **options)
+        Args:
+            relation: One relation; all of them by default.
+            context: Attention as it is (``"with"``) or wholly on the source (``"without"``); by default both for one
+                relation, and without context for several.
+        """
+        names = list(self.relations) if relation is None else [self.relations[self.number(relation)]]
+        contexts = [context] if context is not None else ["without", "with"] if len(names) == 1 else ["without"]
+        n_layers, n_heads = self.static_promote.shape[1:]
+        heads = [str(HeadIndex(layer, head)) for layer in range(n_layers) for head in range(n_heads)]
+        x, y, points, groups = [], [], [], []
+        for name in names:
+            place = self.number(name)
+            for label in contexts:
+                dynamic = self.promote_with if label == "with" else self.promote_without
+                x.append(self.static_promote[place].flatten())
+                y.append(dynamic[place].mean(0).flatten())
+                points += heads if len(names) == 1 else [f"{head} {name}" for head in heads]
+                groups += [f"{label} context" if len(names) == 1 else name] * len(heads)
+        without, with_ = self.agreement["pearson_without"], self.agreement["pearson_with"]
+        agreement = ", ".join(
+            f"{name} {without[self.number(name)]:.2f} without and {with_[self.number(name)]:.2f} with context"
+            for name in names
+        )
+        return scatter(
+            torch.cat(x),
+            torch.cat(y),
+            names=points,
+            groups=groups,
+            title=f"Static and dynamic scores, preset {self.provenance.options['preset']}: {', '.join(names)}",
+            x_name="static score (weights alone)",
+            y_name="dynamic score (prompts)",
+            diagonal=True,
+            note=f"Pearson correlation over heads and templates: {agreement}.",
+        )
 
     def __str__(self) -> str:
-        from .text import validation_text
-
-        return validation_text(self)
+        """The agreement table, the mean over relations in its last row."""
+        table = self.agreement
+        shown = ("pearson_without", "spearman_without", "pearson_with", "spearman_with")
+        rows = []
+        for place, name in enumerate(self.relations):
+            row = [name, self.n_dynamic[place], self.k[place]]
+            for column in shown:
+                row.append(number(table[column][place]))
+                if column.startswith("pearson"):
+                    row.append(interval(table[f"{column}_low"][place], table[f"{column}_high"][place]))
+            rows.append(row)
+        if len(self.relations) > 1:
+            mean: list[object] = ["mean", "", ""]
+            for column in shown:
+                mean += [number(self.mean(column)), *([""] if column.startswith("pearson") else [])]
+            rows.append(mean)
+        titles = ["relation", "pairs", "k", "without", "95%", "Spearman", "with", "95%", "Spearman"]
+        columns = [(title, "left" if title == "relation" else "right") for title in titles]
+        preset = self.provenance.options["preset"]
+        title = f"Static against dynamic scores, preset {preset}, {len(self.templates)} templates"
+        note = (
+            "agreement of static and dynamic scores over heads x templates (Pearson, interval over pairs; Spearman);\n"
+            "without: the last position attends to the source alone; with: what the head really writes there"
+        )
+        templates = "\n".join(f"  {visible(template)}" for template in self.templates)
+        return f"{title}\n\n{table_text(columns, rows)}\n\n{note}\ntemplates:\n{templates}"

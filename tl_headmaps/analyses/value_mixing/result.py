@@ -14,7 +14,9 @@ from ...core.provenance import Provenance
 from ...core.types import HeadIndex
 from ...core.vocabulary import TokenLike, token_position
 from ...renderers.figure import Figure
-from ...results import Result
+from ...renderers.heat import token_grid
+from ...renderers.text import significant, table_text, visible
+from ...results import Result, cells
 from ...scorers.mixing import cosines, dots, mixed, split_after, split_change
 from .worked_example import WorkedExample
 
@@ -25,6 +27,7 @@ ROW_SUM_TOLERANCE = 1e-3
 _ROUNDED_TOLERANCE = 1e-2
 """How far from 1 the sum of a row may be; a bfloat16 model rounds its softmax to the latter."""
 
+_MOST_COLUMNS = 12
 _MOST_SPLITS = 1_000_000
 """Numbers of query x key x source up to which JSON lists every split."""
 
@@ -221,27 +224,72 @@ class ValueMixing(Result):
 
     def to_rows(self) -> Iterable[dict[str, Any]]:
         """One record per query and key."""
-        for row, query in enumerate(self.queries):
-            for key, token in enumerate(self.tokens):
-                yield {
-                    "query": query,
-                    "query_token": self.tokens[query],
-                    "key": key,
-                    "key_token": token,
-                    "attention": float(self.pattern[row, key]),
-                    "dot_before": float(self.before_dot[row, key]),
-                    "dot_after": float(self.after_dot[row, key]),
-                    "cosine_before": float(self.before_cosine[row, key]),
-                    "cosine_after": float(self.after_cosine[row, key]),
-                }
+        for at, labels in cells({"query": self.queries, "key": range(len(self.tokens))}, self.pattern):
+            query, key = labels["query"], labels["key"]
+            yield {
+                "query": query,
+                "query_token": self.tokens[query],
+                "key": key,
+                "key_token": self.tokens[key],
+                "attention": float(self.pattern[at]),
+                "dot_before": float(self.before_dot[at]),
+                "dot_after": float(self.after_dot[at]),
+                "cosine_before": float(self.before_cosine[at]),
+                "cosine_after": float(self.after_cosine[at]),
+            }
 
-    def figure(self, **options: Any) -> Figure:
-        """The picture of this result."""
-        from .drawing import value_mixing_figure
-
-        return value_mixing_figure(self, **options)
+    def figure(self) -> Figure:
+        """The worked example of the named query and key, or the change of every pair's dot product."""
+        if self.example is not None:
+            return self.example.figure()
+        where = "" if self.head is None else f" of {self.head}"
+        return token_grid(
+            self.after_dot - self.before_dot,
+            [self.tokens[query] for query in self.queries],
+            self.tokens,
+            title=f"Change of association by attention{where}",
+            unit="dot product after minus before",
+            rows="query",
+            columns="key",
+            signed=True,
+            details={"before": self.before_dot, "after": self.after_dot},
+            note=" ".join(self.notes),
+        )
 
     def __str__(self) -> str:
-        from .text import value_mixing_text
+        whose = "given arrays" if self.head is None else str(self.head)
+        title = f"Value mixing of {whose}: dot product (cosine) with each token's value, before -> after"
+        parts = [title, self._square() if len(self.tokens) <= _MOST_COLUMNS else self._strongest()]
+        if self.reconstruction_error is not None:
+            parts.append(f"A V differs from the model's own output by at most {self.reconstruction_error:.1e}")
+        if self.example is not None:
+            # Its last lines are the notes.
+            parts.append(str(self.example))
+        else:
+            parts += [f"note: {note}" for note in self.notes]
+        return "\n\n".join(parts)
 
-        return value_mixing_text(self)
+    def _square(self) -> str:
+        """Every association before and after."""
+        rows = []
+        for row, query in enumerate(self.queries):
+            dots = zip(self.before_dot[row].tolist(), self.after_dot[row].tolist(), strict=True)
+            angles = zip(self.before_cosine[row].tolist(), self.after_cosine[row].tolist(), strict=True)
+            cells = [
+                f"{significant(dot)} -> {significant(new_dot)} ({significant(cosine)} -> {significant(new_cosine)})"
+                for (dot, new_dot), (cosine, new_cosine) in zip(dots, angles, strict=True)
+            ]
+            rows.append([self.tokens[query], *cells])
+        return table_text([("", "left"), *((visible(token), "right") for token in self.tokens)], rows)
+
+    def _strongest(self, most: int = 3) -> str:
+        """The associations of each query that change most."""
+        rows = []
+        arrays = (self.before_dot, self.after_dot, self.before_cosine, self.after_cosine)
+        for row, query in enumerate(self.queries[: 5 * _MOST_COLUMNS]):
+            for key in self.values[row].abs().argsort(descending=True, stable=True)[:most].tolist():
+                numbers = [significant(float(array[row, key])) for array in arrays]
+                rows.append([f"{query} {self.tokens[query]}", f"{key} {self.tokens[key]}", *numbers])
+        titles = ["query", "key", "dot before", "after", "cosine before", "after"]
+        columns = [(title, "left" if title in ("query", "key") else "right") for title in titles]
+        return table_text(columns, rows)

@@ -1,6 +1,6 @@
 """Where each family of Hugging Face checkpoints keeps its tensors, and what its configuration means.
 
-One entry per ``model_type``; :mod:`.checkpoint` reads with it. Names are relative to a layer or to the body of the
+One entry per ``model_type``; :mod:`.reader` reads with it. Names are relative to a layer or to the body of the
 model and lack their ``.weight``; a part whose name is missing here does not exist in that family. A bias is read
 wherever the checkpoint has one beside its weight.
 """

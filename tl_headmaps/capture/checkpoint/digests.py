@@ -13,8 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ...core.errors import OutputError
-from ...core.files import replacing
-from ..bundled import cache_folder
+from ...core.files import cache_folder, replacing
 
 _FORMAT = "1"
 _DIGEST = re.compile(r"[0-9a-f]{64}")

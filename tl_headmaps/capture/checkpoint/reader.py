@@ -1,7 +1,7 @@
 """Reading a Hugging Face checkpoint without building the model: memory-mapped safetensors, one layer at a time.
 
 What stays resident is one layer in float32. Embedding, unembedding and first MLP stay in their file in the stored type;
-the pages that are being read count for as long as that takes (:mod:`.mapped`).
+the pages that are being read count for as long as that takes (:mod:`..mapped`).
 
 What a checkpoint means is in :mod:`.architectures`. Names, shapes and configuration come from a file and are checked: a
 tensor that is missing, of another shape, or unknown to the table is refused, not guessed at.
@@ -10,21 +10,21 @@ tensor that is missing, of another shape, or unknown to the table is refused, no
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...core.errors import UnsupportedModelError, UsageError
-from ..parts import ACTIVATIONS, MLP, LayerWeights, Norm
+from ..parts import ACTIVATIONS, MLP, LayerWeights, Norm, basis_of
 from ..tensors import check_finite
-from ..tokenizer import open_tokenizer
-from ..weights import HeadWeights, basis_of
 from .config import Config
 from .digests import DigestFile
 from .hub import fetched
 from .shards import Shards
+from .tokenizer import open_tokenizer
 
 _COMPONENTS = {
     "attn.q": "q",
@@ -44,8 +44,8 @@ def local_folder(name: str) -> Path | None:
     return Path(name).expanduser() if looks_like_path else None
 
 
-def open_checkpoint(name: str, device: torch.device, revision: str | None = None) -> HeadWeights:
-    """Weights of a folder, or of a repository on the hub once the files that are needed are here."""
+def open_checkpoint(name: str, device: torch.device, revision: str | None = None) -> "CheckpointOrigin":
+    """A folder, or a repository on the hub once the files that are needed are here."""
     folder = local_folder(name)
     if folder is None:
         folder = fetched(name, revision, lambda here: _Checkpoint(name, here, device).needed_files())
@@ -54,13 +54,7 @@ def open_checkpoint(name: str, device: torch.device, revision: str | None = None
             f"{name!r} is not a folder with a checkpoint: there is no config.json in it. Give the folder of a Hugging "
             "Face checkpoint (config.json and .safetensors), or a name on the hub such as 'meta-llama/Llama-3.1-70B'."
         )
-    return _Checkpoint(name, folder.absolute(), device).weights()
-
-
-@lru_cache(maxsize=2)
-def _reopened(name: str, folder: str, device: str) -> HeadWeights:
-    # Without the tokenizer: what is sent to a worker speaks of token ids.
-    return _Checkpoint(name, Path(folder), torch.device(device)).weights(with_tokenizer=False)
+    return CheckpointOrigin(name, str(folder.absolute()), str(device))
 
 
 @dataclass(frozen=True)
@@ -71,8 +65,9 @@ class CheckpointOrigin:
     folder: str
     device: str
 
-    def reopen(self) -> HeadWeights:
-        return _reopened(self.name, self.folder, self.device)
+    def fields(self, with_tokenizer: bool = True) -> dict[str, Any]:
+        """Fields of HeadWeights for this checkpoint."""
+        return {**self._checkpoint.fields(with_tokenizer), "origin": self}
 
     @cached_property
     def _checkpoint(self) -> "_Checkpoint":
@@ -295,7 +290,7 @@ class _Checkpoint:
         check_finite(tensor, called)
         return tensor
 
-    def weights(self, with_tokenizer: bool = True) -> HeadWeights:
+    def fields(self, with_tokenizer: bool) -> dict[str, Any]:
         self.shards.require(self.needed_tensors())
         self._require_known()
         W_E = self.vocabulary_matrix(self.full_name("embed"), "The embedding W_E")
@@ -307,24 +302,23 @@ class _Checkpoint:
         if self.architecture.embeds_scaled:
             # As exact as the stored type has it, like the model itself.
             scale = float(torch.tensor(self.d_model**0.5, dtype=W_E.dtype, device="cpu"))
-        return HeadWeights(
-            model_name=self.name,
-            architecture=self.class_name,
-            n_layers=self.n_layers,
-            n_heads=self.n_heads,
-            n_kv_heads=self.n_kv_heads,
-            d_model=self.d_model,
-            d_head=self.d_head,
-            basis=basis_of([ln_final, *(self.norm("ln1", layer) for layer in range(self.n_layers))], W_U, False),
-            W_E=W_E,
-            W_U=W_U,
-            embed_scale=scale,
-            ln_final=ln_final,
-            ln2=self.norm("ln2", 0),
-            mlp=mlp,
-            ln2_post=self.norm("ln2_post", 0),
-            mlp_refusal=refusal,
-            read_layer=self.layer,
-            tokenizer=open_tokenizer(self.name, self.folder, self.config.raw) if with_tokenizer else None,
-            origin=CheckpointOrigin(self.name, str(self.folder), str(self.device)),
-        )
+        return {
+            "model_name": self.name,
+            "architecture": self.class_name,
+            "n_layers": self.n_layers,
+            "n_heads": self.n_heads,
+            "n_kv_heads": self.n_kv_heads,
+            "d_model": self.d_model,
+            "d_head": self.d_head,
+            "basis": basis_of([ln_final, *(self.norm("ln1", layer) for layer in range(self.n_layers))], W_U, False),
+            "W_E": W_E,
+            "W_U": W_U,
+            "embed_scale": scale,
+            "ln_final": ln_final,
+            "ln2": self.norm("ln2", 0),
+            "mlp": mlp,
+            "ln2_post": self.norm("ln2_post", 0),
+            "mlp_refusal": refusal,
+            "read_layer": self.layer,
+            "tokenizer": open_tokenizer(self.name, self.folder, self.config.raw) if with_tokenizer else None,
+        }

@@ -20,7 +20,6 @@ from torch import Tensor
 from ...core.errors import UnsupportedModelError, UsageError
 from ...core.provenance import Provenance
 from ...core.types import ATTENTION_COMPONENTS, MLP_COMPONENTS
-from ..checkpoint.reader import CheckpointOrigin
 from ..tensors import check_finite
 from ..weights import HeadWeights
 
@@ -79,7 +78,7 @@ def split_heads(
 def component_source(model_or_weights: Any, *, attention_only: bool = False) -> ComponentSource:
     """A source of matrices for whatever the user passed; ``attention_only`` does without the MLPs."""
     if isinstance(model_or_weights, HeadWeights):
-        from_files = isinstance(model_or_weights.origin, CheckpointOrigin) and not attention_only
+        from_files = model_or_weights.origin is not None and not attention_only
         return (CheckpointComponents if from_files else AttentionComponents)(model_or_weights)
     if isinstance(model_or_weights, ComponentSource):
         return model_or_weights
@@ -221,7 +220,7 @@ class CheckpointComponents:
     """All matrices of a checkpoint, read from its files one at a time."""
 
     def __init__(self, weights: HeadWeights) -> None:
-        assert isinstance(weights.origin, CheckpointOrigin)
+        assert weights.origin is not None
         self.weights, self.origin = weights, weights.origin
         self.n_layers, self.n_heads, self.n_kv_heads = weights.n_layers, weights.n_heads, weights.n_kv_heads
         self.components = self.origin.components

@@ -17,8 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ...core.files import replacing
-from ..bundled import cache_folder
+from ...core.files import cache_folder, replacing
 from ..fingerprint import model_fingerprint
 from .activations import DEFAULT_BUDGET, Seen, check_prompts, run
 

@@ -2,18 +2,24 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
-from ...core.types import HeadIndex
-from ...naming import predicates as _ours  # noqa: F401  (fills the catalogue)
-from ...naming.catalogue import LEAST_SCORE, Explainer, Explanation, Mapping, best_first, catalogue
-from ...naming.input_class import input_class
-from ...naming.lexicon import lexicon
-from ...scorers.statistics import q_values
-from .result import MIXED, UNCLEAR, HeadName
+from ..core.types import HeadIndex
+from ..scorers.statistics import q_values
+from . import predicates as _ours  # noqa: F401  (fills the catalogue)
+from .catalogue import LEAST_SCORE, Explainer, Explanation, Mapping, best_first, catalogue
+from .input_class import input_class
+from .lexicon import lexicon
+
+UNCLEAR = "unclear"
+"""The name of a head no predicate explains better than chance."""
+
+MIXED = "mixed"
+"""The input class of a head whose salient tokens have no class in common."""
 
 Describe: TypeAlias = Callable[[HeadIndex, list[tuple[str, list[str]]], str], str]
 """Gets a head, its mappings and a prompt; returns a short description."""
@@ -23,6 +29,60 @@ NAMING_TOKENS, NAMING_TARGETS = 30, 5
 
 _LEVEL = 0.05
 _LONGEST_DESCRIPTION = 400
+
+
+@dataclass(frozen=True)
+class HeadName:
+    """The best explanation of one head.
+
+    Attributes:
+        name: A predicate of the catalogue, ``suppress ...`` where it holds for suppressed targets, or ``unclear``.
+        score: Share of the salient mappings that the best predicate explains, also where it is not enough for a name.
+        null_mean: The same with target lists dealt to sources at random.
+        lift: Score over null.
+        p_value: Probability that dealt lists score as well.
+        q_value: The same after Benjamini-Hochberg over all heads and predicates of this result.
+        best: The best predicate, whether or not it earned the name.
+        runner_up: The second-best, with its score and p-value, if there is one.
+        input_class: What the salient tokens have in common, or ``mixed``.
+        input_share: Share of them in that class.
+        description: What the user's ``describe`` said.
+        description_error: Why it said nothing usable.
+    """
+
+    name: str
+    score: float
+    null_mean: float
+    lift: float
+    p_value: float
+    q_value: float
+    best: str | None = None
+    runner_up: str | None = None
+    runner_up_score: float = 0.0
+    runner_up_p_value: float = 1.0
+    input_class: str = MIXED
+    input_share: float = 0.0
+    description: str | None = None
+    description_error: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, the name first."""
+        return dict(vars(self))
+
+    def evidence(self) -> list[list[str]]:
+        """The name with what speaks for it, as rows of two cells."""
+        rows = [
+            ["name", self.name],
+            ["best predicate", self.best or "none"],
+            ["share explained", f"{self.score:.2f} (null {self.null_mean:.2f})"],
+            ["p, q", f"{self.p_value:.2g}, {self.q_value:.2g}"],
+            ["tokens", self.input_class],
+        ]
+        if self.runner_up is not None:
+            rows.append(["runner-up", f"{self.runner_up} {self.runner_up_score:.2f}"])
+        if self.description is not None:
+            rows.append(["described as", self.description])
+        return rows
 
 
 class Namer:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..core.errors import ModelLoadError
+from ...core.errors import ModelLoadError
 
 _FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model")
 _OWN_CONFIG = "tokenizer_config.json"

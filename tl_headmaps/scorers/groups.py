@@ -8,16 +8,18 @@ token to itself binds nothing together and is left out.
 
 The first token is an attention sink when the others give it far more than even attention would:
 ``(share - even) / (1 - even) >= 0.3`` with the mean shares over all later queries.
+
+A mask may also be a tree: each token sees itself and its ancestors, nothing else. Such masks verify many drafted
+continuations of a text in one pass (speculative decoding with a token tree).
 """
 
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from .clustering import cluster
-from .partitions import modularity, shuffled, within
+from .partitions import cluster, modularity, shuffled, within
 
 SINK_EXCESS = 0.3
 """Share of attention on the first token, above even attention, from which on it is a sink."""
@@ -134,3 +136,29 @@ def sharpness(weights: Float[Tensor, "token token"], labels: Int[Tensor, " token
     z_score = (found - float(drawn.mean())) / spread if spread > 1e-9 else float("nan")
     p_value = (1 + int((drawn >= found - 1e-9).sum())) / (1 + draws)
     return Sharpness(found, float(drawn.mean()), z_score, p_value)
+
+
+def tree_parents(seen: Bool[Tensor, "query key"]) -> list[int | None] | None:
+    """Parent of each token (None for a root), or None if the mask is no tree or the plain causal triangle.
+
+    A token's parent is the latest of the tokens it sees; the others must be exactly what the parent sees.
+
+    Example:
+        >>> tree_parents(torch.tensor([[1, 0, 0], [1, 1, 0], [1, 0, 1]]).bool())
+        [None, 0, 0]
+    """
+    n = len(seen)
+    lower = torch.ones(n, n, dtype=torch.bool).tril()
+    if not n or bool((seen & ~lower).any()) or not bool(seen.diagonal().all()) or bool((seen == lower).all()):
+        return None
+    parents: list[int | None] = []
+    for token in range(n):
+        ancestors = seen[token, :token].nonzero().flatten()
+        if not len(ancestors):
+            parents.append(None)
+            continue
+        parent = int(ancestors[-1])
+        if not torch.equal(seen[token, : parent + 1], seen[parent, : parent + 1]):
+            return None
+        parents.append(parent)
+    return parents

@@ -1,1 +1,0 @@
-"""Which heads bring two tokens of a text closer together."""

@@ -1,0 +1,110 @@
+"""What this package sees in a model, before any analysis."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from ..capture.parts import Norm
+from ..capture.weights import HeadWeights
+from ..core.provenance import Provenance
+from ..renderers.figure import Figure
+from ..renderers.listing import table_figure
+from ..results import Result
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ModelDescription(Result):
+    """Facts about a model.
+
+    Attributes:
+        facts: What was found, by name and in reading order.
+
+    Example:
+        >>> from tl_headmaps import describe_model, load_default_model
+        >>> description = describe_model(load_default_model())
+        >>> description.facts["norm before attention"], description.facts["first MLP"]
+        ('RMSNorm, eps 1e-05', 'gated silu, width 1536')
+    """
+
+    kind: ClassVar[str] = "model_description"
+    facts: Mapping[str, str]
+    provenance: Provenance
+
+    def to_rows(self) -> Iterable[dict[str, Any]]:
+        """One record per fact."""
+        return ({"fact": name, "value": value} for name, value in self.facts.items())
+
+    def figure(self) -> Figure:
+        """The facts as a table."""
+        return table_figure(["", ""], list(self.facts.items()), title=f"Model {self.provenance.model}", text=str(self))
+
+    def __str__(self) -> str:
+        width = max(len(name) for name in self.facts)
+        return "\n".join(f"{name:<{width}}  {value}" for name, value in self.facts.items())
+
+
+def describe_model(model: Any) -> ModelDescription:
+    """Architecture, size, weight basis, norms and supported analyses of a model.
+
+    Args:
+        model: A TransformerBridge, a HookedTransformer, or HeadWeights.
+
+    Example:
+        >>> from tl_headmaps import describe_model, load_default_model
+        >>> facts = describe_model(load_default_model()).facts
+        >>> facts["heads"], facts["weight basis"]
+        ('9 per layer, 270 in all', 'raw')
+    """
+    weights = HeadWeights.of(model)
+    layer = weights.layer(0)
+    per_group = weights.n_heads // weights.n_kv_heads
+    grouping = f"{weights.n_kv_heads} per layer" + (
+        f", each read by {per_group} heads" if per_group > 1 else " (not grouped)"
+    )
+    facts = {
+        "model": weights.model_name,
+        "architecture": weights.architecture,
+        "layers": str(weights.n_layers),
+        "heads": f"{weights.n_heads} per layer, {weights.n_layers * weights.n_heads} in all",
+        "key/value heads": grouping,
+        "d_model": str(weights.d_model),
+        "d_head": str(weights.d_head),
+        "vocabulary": f"{weights.n_vocab:,} tokens",
+        "weight basis": weights.basis,
+        "stored type": str(weights.W_E.dtype).removeprefix("torch."),
+        "device": str(weights.device),
+        "norm before attention": _norm(layer.ln1),
+        "norm after attention": _norm(layer.ln1_post),
+        "norm of queries, keys": _norm(layer.q_norm),
+        "final norm": _norm(weights.ln_final),
+        "embedding factor": f"{weights.embed_scale:g}",
+        "first MLP": _mlp(weights),
+        "presets": _presets(weights),
+        "analyses": _analyses(weights),
+        "fingerprint": weights.fingerprint,
+    }
+    return ModelDescription(facts, weights.provenance())
+
+
+def _norm(norm: Norm | None) -> str:
+    if norm is None:
+        return "none"
+    name = "LayerNorm" if norm.centres else "RMSNorm"
+    return f"{name}, eps {norm.eps:g}" + (", folded into the weights" if norm.is_unit else "")
+
+
+def _mlp(weights: HeadWeights) -> str:
+    if weights.mlp is None:
+        return weights.mlp_refusal or "none"
+    gate = "gated " if weights.mlp.W_gate is not None else ""
+    return f"{gate}{weights.mlp.activation}, width {weights.mlp.W_in.shape[1]}"
+
+
+def _presets(weights: HeadWeights) -> str:
+    return "folded, maps" if weights.basis == "raw" else "folded (maps needs raw weights)"
+
+
+def _analyses(weights: HeadWeights) -> str:
+    where = "all layers" if weights.mlp_refusal is None else "layer 0 only"
+    words = "" if weights.tokenizer is not None else " (by token id: there is no tokenizer)"
+    return f"token_grid and relation_scores on the OV and QK circuits of {where}{words}"

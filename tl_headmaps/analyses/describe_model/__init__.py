@@ -1,1 +1,0 @@
-"""What was found in a model."""

@@ -1,0 +1,299 @@
+"""What kind of tokens each head attends to, over many texts: previous, repeated, first, induced, nearby."""
+
+import hashlib
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from ..capture.running.activations import Seen, encode_prompt, run
+from ..capture.running.text import check_runs
+from ..capture.weights import HeadWeights
+from ..core.errors import UsageError
+from ..core.provenance import Provenance
+from ..core.types import HeadIndex
+from ..core.vocabulary import token_string
+from ..data.texts import read_texts
+from ..renderers.figure import Figure
+from ..renderers.grids import MapLayer
+from ..renderers.heat import head_map
+from ..renderers.text import number, table_text
+from ..results import Result, cells, largest_heads
+from ..scorers.profile import (
+    PROFILE_SCORES,
+    RunningRatio,
+    even_pair_shares,
+    profile_pairs,
+    queries_with_pairs,
+    text_shares,
+)
+
+_LONGEST = 512
+_AT_ONCE = 32
+"""Texts read ahead, so that those of equal length run together."""
+
+_MAPS = (
+    "values",
+    "interval_low",
+    "interval_high",
+    "where_possible",
+    "where_possible_low",
+    "where_possible_high",
+)
+"""Fields with one value per score, layer and head."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class GroupingProfile(Result):
+    """Head maps of six scores, means over texts with 95% intervals.
+
+    Attributes:
+        scores: Names of the scores: previous_token, duplicate_token, first_token, induction, syntactic_neighbour,
+            sentence_block.
+        values: Mean share of a head's attention on the pairs each score is about.
+        interval_low, interval_high: 95% interval of that mean over texts (Student's); NaN for a single text.
+        where_possible: Mean attention on such pairs of the queries that have one (NaN if there is none in any text).
+        where_possible_low, where_possible_high: Its interval.
+        even: What even attention would score (the null of ``values``).
+        possible: Share of queries that have such a pair.
+        n_texts, n_tokens: Texts scored and their tokens.
+        n_cut, n_skipped: Texts cut to the longest length, and texts of fewer than two tokens, left out.
+
+    Example:
+        >>> from tl_headmaps import grouping_profile, load_default_model
+        >>> profile = grouping_profile(load_default_model(), ["Birds walk.", "Cats walk too."], progress=False)
+        >>> profile.scores
+        ('previous_token', 'duplicate_token', 'first_token', 'induction', 'syntactic_neighbour', 'sentence_block')
+        >>> profile.n_texts, tuple(profile.head_map("previous_token").shape)
+        (2, (30, 9))
+    """
+
+    kind: ClassVar[str] = "grouping_profile"
+    methods: ClassVar[tuple[str, ...]] = ("olsson2022induction",)
+    json_axes: ClassVar[dict[str, str | None]] = {"score": "scores", "layer": None, "head": None}
+    nullable: ClassVar[tuple[str, ...]] = _MAPS
+    scores: tuple[str, ...]
+    values: Float[Tensor, "score layer head"]
+    interval_low: Float[Tensor, "score layer head"]
+    interval_high: Float[Tensor, "score layer head"]
+    where_possible: Float[Tensor, "score layer head"]
+    where_possible_low: Float[Tensor, "score layer head"]
+    where_possible_high: Float[Tensor, "score layer head"]
+    even: Float[Tensor, " score"]
+    possible: Float[Tensor, " score"]
+    n_texts: int
+    n_tokens: int
+    n_cut: int
+    n_skipped: int
+    provenance: Provenance
+
+    def number(self, score: str) -> int:
+        """Position of a score."""
+        if score not in self.scores:
+            raise UsageError(f"There is no score {score!r}; choose one of {', '.join(self.scores)}.")
+        return self.scores.index(score)
+
+    def head_map(self, score: str) -> Float[Tensor, "layer head"]:
+        """Map of one score."""
+        return self.values[self.number(score)]
+
+    def top(self, score: str, n: int = 5) -> list[tuple[HeadIndex, float]]:
+        """The heads that score highest (ties: lower layer, then lower head)."""
+        return largest_heads(self.head_map(score), n)
+
+    def to_rows(self) -> Iterable[dict[str, Any]]:
+        """One record per score and head."""
+        for at, labels in cells(self.axes, self.values):
+            maps = {name: float(getattr(self, name)[at]) for name in _MAPS}
+            yield {**labels, **maps, "even": float(self.even[at[0]])}
+
+    def figure(self) -> Figure:
+        """Each score by layer and head, over all queries and over those where it is possible."""
+        layers = []
+        for index, name in enumerate(self.scores):
+            even = torch.full_like(self.values[index], float(self.even[index]))
+            layers.append(
+                MapLayer(
+                    name.replace("_", " "),
+                    self.values[index],
+                    group="all queries",
+                    null=even,
+                    interval=(self.interval_low[index], self.interval_high[index]),
+                )
+            )
+            layers.append(
+                MapLayer(
+                    name.replace("_", " "),
+                    self.where_possible[index],
+                    group="queries where it is possible",
+                    interval=(self.where_possible_low[index], self.where_possible_high[index]),
+                )
+            )
+        return head_map(
+            layers,
+            title=f"What heads attend to, over {self.n_texts} texts ({self.n_tokens:,} tokens)",
+            unit="share of attention",
+            signed=False,
+            switches=("attention to", "over"),
+            note="Null: what even attention over all earlier tokens would give.",
+        )
+
+    def __str__(self) -> str:
+        rows = []
+        for index, score in enumerate(self.scores):
+            for place, (head, value) in enumerate(self.top(score, 3)):
+                at = (index, head.layer, head.head)
+                low, high = float(self.interval_low[at]), float(self.interval_high[at])
+                rows.append(
+                    [
+                        score if place == 0 else "",
+                        str(head),
+                        f"{value:.2f}",
+                        "-" if math.isnan(low) else f"{low:.2f}-{high:.2f}",
+                        f"{self.even[index]:.2f}" if place == 0 else "",
+                        number(float(self.where_possible[at])),
+                        f"{self.possible[index]:.2f}" if place == 0 else "",
+                    ]
+                )
+        titles = ["score", "head", "share", "95%", "even", "where possible", "queries"]
+        columns = [(title, "left" if title in ("score", "head") else "right") for title in titles]
+        left_out = f", {self.n_cut} cut" if self.n_cut else ""
+        left_out += f", {self.n_skipped} too short" if self.n_skipped else ""
+        title = f"Grouping profile over {self.n_texts:,} texts, {self.n_tokens:,} tokens{left_out}"
+        note = (
+            "share: mean share of the head's attention on such pairs; even: the same for even attention;\n"
+            "where possible: mean attention on such pairs from the queries that have one; queries: share of those "
+            "queries"
+        )
+        return f"{title}\n\n{table_text(columns, rows)}\n\n{note}"
+
+
+def grouping_profile(
+    model: Any,
+    texts: Any,
+    *,
+    column: str = "text",
+    max_texts: int | None = None,
+    max_tokens: int = _LONGEST,
+    prepend_bos: bool = False,
+    progress: bool = True,
+) -> GroupingProfile:
+    """Scores of every head for six kinds of attention, means over texts with intervals.
+
+    Memory does not grow with the number of texts: a streamed dataset works.
+
+    Args:
+        model: A TransformerBridge or HookedTransformer.
+        texts: A list of strings, a text file with blank lines between texts, or a ``datasets`` dataset.
+        column: The column of a dataset that holds the text.
+        max_texts: Stop after so many texts.
+        max_tokens: Cut longer texts to their first tokens (and to what the model holds).
+        prepend_bos: Put BOS in front of every text.
+        progress: Show a progress bar on a terminal.
+
+    Example:
+        >>> from tl_headmaps import grouping_profile, load_default_model
+        >>> texts = ["The cat sat. The cat slept.", "A bird sang. A bird flew."]
+        >>> profile = grouping_profile(load_default_model(), texts, progress=False)
+        >>> [(str(head), round(share, 2)) for head, share in profile.top("induction", 2)]
+        [('L17H5', 0.18), ('L17H4', 0.1)]
+    """
+    if max_tokens < 2:
+        raise UsageError(f"max_tokens={max_tokens} is too short; a text needs at least 2 tokens.")
+    if max_texts is not None and max_texts < 1:
+        raise UsageError(f"max_texts={max_texts} leaves no text; give 1 or more.")
+    check_runs(model)
+    weights = HeadWeights.of(model)
+    source = islice(read_texts(texts, column), max_texts)
+    tally = _Tally(model, weights, min(max_tokens, int(model.cfg.n_ctx)), prepend_bos)
+    with tqdm(desc="profile", unit="text", total=max_texts, disable=None if progress else True) as bar:
+        while some := list(islice(source, _AT_ONCE)):
+            tally.add(some)
+            bar.update(len(some))
+    if not tally.n_texts:
+        raise UsageError("There is no text of at least two tokens. Give texts, a file, or another dataset column.")
+    options = {"max_texts": max_texts, "max_tokens": max_tokens, "prepend_bos": prepend_bos}
+    return tally.result(weights.provenance(options=options, data={"texts": tally.digest.hexdigest()}))
+
+
+class _Tally:
+    """Sums over texts: of constant size, whatever their number."""
+
+    def __init__(self, model: Any, weights: HeadWeights, longest: int, prepend_bos: bool) -> None:
+        self.model, self.tokenizer = model, weights.tokenizer
+        self.longest, self.prepend_bos = longest, prepend_bos
+        shape = (weights.n_layers, weights.n_heads, len(PROFILE_SCORES))
+        self.shares, self.possible = RunningRatio(*shape), RunningRatio(*shape)
+        self.even = torch.zeros(len(PROFILE_SCORES), dtype=torch.float64)
+        self.queries = torch.zeros(len(PROFILE_SCORES), dtype=torch.float64)
+        self.n_texts = self.n_tokens = self.n_cut = self.n_skipped = 0
+        self.digest = hashlib.sha256()
+
+    def add(self, texts: list[str]) -> None:
+        prompts = list(self._prompts(texts))
+        if not prompts:
+            return
+        pairs = [profile_pairs(ids, self._texts_of(ids)) for ids in prompts]
+        for found in pairs:
+            self.even += even_pair_shares(found)
+            self.queries += queries_with_pairs(found)
+            self.shares.next_text()
+            self.possible.next_text()
+        self.n_texts += len(prompts)
+        self.n_tokens += sum(map(len, prompts))
+
+        def reduce(seen: Seen) -> None:
+            for pattern, row in zip(seen["pattern"], seen.batch.rows, strict=True):
+                found = text_shares(pattern.to("cpu", torch.float32), pairs[row])
+                self.shares.add(seen.layer, found.shares, 1.0)
+                self.possible.add(seen.layer, found.on_pairs, queries_with_pairs(pairs[row]).double())
+
+        run(self.model, prompts, read=("pattern",), reduce=reduce)
+
+    def _texts_of(self, ids: list[int]) -> list[str]:
+        """Texts of tokens; BOS and its like have none, so that they are no word."""
+        special = set(self.tokenizer.all_special_ids)
+        return ["" if token in special else token_string(self.tokenizer, token) for token in ids]
+
+    def _prompts(self, texts: list[str]) -> Iterator[list[int]]:
+        for text in texts:
+            ids = encode_prompt(self.model, text, self.prepend_bos)
+            self.digest.update(f"{len(text)}:".encode() + text.encode("utf-8", "surrogatepass"))
+            if len(ids) < 2:
+                self.n_skipped += 1
+                continue
+            self.n_cut += len(ids) > self.longest
+            yield ids[: self.longest]
+
+    def result(self, provenance: Any) -> GroupingProfile:
+        def maps(running: RunningRatio) -> list[Tensor]:
+            ratio, half = running.ratio(), running.half_width()
+            return [
+                part.permute(2, 0, 1).float()
+                for part in (ratio, (ratio - half).clamp(0, 1), (ratio + half).clamp(0, 1))
+            ]
+
+        values, low, high = maps(self.shares)
+        where, where_low, where_high = maps(self.possible)
+        return GroupingProfile(
+            scores=PROFILE_SCORES,
+            values=values,
+            interval_low=low,
+            interval_high=high,
+            where_possible=where,
+            where_possible_low=where_low,
+            where_possible_high=where_high,
+            even=(self.even / self.n_texts).float(),
+            possible=(self.queries / self.n_tokens).float(),
+            n_texts=self.n_texts,
+            n_tokens=self.n_tokens,
+            n_cut=self.n_cut,
+            n_skipped=self.n_skipped,
+            provenance=provenance,
+        )

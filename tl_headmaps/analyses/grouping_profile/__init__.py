@@ -1,1 +1,0 @@
-"""Where heads look: previous token, same word, sentence."""

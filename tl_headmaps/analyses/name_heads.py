@@ -1,0 +1,228 @@
+"""A name for what each head does, and how many heads earn one."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ..capture.weights import HeadWeights
+from ..core.provenance import Provenance
+from ..core.types import Circuit, HeadIndex, HeadLike, Preset
+from ..naming.namer import UNCLEAR, Describe, HeadName
+from ..renderers.figure import Figure
+from ..renderers.grids import MapLayer
+from ..renderers.heat import head_map
+from ..renderers.text import table_text
+from ..results import Result
+from .salient_operations.call import salient_operations
+from .salient_operations.result import failure_lines
+
+if TYPE_CHECKING:
+    from typing import Self
+
+THIRDS = ("early", "middle", "late")
+
+PUBLISHED_COVERAGE = {"early": "20-60%", "late": "60-96%"}
+"""Heads that a person or a large language model could describe in the MAPS paper (early and later layers)."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class HeadNames(Result):
+    """Names of all heads, by layer and head.
+
+    Attributes:
+        circuit: ``"ov"`` or ``"qk"``.
+        names: The name of each head with its evidence, by layer.
+        left_out: How many tokens of the vocabulary were not considered, by reason.
+        failed_predicates: Predicates that raised, with their errors.
+
+    Example:
+        >>> from dataclasses import replace
+        >>> from tl_headmaps import HeadWeights, load_default_model, name_heads
+        >>> weights = HeadWeights.from_model(load_default_model())
+        >>> names = name_heads(replace(weights, n_layers=1), progress=False)  # the first layer only: all take a minute
+        >>> names.coverage()  # share of heads with a name, by third of the model
+        {'all': 0.0, 'early': 0.0}
+        >>> round(names.name("L0H5").score, 2), names.named()
+        (0.7, {})
+    """
+
+    kind: ClassVar[str] = "head_names"
+    methods: ClassVar[tuple[str, ...]] = ("elhelo2024maps", "elhage2021framework", "benjamini1995controlling")
+    circuit: Circuit
+    names: tuple[tuple[HeadName, ...], ...]
+    left_out: dict[str, int]
+    failed_predicates: dict[str, str]
+    provenance: Provenance
+
+    @property
+    def values(self) -> Float[Tensor, "layer head"]:
+        """Share of salient mappings the best predicate explains."""
+        return torch.tensor([[entry.score for entry in row] for row in self.names])
+
+    def name(self, head: HeadLike) -> HeadName:
+        """The name of one head, with its evidence."""
+        index = HeadIndex.of(head).check(len(self.names), len(self.names[0]))
+        return self.names[index.layer][index.head]
+
+    def named(self) -> dict[str, list[HeadIndex]]:
+        """Heads by name, the most frequent name first; ``unclear`` ones left out."""
+        heads: dict[str, list[HeadIndex]] = {}
+        for head, entry in self._entries():
+            if entry.name != UNCLEAR:
+                heads.setdefault(entry.name, []).append(head)
+        return dict(sorted(heads.items(), key=lambda item: (-len(item[1]), item[0])))
+
+    def _entries(self) -> Iterator[tuple[HeadIndex, HeadName]]:
+        for layer, row in enumerate(self.names):
+            for head, entry in enumerate(row):
+                yield HeadIndex(layer, head), entry
+
+    def coverage(self) -> dict[str, float]:
+        """Share of heads with a name: of the whole model, and of the early, middle and late third of its layers."""
+        named = torch.tensor([[entry.name != UNCLEAR for entry in row] for row in self.names]).float()
+        thirds = torch.arange(len(named)) * 3 // len(named)
+        shares = {"all": float(named.mean())}
+        for number, third in enumerate(THIRDS):
+            rows = named[thirds == number]
+            if len(rows):
+                shares[third] = float(rows.mean())
+        return shares
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "kind": self.kind,
+            "circuit": self.circuit,
+            "axes": {"layer": list(range(len(self.names))), "head": list(range(len(self.names[0])))},
+            "coverage": self.coverage(),
+            "heads": [{"head": str(head), **entry.to_dict()} for head, entry in self._entries()],
+            "left_out": self.left_out,
+            "failed_predicates": self.failed_predicates,
+            "provenance": self.provenance.to_dict(),
+        }
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "Self":
+        """Inverse of :meth:`to_dict`."""
+        fields = HeadName.__dataclass_fields__
+        listed = [HeadName(**{name: entry[name] for name in fields}) for entry in values["heads"]]
+        width = len(values["axes"]["head"])
+        return cls(
+            circuit=values["circuit"],
+            names=tuple(tuple(listed[i : i + width]) for i in range(0, len(listed), width)),
+            left_out=dict(values["left_out"]),
+            failed_predicates=dict(values["failed_predicates"]),
+            provenance=Provenance.from_dict(values["provenance"]),
+        )
+
+    def to_rows(self) -> Iterable[dict[str, Any]]:
+        """One record per head."""
+        for head, entry in self._entries():
+            yield {"layer": head.layer, "head": head.head, **entry.to_dict()}
+
+    def figure(self) -> Figure:
+        """Share of salient mappings explained by the best predicate, of all heads or of the named ones alone."""
+        null = torch.tensor([[entry.null_mean for entry in row] for row in self.names])
+        q = torch.tensor([[entry.q_value for entry in row] for row in self.names])
+        named = self.values.clone()
+        for head, entry in self._entries():
+            if entry.name == UNCLEAR:
+                named[head.layer, head.head] = float("nan")
+        drill = {str(head): {entry.name: entry.evidence()} for head, entry in self._entries()}
+        parts = []
+        for part, share in self.coverage().items():
+            published = f" (published: {PUBLISHED_COVERAGE[part]})" if part in PUBLISHED_COVERAGE else ""
+            parts.append(f"{part} {share:.0%}{published}")
+        return head_map(
+            [
+                MapLayer("named heads", named, null=null, details={"q": q}),
+                MapLayer("all heads", self.values, null=null, details={"q": q}),
+            ],
+            title=f"Names of heads, {self.circuit.upper()} circuits, preset {self.provenance.options['preset']}",
+            unit="share of mappings explained",
+            signed=False,
+            switches=("heads", "measure"),
+            drill=drill,
+            note=f"Heads with a name: {', '.join(parts)}. Search finds a name, such as copy.",
+        )
+
+    def __str__(self) -> str:
+        """How many heads have a name, which names, and the heads of each with the clearest first."""
+        coverage = self.coverage()
+        shares = [[part, f"{share:.0%}", PUBLISHED_COVERAGE.get(part, "")] for part, share in coverage.items()]
+        rows = []
+        for name, heads in self.named().items():
+            ranked = sorted(heads, key=lambda head: (self.name(head).p_value, head))
+            shown = " ".join(f"{head} {self.name(head).score:.2f}" for head in ranked[:6])
+            rows.append([name, len(heads), shown + (" ..." if len(heads) > 6 else "")])
+        title = f"Names of heads by their {self.circuit.upper()} circuits, preset {self.provenance.options['preset']}"
+        parts = [
+            title,
+            table_text([("layers", "left"), ("named", "right"), ("published", "right")], shares),
+            table_text([("name", "left"), ("heads", "right"), ("clearest, with the share explained", "left")], rows),
+            "named: heads whose best predicate explains 15% of their salient mappings or more and beats its null\n"
+            "(false discovery rate 5% over all heads and predicates); published: heads of larger models that a person "
+            "or\na large language model could describe, without a null (MAPS paper)",
+            *failure_lines(self.failed_predicates),
+        ]
+        return "\n\n".join(parts)
+
+
+def name_heads(
+    model: Any,
+    *,
+    preset: Preset = "folded",
+    circuit: Circuit = "ov",
+    vocabulary: Any = "all",
+    describe: Describe | None = None,
+    run_dir: str | Path | None = None,
+    executor: Any = None,
+    progress: bool = True,
+) -> HeadNames:
+    """The best name for every head of a model, as :func:`salient_operations` gives them, by layer and head.
+
+    Args:
+        model: A TransformerBridge, a HookedTransformer, or HeadWeights.
+        preset: ``"folded"``: what the model computes for a token without context. ``"maps"``: the published recipe.
+        circuit: ``"ov"`` or ``"qk"``.
+        vocabulary: As for :func:`salient_operations`.
+        describe: As for :func:`salient_operations`.
+        run_dir: Keep finished layers in this folder, and go on from there after a kill.
+        executor: Where to compute layers: anything with the interface of ``concurrent.futures.Executor``.
+        progress: Show a progress bar on a terminal.
+
+    Example:
+        >>> from dataclasses import replace
+        >>> from tl_headmaps import HeadWeights, load_default_model, name_heads
+        >>> weights = HeadWeights.from_model(load_default_model())
+        >>> names = name_heads(replace(weights, n_layers=1), progress=False)  # the first layer only: all take a minute
+        >>> names.name("L0H5").name, names.name("L0H5").best  # dealt at random, punctuation meets punctuation as often
+        ('unclear', 'punctuation to punctuation')
+    """
+    weights = HeadWeights.of(model)
+    # What is shown of each head does not matter here: names are given on the same tokens anyway.
+    found = salient_operations(
+        weights,
+        n_tokens=1,
+        n_targets=1,
+        preset=preset,
+        circuit=circuit,
+        vocabulary=vocabulary,
+        describe=describe,
+        run_dir=run_dir,
+        executor=executor,
+        progress=progress,
+    )
+    width = weights.n_heads
+    return HeadNames(
+        circuit=circuit,
+        names=tuple(found.names[start : start + width] for start in range(0, len(found.names), width)),
+        left_out=found.left_out,
+        failed_predicates=found.failed_predicates,
+        provenance=found.provenance,
+    )

@@ -1,1 +1,0 @@
-"""A name for what each head does."""

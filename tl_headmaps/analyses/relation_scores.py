@@ -1,0 +1,415 @@
+"""Which heads implement a relation, from the weights alone: the MAPS method and a folded variant, with nulls."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, Literal, TypeAlias
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ..capture.weights import HeadWeights
+from ..circuits.maps import CircuitMaps
+from ..core.errors import RelationDataError, UsageError
+from ..core.provenance import Provenance
+from ..core.sweep import Step, digest_of_ids, sweep
+from ..core.types import Circuit, HeadIndex, HeadLike, Preset, check_choice, head_names
+from ..data.relations import Encoded, MultiToken, RelationLike, encode, resolve_relations
+from ..renderers import heat
+from ..renderers.figure import Figure
+from ..renderers.grids import MapLayer
+from ..renderers.text import table_text
+from ..results import Result, cells, largest_heads
+from ..scorers.relation import Pairs, score_layer
+from ..scorers.statistics import q_values, wilson_interval
+from .heads import heads_by_layer
+
+ScoreDirection: TypeAlias = Literal["promote", "suppress"]
+
+IMPLEMENTS_SCORE = 0.15
+IMPLEMENTS_Q = 0.05
+_MAPS = (
+    "promote",
+    "suppress",
+    "null_mean",
+    "p_value",
+    "q_value",
+    "interval_low",
+    "interval_high",
+    "suppress_null_mean",
+    "suppress_p_value",
+    "suppress_q_value",
+)
+"""Fields with one value per relation, layer and head."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class RelationScores(Result):
+    """Scores of relations (first axis) by layer and head; cells that were not asked for are NaN.
+
+    Attributes:
+        relations: Names of the relations.
+        circuit: ``"ov"`` (what heads write) or ``"qk"`` (where they look).
+        k: Top-k of each relation.
+        n_pairs: Pairs given.
+        n_kept: Pairs whose words are single tokens, the ones scored.
+        dropped: (source, target, reason) of the others, by relation.
+        promote: Share of pairs whose target is among the k strongest tokens the head writes.
+        suppress: Share of pairs whose target is among the k it suppresses most.
+        null_mean: Mean promotion score with targets shuffled among the relation's sources.
+        p_value: Probability that shuffled targets score as well.
+        q_value: The same after Benjamini-Hochberg over all heads and relations of this result.
+        interval_low, interval_high: 95% Wilson interval of ``promote``.
+        suppress_null_mean, suppress_p_value, suppress_q_value: The same for ``suppress``.
+        promote_ranks, suppress_ranks: Exact rank of every kept pair's target, by relation, if asked for.
+
+    Example:
+        >>> from tl_headmaps import load_default_model, relation_scores
+        >>> scores = relation_scores(load_default_model(), "country_to_capital", heads="L23H4", progress=False)
+        >>> scores.implements()
+        {'country_to_capital': [HeadIndex(layer=23, head=4)]}
+        >>> round(float(scores.interval_low[0, 23, 4]), 2), round(float(scores.null_mean[0, 23, 4]), 2)
+        (0.61, 0.02)
+        >>> scores.n_kept, scores.n_pairs  # pairs of single tokens, of all
+        ((42,), (106,))
+    """
+
+    kind: ClassVar[str] = "relation_scores"
+    methods: ClassVar[tuple[str, ...]] = (
+        "elhelo2024maps",
+        "elhage2021framework",
+        "benjamini1995controlling",
+        "wilson1927probable",
+    )
+    json_axes: ClassVar[Mapping[str, str | None]] = {"relation": "relations", "layer": None, "head": None}
+    nullable: ClassVar[tuple[str, ...]] = _MAPS
+    relations: tuple[str, ...]
+    circuit: Circuit
+    k: tuple[int, ...]
+    n_pairs: tuple[int, ...]
+    n_kept: tuple[int, ...]
+    dropped: tuple[tuple[tuple[str, str, str], ...], ...]
+    promote: Float[Tensor, "relation layer head"]
+    suppress: Float[Tensor, "relation layer head"]
+    null_mean: Float[Tensor, "relation layer head"]
+    p_value: Float[Tensor, "relation layer head"]
+    q_value: Float[Tensor, "relation layer head"]
+    interval_low: Float[Tensor, "relation layer head"]
+    interval_high: Float[Tensor, "relation layer head"]
+    suppress_null_mean: Float[Tensor, "relation layer head"]
+    suppress_p_value: Float[Tensor, "relation layer head"]
+    suppress_q_value: Float[Tensor, "relation layer head"]
+    provenance: Provenance
+    promote_ranks: tuple[Int[Tensor, "_ layer head"], ...] | None = None
+    suppress_ranks: tuple[Int[Tensor, "_ layer head"], ...] | None = None
+
+    @property
+    def values(self) -> Float[Tensor, "relation layer head"]:
+        """The promotion scores."""
+        return self.promote
+
+    def number(self, relation: str | None) -> int:
+        """Position of a relation; None stands for the only one."""
+        if relation is None:
+            if len(self.relations) > 1:
+                raise UsageError(
+                    f"This result holds {len(self.relations)} relations; name one of {', '.join(self.relations)}."
+                )
+            return 0
+        if relation not in self.relations:
+            raise UsageError(f"This result has no relation {relation!r}; it has {', '.join(self.relations)}.")
+        return self.relations.index(relation)
+
+    def top(
+        self, n: int = 5, relation: str | None = None, direction: ScoreDirection = "promote"
+    ) -> list[tuple[HeadIndex, float]]:
+        """The ``n`` heads that score highest on a relation (ties: lower layer, then lower head)."""
+        return largest_heads(getattr(self, direction)[self.number(relation)], n)
+
+    def implements(self, score: float = IMPLEMENTS_SCORE, q: float = IMPLEMENTS_Q) -> dict[str, list[HeadIndex]]:
+        """Heads that implement each relation: a score of at least 0.15 that beats its null (q < 0.05)."""
+        found = (self.promote >= score) & (self.q_value < q)
+        result = {}
+        for number, name in enumerate(self.relations):
+            heads = [HeadIndex(layer, head) for layer, head in found[number].nonzero().tolist()]
+            result[name] = sorted(heads, key=lambda head: (-self.promote[number, head.layer, head.head], head))
+        return result
+
+    def select(
+        self, relations: str | Sequence[str] | None = None, heads: Iterable[HeadLike] | None = None
+    ) -> "RelationScores":
+        """The same result for some relations, or with all other heads left out (NaN)."""
+        names = (relations,) if isinstance(relations, str) else tuple(relations or self.relations)
+        numbers = [self.number(name) for name in names]
+        changes: dict[str, Any] = {
+            name: tuple(getattr(self, name)[i] for i in numbers)
+            for name in ("relations", "k", "n_pairs", "n_kept", "dropped")
+        }
+        for name in ("promote_ranks", "suppress_ranks"):
+            ranks = getattr(self, name)
+            changes[name] = None if ranks is None else tuple(ranks[i] for i in numbers)
+        maps = {name: getattr(self, name)[numbers].clone() for name in _MAPS}
+        if heads is not None:
+            n_layers, n_heads = self.promote.shape[1:]
+            left_out = torch.ones(n_layers, n_heads, dtype=torch.bool)
+            for head in heads:
+                index = HeadIndex.of(head).check(n_layers, n_heads)
+                left_out[index.layer, index.head] = False
+            for values in maps.values():
+                values[:, left_out] = float("nan")
+        return replace(self, **changes, **maps)
+
+    def to_rows(self) -> Iterable[dict[str, Any]]:
+        """One record per relation and head."""
+        for at, labels in cells(self.axes, self.promote):
+            sizes = {"k": self.k[at[0]], "n_kept": self.n_kept[at[0]]}
+            yield labels | sizes | {name: float(getattr(self, name)[at]) for name in _MAPS}
+
+    def figure(self, *, side_by_side: bool = False) -> Figure:
+        """Scores of every relation by layer and head, with null, interval and q-value; promotion and suppression.
+
+        Args:
+            side_by_side: All relations next to each other instead of one at a time; promotion alone.
+        """
+        layers = [layer for number in range(len(self.relations)) for layer in self._map_layers(number)]
+        title = f"{self.circuit.upper()} relation scores, preset {self.provenance.options.get('preset', '')}"
+        unit, k = "share of pairs", ", ".join(map(str, sorted(set(self.k))))
+        note = (
+            f"Share of pairs whose target is among the k = {k} strongest tokens. "
+            f"A head implements a relation at a score of {IMPLEMENTS_SCORE} or more with q < {IMPLEMENTS_Q}."
+        )
+        if side_by_side:
+            promoting = [layer for layer in layers if layer.group == "promotes"]
+            return heat.panels(promoting, title=title, unit=unit, signed=False, note=note)
+        return heat.head_map(
+            layers, title=title, unit=unit, signed=False, switches=("relation", "direction"), note=note
+        )
+
+    def _map_layers(self, number: int) -> tuple[MapLayer, MapLayer]:
+        """One relation's promotion and suppression as layers of a head map."""
+        name = self.relations[number]
+        promotes = MapLayer(
+            name,
+            self.promote[number],
+            group="promotes",
+            null=self.null_mean[number],
+            interval=(self.interval_low[number], self.interval_high[number]),
+            details={"q": self.q_value[number]},
+        )
+        suppresses = MapLayer(
+            name,
+            self.suppress[number],
+            group="suppresses",
+            null=self.suppress_null_mean[number],
+            details={"q": self.suppress_q_value[number]},
+        )
+        return promotes, suppresses
+
+    def __str__(self) -> str:
+        """The best heads of each relation, the null beside the score; a star where the head implements it."""
+        implementing = self.implements()
+        rows = [row for name in self.relations for row in self._text_rows(name, implementing[name])]
+        titles = ["relation", "pairs", "k", "head", "score", "95%", "null", "q", "suppress"]
+        columns = [(title, "left" if title in ("relation", "head") else "right") for title in titles]
+        title = f"{self.circuit.upper()} relation scores, preset {self.provenance.options['preset']}"
+        note = (
+            "score: share of pairs whose target is among the k strongest tokens; null: the same with shuffled "
+            "targets;\nq: false discovery rate over all heads and relations; * implements the relation "
+            "(score >= 0.15 and q < 0.05)"
+        )
+        return f"{title}\n\n{table_text(columns, rows)}\n\n{note}"
+
+    def _text_rows(self, name: str, implementing: list[HeadIndex]) -> list[list[Any]]:
+        number = self.number(name)
+        relation = [name, f"{self.n_kept[number]}/{self.n_pairs[number]}", self.k[number]]
+        best = [entry for entry in self.top(3, name) if entry[1] > 0]
+        if not best:
+            return [[*relation, "none ", "0.00", *[""] * 4]]
+        rows = []
+        for place, (head, score) in enumerate(best):
+            at = (number, head.layer, head.head)
+            rows.append(
+                [
+                    *(relation if place == 0 else ["", "", ""]),
+                    f"{head}{'*' if head in implementing else ' '}",
+                    f"{score:.2f}",
+                    f"{self.interval_low[at]:.2f}-{self.interval_high[at]:.2f}",
+                    f"{self.null_mean[at]:.2f}",
+                    f"{self.q_value[at]:.1g}" if self.q_value[at] > 1e-9 else "<1e-9",
+                    f"{self.suppress[at]:.2f}",
+                ]
+            )
+        return rows
+
+
+def relation_scores(
+    model: Any,
+    relations: RelationLike | Sequence[RelationLike],
+    *,
+    preset: Preset = "folded",
+    k: int | None = None,
+    circuit: Circuit = "ov",
+    heads: HeadLike | Iterable[HeadLike] | None = None,
+    multi_token: MultiToken = "skip",
+    ranks: bool = False,
+    data_dir: str | Path | None = None,
+    run_dir: str | Path | None = None,
+    executor: Any = None,
+    progress: bool = True,
+) -> RelationScores:
+    """How accurately every head maps the sources of a relation to its targets, with nulls and intervals.
+
+    Args:
+        model: A TransformerBridge, a HookedTransformer, or HeadWeights.
+        relations: One or several bundled names, files, or :class:`Relation` objects.
+        preset: ``"folded"``: what the model computes for a token without context. ``"maps"``: the published recipe.
+        k: Count targets among the k strongest; by default each relation's own k (larger for large vocabularies).
+        circuit: ``"ov"``: what a head writes. ``"qk"``: whether a source, as query, attends to its target as key.
+        heads: Only these heads; all by default.
+        multi_token: ``"skip"`` leaves out targets of several tokens, ``"first"`` takes their first token.
+        ranks: Also keep the exact rank of every pair (slower: nothing can be left early).
+        data_dir: Folder of relations instead of the bundled one.
+        run_dir: Keep finished layers in this folder; the same call goes on from there after it was killed.
+        executor: Compute layers there: a ``concurrent.futures.Executor`` of any make (processes, Dask, MPI, Slurm).
+        progress: Show a progress bar on a terminal.
+
+    Example:
+        >>> from tl_headmaps import load_default_model, relation_scores
+        >>> heads = ["L23H4", "L23H5"]
+        >>> scores = relation_scores(load_default_model(), "country_to_capital", heads=heads, progress=False)
+        >>> [(str(head), round(score, 2)) for head, score in scores.top(2)]
+        [('L23H4', 0.76), ('L23H5', 0.5)]
+    """
+    check_choice(circuit, Circuit, "circuit")
+    check_choice(preset, Preset, "preset")
+    check_choice(multi_token, MultiToken, "multi_token")
+    # Everything a user can get wrong is found before the long work starts.
+    resolved = resolve_relations(relations, data_dir)
+    weights = HeadWeights.of(model)
+    by_layer = heads_by_layer(weights, heads)
+    weights.require(preset, needs_mlp=any(by_layer[1:]) if weights.n_layers > 1 else False)
+    n_targets = weights.W_U.shape[0] if circuit == "ov" else weights.n_vocab
+    encoded = [
+        encode(relation, weights.tokenizer, n_sources=weights.n_vocab, n_targets=n_targets, multi_token=multi_token)
+        for relation in resolved
+    ]
+    chosen_k = [checked_k(entry, k, n_targets) for entry in encoded]
+    ids, pairs = _joined(encoded, chosen_k)
+    options = {"preset": preset, "k": k, "multi_token": multi_token, "heads": head_names(heads)}
+    swept = sweep(
+        _ScoreLayers(weights, ids, pairs, by_layer, circuit, preset, ranks),
+        [layer for layer, numbers in enumerate(by_layer) if numbers],
+        kind=RelationScores.kind,
+        provenance=weights.provenance(
+            options=options, data={entry.relation.name: entry.relation.digest for entry in encoded}
+        ),
+        details={"circuit": circuit, "ranks": ranks, "token_ids": digest_of_ids(ids, pairs.rows, pairs.columns)},
+        run_dir=run_dir,
+        executor=executor,
+        description=f"{len(encoded)} relations" if len(encoded) > 1 else encoded[0].relation.name,
+        progress=progress,
+    )
+    tables = _Tables(len(encoded), weights.n_layers, weights.n_heads, len(pairs.rows) if ranks else 0)
+    for layer, tensors in swept.layers.items():
+        tables.put(layer, by_layer[layer], tensors)
+    return tables.result(encoded, pairs, circuit=circuit, provenance=swept.provenance)
+
+
+@dataclass(frozen=True)
+class _ScoreLayers:
+    """Scores of all relations for the chosen heads of a layer."""
+
+    weights: HeadWeights
+    ids: Int[Tensor, " source"]
+    pairs: Pairs
+    by_layer: list[list[int]]
+    circuit: Circuit
+    preset: Preset
+    ranks: bool
+
+    def prepare(self) -> Step:
+        circuits = CircuitMaps(self.weights, self.ids.to(self.weights.device), circuit=self.circuit, preset=self.preset)
+        pairs = self.pairs.to(self.weights.device)
+
+        def step(layer: int) -> dict[str, Tensor]:
+            scored = score_layer(circuits.layer(layer, self.by_layer[layer]), pairs, exact_ranks=self.ranks)
+            names = (*_SCORES, "ranks") if self.ranks else _SCORES
+            return {
+                f"{side}_{name}": getattr(values, name)
+                for side, values in zip(_SIDES, scored, strict=True)
+                for name in names
+            }
+
+        return step
+
+
+_SIDES = ("promote", "suppress")
+_SCORES = ("score", "null_mean", "p_value")
+
+
+def checked_k(entry: Encoded, k: int | None, n_targets: int) -> int:
+    """The k of a relation, if it has a pair and a row has so many targets."""
+    name = entry.relation.name
+    if not entry.kept:
+        source, target, reason = entry.dropped[0]
+        raise RelationDataError(
+            f"No pair of {name!r} can be scored: all {len(entry.dropped)} were left out (for example "
+            f"{source!r}, {target!r}: {reason}). Use single-token words of this model, "
+            "multi_token='first', or load_relations(model=model), which leaves such relations out."
+        )
+    chosen = entry.relation.default_k(n_targets) if k is None else k
+    if not 1 <= chosen <= n_targets:
+        raise UsageError(f"k={chosen} is impossible: it must be from 1 to {n_targets}, the size of the vocabulary.")
+    return chosen
+
+
+def _joined(encoded: list[Encoded], k: list[int]) -> tuple[Tensor, Pairs]:
+    """Unique source ids, and all pairs with their rows among them."""
+    sources = torch.tensor([i for entry in encoded for i in entry.source_ids], device="cpu")
+    targets = torch.tensor([i for entry in encoded for i in entry.target_ids], device="cpu")
+    number = torch.tensor([n for n, entry in enumerate(encoded) for _ in entry.source_ids], device="cpu")
+    ids, rows = sources.unique(return_inverse=True)
+    return ids, Pairs(rows, targets, number, torch.tensor(k, device="cpu"))
+
+
+class _Tables:
+    """Maps over relation, layer and head, filled layer by layer."""
+
+    def __init__(self, n_relations: int, n_layers: int, n_heads: int, n_ranked_pairs: int) -> None:
+        shape = (n_relations, n_layers, n_heads)
+        self.maps = [{name: torch.full(shape, float("nan"), device="cpu") for name in _SCORES} for _ in _SIDES]
+        self.ranks = [torch.full((n_ranked_pairs, n_layers, n_heads), -1, device="cpu") for _ in _SIDES]
+
+    def put(self, layer: int, heads: list[int], tensors: Mapping[str, Tensor]) -> None:
+        for side, maps, ranks in zip(_SIDES, self.maps, self.ranks, strict=True):
+            for name, values in maps.items():
+                values[:, layer, heads] = tensors[f"{side}_{name}"].cpu()
+            if len(ranks):
+                ranks[:, layer, heads] = tensors[f"{side}_ranks"].T.cpu()
+
+    def result(self, encoded: list[Encoded], pairs: Pairs, **details: Any) -> RelationScores:
+        promote, suppress = self.maps
+        sizes = pairs.sizes.cpu()
+        low, high = wilson_interval(promote["score"], sizes[:, None, None].double())
+        split = [ranks.split(sizes.tolist()) if len(ranks) else None for ranks in self.ranks]
+        return RelationScores(
+            relations=tuple(entry.relation.name for entry in encoded),
+            k=tuple(pairs.k.tolist()),
+            n_pairs=tuple(len(entry.relation.pairs) for entry in encoded),
+            n_kept=tuple(len(entry.kept) for entry in encoded),
+            dropped=tuple(entry.dropped for entry in encoded),
+            promote=promote["score"],
+            suppress=suppress["score"],
+            null_mean=promote["null_mean"],
+            p_value=promote["p_value"],
+            q_value=q_values(promote["p_value"]),
+            interval_low=low,
+            interval_high=high,
+            suppress_null_mean=suppress["null_mean"],
+            suppress_p_value=suppress["p_value"],
+            suppress_q_value=q_values(suppress["p_value"]),
+            promote_ranks=split[0],
+            suppress_ranks=split[1],
+            **details,
+        )

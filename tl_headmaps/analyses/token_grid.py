@@ -1,0 +1,188 @@
+"""What one head does with a few chosen tokens: a small window on its map, with exact ranks among the vocabulary."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ..capture.weights import HeadWeights
+from ..circuits.extremes import entries
+from ..circuits.maps import CircuitMaps
+from ..circuits.ranking import ranks
+from ..core.errors import UsageError
+from ..core.provenance import Provenance
+from ..core.types import Circuit, HeadIndex, HeadLike, Preset, check_choice
+from ..core.vocabulary import TokenLike, single_id, token_string
+from ..renderers import heat
+from ..renderers.figure import Figure
+from ..renderers.text import table_text, visible
+from ..results import Result, cells
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class TokenGrid(Result):
+    """Entries of a head's map and their ranks among all tokens.
+
+    Attributes:
+        head: The head.
+        circuit: ``"ov"`` (rows attended-to tokens, columns written tokens) or ``"qk"`` (rows queries, columns keys).
+        sources: Row labels as they were asked for.
+        targets: Column labels as they were asked for.
+        token_ids: Token id of each row (``"source"``) and of each column (``"target"``).
+        values: Entries of the map.
+        ranks: How many of all the tokens in a row have a strictly greater entry (0 is the best).
+        n_vocab: Number of tokens ranked against.
+
+    Example:
+        >>> from tl_headmaps import load_default_model, token_grid
+        >>> grid = token_grid(load_default_model(), "L23H4", ["France", "Egypt"], ["Paris", "Cairo"])
+        >>> grid.ranks.diagonal().tolist(), grid.n_vocab
+        ([2, 6], 49152)
+        >>> list(grid.to_rows())[0]["target"]
+        'Paris'
+    """
+
+    kind: ClassVar[str] = "token_grid"
+    methods: ClassVar[tuple[str, ...]] = ("elhelo2024maps", "elhage2021framework")
+    json_axes: ClassVar[Mapping[str, str | None]] = {"source": "sources", "target": "targets"}
+    head: HeadIndex
+    circuit: Circuit
+    sources: tuple[str, ...]
+    targets: tuple[str, ...]
+    token_ids: dict[str, tuple[int, ...]]
+    n_vocab: int
+    values: Float[Tensor, "source target"]
+    ranks: Int[Tensor, "source target"]
+    provenance: Provenance
+
+    @property
+    def source_ids(self) -> tuple[int, ...]:
+        """Token id of each row."""
+        return self.token_ids["source"]
+
+    @property
+    def target_ids(self) -> tuple[int, ...]:
+        """Token id of each column."""
+        return self.token_ids["target"]
+
+    def best(self) -> list[tuple[str, str]]:
+        """The best-ranked target of each source."""
+        columns = self.values.argmax(1).tolist()
+        return [(source, self.targets[j]) for source, j in zip(self.sources, columns, strict=True)]
+
+    def to_rows(self) -> Iterable[dict[str, Any]]:
+        """One record per cell."""
+        for at, labels in cells(self.axes, self.values):
+            yield {
+                "head": str(self.head),
+                "circuit": self.circuit,
+                **labels,
+                "value": float(self.values[at]),
+                "rank": int(self.ranks[at]),
+            }
+
+    def figure(self) -> Figure:
+        """A heat map of the values, with their ranks among the vocabulary."""
+        does = "writes when it attends to a row" if self.circuit == "ov" else "attends to from a row"
+        rows, columns = ("source", "target") if self.circuit == "ov" else ("query", "key")
+        best = ", ".join(f"{source} → {target}" for source, target in self.best()[:8])
+        return heat.token_grid(
+            self.values,
+            self.sources,
+            self.targets,
+            title=f"{self.head} {self.circuit.upper()} map, preset {self.provenance.options['preset']}: what it {does}",
+            unit="entry of the map",
+            rows=rows,
+            columns=columns,
+            details={f"rank among {self.n_vocab:,} tokens (0 is best)": self.ranks},
+            note=f"largest of each row: {best}" + (", …" if len(self.sources) > 8 else ""),
+        )
+
+    def __str__(self) -> str:
+        """Value and rank of each cell, the largest of each row marked."""
+        best = self.values.argmax(1).tolist()
+        rows = [
+            [
+                source,
+                *(
+                    f"{'*' if j == best[i] else ''}{self.values[i, j]:.2f} #{int(self.ranks[i, j]):,}"
+                    for j in range(len(self.targets))
+                ),
+            ]
+            for i, source in enumerate(self.sources)
+        ]
+        does = "writes when it attends to" if self.circuit == "ov" else "attends to from"
+        preset = self.provenance.options["preset"]
+        title = f"{self.head} {self.circuit.upper()} map, preset {preset}: what it {does} each row"
+        columns = [("", "left"), *((visible(target), "right") for target in self.targets)]
+        note = f"value #rank among {self.n_vocab:,} tokens (0 is best); * largest of the row"
+        return f"{title}\n\n{table_text(columns, rows)}\n\n{note}"
+
+
+def token_grid(
+    model: Any,
+    head: HeadLike,
+    sources: Sequence[TokenLike],
+    targets: Sequence[TokenLike],
+    *,
+    circuit: Circuit = "ov",
+    preset: Preset = "folded",
+) -> TokenGrid:
+    """Entries of one head's map for chosen tokens, with their exact ranks among the whole vocabulary.
+
+    Args:
+        model: A TransformerBridge, a HookedTransformer, or HeadWeights.
+        head: ``"L23H4"``, ``(23, 4)`` or a HeadIndex.
+        sources: Row tokens: words (taken with their leading space, as inside a text) or token ids.
+        targets: Column tokens, likewise.
+        circuit: ``"ov"``: what the head writes when it attends to a source. ``"qk"``: how much a query (row)
+            attends to a key (column).
+        preset: ``"folded"``: what the model computes for a token without context. ``"maps"``: the published recipe.
+
+    Example:
+        >>> from tl_headmaps import load_default_model, token_grid
+        >>> grid = token_grid(load_default_model(), "L23H4", ["France", "Egypt"], ["Paris", "Cairo"])
+        >>> grid.best()
+        [('France', 'Paris'), ('Egypt', 'Cairo')]
+        >>> int(grid.ranks[0, 0])  # of 49,152 tokens, only two are written more strongly than Paris
+        2
+    """
+    check_choice(circuit, Circuit, "circuit")
+    check_choice(preset, Preset, "preset")
+    weights = HeadWeights.of(model)
+    index = weights.head(head)
+    for name, words in (("sources", sources), ("targets", targets)):
+        if isinstance(words, str) or not len(words):
+            raise UsageError(f"{name} must be a list of at least one word or token id, not {words!r}.")
+    source_ids = [single_id(weights.tokenizer, word, weights.n_vocab) for word in sources]
+    rows = torch.arange(len(source_ids), device=weights.device)
+    ids = torch.tensor(source_ids, device=weights.device)
+    circuits = CircuitMaps(weights, ids, circuit=circuit, preset=preset)
+    target_ids = [single_id(weights.tokenizer, word, circuits.n_columns) for word in targets]
+    columns = torch.tensor(target_ids, device=weights.device)
+    maps = circuits.layer(index.layer, [index.head])
+    ranked = ranks(maps, rows.repeat_interleave(len(columns)), columns.repeat(len(rows)))
+    return TokenGrid(
+        head=index,
+        circuit=circuit,
+        sources=_labels(weights, sources),
+        targets=_labels(weights, targets),
+        token_ids={"source": tuple(source_ids), "target": tuple(target_ids)},
+        n_vocab=circuits.n_columns,
+        values=entries(maps, columns)[0].cpu(),
+        ranks=ranked.greater[0].view(len(rows), len(columns)).cpu(),
+        provenance=weights.provenance(options={"preset": preset}),
+    )
+
+
+def _labels(weights: HeadWeights, words: Sequence[TokenLike]) -> tuple[str, ...]:
+    """Words as they were given; ids as the text of their token."""
+    return tuple(
+        word
+        if isinstance(word, str)
+        else (f"#{word}" if weights.tokenizer is None else token_string(weights.tokenizer, word))
+        for word in words
+    )

@@ -1,1 +1,0 @@
-"""What one head does with a few chosen tokens."""
