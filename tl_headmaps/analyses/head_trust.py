@@ -11,14 +11,14 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from ..capture.running.activations import Seen, encode_prompt, run
+from ..capture.running.activations import Seen, encode_prompt, prepends_bos, run
 from ..capture.running.met import MetVectors, encode_prefixes, met_vectors
 from ..capture.running.text import check_runs
 from ..capture.weights import HeadWeights
@@ -27,7 +27,8 @@ from ..circuits.vectors import token_vectors
 from ..core.errors import UsageError
 from ..core.provenance import Provenance
 from ..core.types import HeadIndex
-from ..data.texts import describe_source, neutral_prompts, read_texts, split_texts
+from ..data.prompts import neutral_prompts
+from ..data.texts import Sample, describe_source, split_texts
 from ..renderers.figure import Figure
 from ..renderers.grids import MapLayer
 from ..renderers.heat import head_map
@@ -35,10 +36,9 @@ from ..renderers.text import table_text
 from ..results import Result, cells, largest_heads
 from ..scorers.trust import Fit, WriteSums, permuted_within_deciles, share_with_interval, sinks, unexplained
 
-Vectors: TypeAlias = Literal["folded", "met"]
+VECTORS: tuple[str, ...] = ("folded", "met")
 """Which vectors of a token predict what is written: without context, or as met behind neutral prompts."""
 
-VECTORS: tuple[Vectors, ...] = ("folded", "met")
 _MIN_DOCUMENTS = 4
 _N_PROMPTS = 2
 """Prompts behind which tokens are met: there are thousands of tokens in a text."""
@@ -93,7 +93,7 @@ class HeadTrust(Result):
         n_layers, n_heads = self.values.shape
         return {"layer": list(range(n_layers)), "head": list(range(n_heads))}
 
-    def top(self, n: int = 5, vectors: Vectors = "met") -> list[tuple[HeadIndex, float]]:
+    def top(self, n: int = 5, vectors: str = "met") -> list[tuple[HeadIndex, float]]:
         """The heads whose tokens explain most."""
         return largest_heads(self.token_share[vectors], n)
 
@@ -169,9 +169,10 @@ def head_trust(
     if n_null < 1:
         raise UsageError(f"n_null={n_null} must be at least 1.")
     weights = HeadWeights.from_model(model)
-    documents = _documents(model, texts, prepend_bos)
-    fit, held_out = split_texts(range(len(documents)))
-    if len(held_out) < 2 or len(fit) < 2:
+    prepend_bos = prepends_bos(model, prepend_bos)
+    documents, n_fit = _documents(model, texts, prepend_bos)
+    held_out = set(range(n_fit, len(documents)))
+    if len(held_out) < 2 or n_fit < 2:
         raise UsageError(
             f"{len(documents)} documents are too few: a third of them is held out, and at least two are needed on "
             "either side. Give more texts, or longer ones separated by blank lines."
@@ -182,23 +183,28 @@ def head_trust(
         model, [(token,) for token in tokens.ids], prefixes, weights=weights, cache_dir=cache_dir, progress=progress
     )
     tables = _value_tables(weights, tokens, met)
-    sums = _Sums(weights, documents, tokens, tables, set(held_out), n_null, seed)
+    sums = _Sums(weights, documents, tokens, tables, held_out, n_null, seed)
     with tqdm(total=len(documents), desc="documents", disable=None if progress else True) as bar:
         run(model, documents, read=("resid_pre", "v", "pattern"), reduce=sums.take, progress=bar.update)
     return sums.result(
         weights.provenance(
             options={"prompts": [list(p) for p in prefixes], "n_null": n_null, "prepend_bos": prepend_bos},
-            data={"texts": tokens.digest, "source": describe_source(texts)},
+            data={"texts": tokens.digest, "source": describe_source(Sample.WHOLE if texts is None else texts)},
             seed=seed,
         )
     )
 
 
-def _documents(model: Any, texts: Any, prepend_bos: bool | None) -> list[list[int]]:
-    """Token ids of each document, cut to what the model holds; those of fewer than three tokens are left out."""
+def _documents(model: Any, texts: Any, prepend_bos: bool) -> tuple[list[list[int]], int]:
+    """Token ids of each document, cut to what the model holds: first those to fit on, and how many these are.
+
+    Documents of fewer than three tokens are left out.
+    """
     longest = int(model.cfg.n_ctx)
-    encoded = (encode_prompt(model, text, prepend_bos)[:longest] for text in read_texts(texts, part="all"))
-    return [ids for ids in encoded if len(ids) >= 3]
+    parts = split_texts(Sample.WHOLE if texts is None else texts)
+    encoded = [[encode_prompt(model, text, prepend_bos)[:longest] for text in part] for part in parts]
+    fit, held_out = ([ids for ids in part if len(ids) >= 3] for part in encoded)
+    return [*fit, *held_out], len(fit)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,8 @@ r"""The OV circuit: what a head writes about a token it attends to, read out ove
 and the final norm up to their scale, and the mean over the vocabulary is taken off each row. That is the head's
 direct contribution to the centred logits, up to one positive factor per position.
 
+``met``:     the same with the layer's own input at the token, averaged over neutral prompts, in place of ln1(x).
+
 The constant part of a value vector (b_V, and ln1's bias times W_V) is left out of ``folded``: rows of the
 attention pattern sum to one, so it is added whatever the head attends to and says nothing about the source. It is
 also what TransformerLens moves into b_O, summed over heads, when it processes weights; a score that
@@ -23,6 +25,7 @@ from ..capture.weights import HeadWeights
 from ..core.types import HeadIndex, Preset
 from .cache import cache_of
 from .factored import LayerMaps, ProductColumns
+from .vectors import read_by
 
 
 def ov_maps(
@@ -37,12 +40,11 @@ def ov_maps(
     Args:
         weights: The model.
         layer: The layer's weights, from ``weights.layer(...)``.
-        vectors: Source vectors before ln1, from :func:`.vectors.token_vectors`.
+        vectors: Source vectors: before ln1, from :func:`.vectors.token_vectors`; those of ``met`` without its weight.
         heads: Head numbers within the layer.
         preset: ``"folded"`` or ``"maps"``.
     """
-    if preset == "folded" and layer.ln1 is not None:
-        vectors = layer.ln1.scaled(vectors)
+    vectors = read_by(layer, vectors, preset)
     groups = sorted({weights.group_of(head) for head in heads})
     left = torch.stack([vectors @ layer.W_V[group] for group in groups])
     group = tuple(groups.index(weights.group_of(head)) for head in heads)
@@ -70,7 +72,7 @@ def written_maps(
         preset: ``"folded"`` or ``"maps"``.
     """
     middle, cache = written(weights, layer, heads, preset), cache_of(weights)
-    if preset == "folded":
+    if preset != "maps":
         mean = cache.mean_unembedding
         offset = torch.stack([left[g] @ (middle[h] @ mean) for h, g in enumerate(group)])
     else:
@@ -97,7 +99,7 @@ def written(
 ) -> Float[Tensor, "head d_head d_model"]:
     """W_O of some heads, in ``folded`` with the linear part of the norms it passes on its way to W_U."""
     W_O = layer.W_O[list(heads)]
-    if preset == "folded":
+    if preset != "maps":
         for norm in (layer.ln1_post, weights.ln_final):
             if norm is not None:
                 W_O = norm.folded_into(W_O)

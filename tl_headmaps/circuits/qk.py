@@ -19,6 +19,7 @@ from ..capture.weights import HeadWeights
 from ..core.types import HeadIndex, Preset
 from .blocks import spans
 from .factored import FactorColumns, LayerMaps
+from .vectors import read_by
 
 _KEY_BLOCK = 4096
 
@@ -32,17 +33,15 @@ def qk_maps(
     preset: Preset,
 ) -> LayerMaps:
     """QK maps of some heads of a layer: a row for each query vector, a column for each key vector."""
-    folded = preset == "folded"
+    folded = preset != "maps"
     scale = layer.score_scale if folded else weights.d_head**-0.5
-    ln1 = layer.ln1 if folded else None
-    if ln1 is not None:
-        queries = ln1(queries)
+    queries = _with_bias(layer, read_by(layer, queries, preset), folded)
     groups = sorted({weights.group_of(head) for head in heads})
     left = [_project(queries, layer.W_Q[h], layer.b_Q, h, layer.q_norm, folded) * scale for h in heads]
     right = keys.new_empty(len(groups), len(keys), layer.W_K.shape[-1])
     # A normed copy of all keys of a large model would not fit beside them.
     for here in spans(slice(0, len(keys)), _KEY_BLOCK):
-        some = keys[here] if ln1 is None else ln1(keys[here])
+        some = _with_bias(layer, read_by(layer, keys[here], preset), folded)
         for number, g in enumerate(groups):
             right[number, here] = _project(some, layer.W_K[g], layer.b_K, g, layer.k_norm, folded)
     return LayerMaps(
@@ -52,6 +51,10 @@ def qk_maps(
         columns=FactorColumns(right, tuple(groups.index(weights.group_of(head)) for head in heads)),
         offset=queries.new_zeros(len(heads), queries.shape[0]),
     )
+
+
+def _with_bias(layer: LayerWeights, read: Tensor, folded: bool) -> Tensor:
+    return read + layer.ln1.bias if folded and layer.ln1 is not None else read
 
 
 def _project(x: Tensor, weight: Tensor, bias: Tensor | None, index: int, norm: Norm | None, folded: bool) -> Tensor:

@@ -1,4 +1,4 @@
-"""What a token looks like to a layer when nothing stands before it: the vectors the circuits read.
+"""What a token looks like to a layer when nothing is before it: the vectors the circuits read.
 
 =========  =======================  =========================================================
 preset     layer 0                  layers above 0
@@ -7,7 +7,8 @@ maps       e_t                      MLP_0(ln2_0(e_t)), without the residual (pub
 folded     e_t                      e_t + MLP_0(ln2_0(e_t)), with the norm after the MLP if any
 =========  =======================  =========================================================
 
-Position embeddings are left out in both. ``e_t`` carries the model's embedding factor only in ``folded``.
+Position embeddings are left out in both. ``e_t`` carries the model's embedding factor only in ``folded``. The
+vectors of ``met`` come from a running model (:mod:`..capture.running.met`) and are normalised already.
 """
 
 import torch
@@ -15,6 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..capture.mapped import rows_of
+from ..capture.parts import LayerWeights
 from ..capture.weights import HeadWeights
 from ..core.types import Preset
 from .blocks import spans
@@ -43,6 +45,13 @@ def token_vectors(
     if weights.ln2_post is not None:
         output = weights.ln2_post(output)
     return embedding + output
+
+
+def read_by(layer: LayerWeights, vectors: Float[Tensor, "row d_model"], preset: Preset) -> Float[Tensor, "row d_model"]:
+    """What a layer's matrices read of these vectors: after its ln1, without the bias."""
+    if preset == "maps" or layer.ln1 is None:
+        return vectors
+    return vectors * layer.ln1.weight if preset == "met" else layer.ln1.scaled(vectors)
 
 
 def vocabulary_vectors(weights: HeadWeights, layer: int, preset: Preset) -> Float[Tensor, "vocab d_model"]:

@@ -13,8 +13,9 @@ from .errors import UsageError
 Circuit: TypeAlias = Literal["ov", "qk"]
 """Which bilinear map of a head: what it writes (``ov``) or where it looks (``qk``)."""
 
-Preset: TypeAlias = Literal["folded", "maps"]
-"""``folded`` is what the model computes for a token without context; ``maps`` is the published recipe."""
+Preset: TypeAlias = Literal["met", "folded", "maps"]
+"""Which vectors of a token a circuit reads: what the layer reads when the model meets the token behind neutral prompts
+(``met``), what it computes for the token without context (``folded``), or those of the published recipe (``maps``)."""
 
 Basis: TypeAlias = Literal["raw", "folded", "centred"]
 """State of the loaded weights; ``centred`` means processed without folding the norms."""

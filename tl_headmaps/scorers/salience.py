@@ -6,6 +6,8 @@ r"""How much a head does about a token: the norm of what it writes over the norm
 the numerator and without it in the denominator: the same whether or not the weights were folded when the model was
 loaded.
 
+``met``:     the same, where n(x) is the layer's own input, normalised and averaged over neutral prompts.
+
 For QK, ||x W_Q W_K^T|| / ||x||: how strongly a query token's wishes about keys are felt at all.
 
 Norms go through the d_head x d_head Gram matrix of the right-hand factor, so that no vocab x d_model product is formed.
@@ -55,7 +57,7 @@ def salience(
 
 
 def _norm_of_read(layer: LayerWeights, vectors: Tensor, preset: Preset) -> Tensor:
-    if preset == "maps" or layer.ln1 is None:
+    if preset != "folded" or layer.ln1 is None:
         norms: Tensor = torch.linalg.vector_norm(vectors, dim=-1)
         return norms
     if layer.ln1.centres:
@@ -69,7 +71,7 @@ def _norm_of_read(layer: LayerWeights, vectors: Tensor, preset: Preset) -> Tenso
 def _written(weights: HeadWeights, layer: LayerWeights, head: int, preset: Preset) -> Float[Tensor, "d_model d_head"]:
     """W_O with what is lost on the way to the unembedding taken off; the final norm's weight is not part of it."""
     W_O = layer.W_O[head]
-    if preset == "folded":
+    if preset != "maps":
         if layer.ln1_post is not None:
             W_O = layer.ln1_post.folded_into(W_O)
         if weights.ln_final is not None and weights.ln_final.centres:
@@ -80,7 +82,7 @@ def _written(weights: HeadWeights, layer: LayerWeights, head: int, preset: Prese
 def _keyed(weights: HeadWeights, layer: LayerWeights, head: int, preset: Preset) -> Float[Tensor, "d_model d_head"]:
     """W_K with the linear part of the norms around it."""
     W_K = layer.W_K[weights.group_of(head)]
-    if preset == "folded":
+    if preset != "maps":
         if layer.ln1 is not None:
             W_K = W_K * layer.ln1.weight[:, None]
             if layer.ln1.centres:

@@ -65,7 +65,7 @@ def output_maps(
     heads = range(weights.n_heads)
     group = [weights.group_of(head) for head in heads]
     read = torch.cat([values[:, group], outputs]).float().transpose(0, 1)
-    if preset == "folded":
+    if preset != "maps":
         read = read - constant_values(weights, layer)[group][:, None]
     return written_maps(weights, layer, read, tuple(heads), heads, preset)
 

@@ -96,6 +96,20 @@ def encode_prompt(model: Any, text: str, prepend_bos: bool = False) -> list[int]
     return ids
 
 
+def prepends_bos(model: Any, prepend_bos: bool | None) -> bool:
+    """Whether texts begin with BOS: as asked for, or (None) as the model itself does by default in TransformerLens.
+
+    Measured by letting the model encode a text: flags and tokenizers disagree with each other.
+    """
+    if prepend_bos is not None:
+        return prepend_bos
+    tokenizer = getattr(model, "tokenizer", None)
+    if tokenizer is None or tokenizer.bos_token_id is None:
+        return False
+    plain = tokenizer.encode("a", add_special_tokens=False)
+    return model.to_tokens("a")[0].tolist() == [tokenizer.bos_token_id, *plain]
+
+
 def unpadded(tokens: Int[Tensor, "batch pos"], attention_mask: Tensor | None = None) -> list[list[int]]:
     """Prompts of a padded batch (left or right) without their padding."""
     if attention_mask is None:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import torch
 from jaxtyping import Float
@@ -28,16 +28,18 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from ...core.errors import UnsupportedModelError, UsageError
-from ...core.files import replacing
+from ...core.files import cache_folder, replacing
 from ...core.runs import DamagedPieceError, pack, unpack
-from ..bundled import cache_folder
 from ..fingerprint import model_fingerprint
+from ..parts import LayerWeights
 from ..weights import HeadWeights
-from .activations import as_found, check_prompts, encode_prompt, hook_name, model_device
+from .activations import as_found, check_prompts, encode_prompt, hook_name, model_device, prepends_bos
 
-Source = tuple[int, ...]
+Source: TypeAlias = tuple[int, ...]
+"""Token ids of a source."""
 
 _FORMAT = 1
+_DESCRIPTION = "vectors.json"
 _PART_BYTES = 256 << 20
 """Memory the vectors of one part of the sources may take while the model runs."""
 
@@ -48,31 +50,113 @@ _SAME = {torch.float32: 1e-3, torch.float64: 1e-3, torch.float16: 2e-2, torch.bf
 """Largest difference to a whole pass, relative to the largest entry, that is still rounding."""
 
 
+Kept: TypeAlias = Literal["mean", "values", "keys"]
+"""What is kept of each source: its averaged input, its values behind each prefix, or its averaged keys before any norm
+and bias (all that a QK map reads of the thousands of tokens of a vocabulary)."""
+
+
 @dataclass(frozen=True)
 class MetVectors:
-    """Normalised inputs of every layer at some sources, averaged over prefixes; on disk, read a layer at a time.
+    """What every layer reads at some sources behind neutral prompts; on disk, read a layer at a time.
+
+    Made by the analyses with ``preset="met"``, or beforehand with :meth:`of`: an analysis of a checkpoint that is never
+    built takes vectors that were made where the model can run (``vectors=``).
 
     Attributes:
         folder: Where they are.
         identity: Which model, prefixes and sources they belong to.
         sources: Token ids of each source.
-        n_prompts: How many prefixes were averaged over.
         parts: How many sources each part holds.
+
+    Example:
+        >>> from tl_headmaps import MetVectors, load_default_model
+        >>> model = load_default_model()
+        >>> vectors = MetVectors.of(model, [" France", " Egypt"], ["We talked about", "A list:"], cache_dir="met")
+        >>> vectors.layer(23).shape  # the input of layer 23, without the weight of its norm
+        torch.Size([2, 576])
+        >>> MetVectors.load(vectors.folder).layer(23).equal(vectors.layer(23))
+        True
     """
 
     folder: Path
     identity: dict[str, Any]
     sources: tuple[Source, ...]
-    n_prompts: int
     parts: tuple[int, ...]
+
+    @classmethod
+    def of(
+        cls,
+        model: Any,
+        sources: Sequence[str | Source],
+        prompts: Sequence[str],
+        *,
+        prepend_bos: bool | None = None,
+        cache_dir: str | Path | None = None,
+        progress: bool = True,
+    ) -> "MetVectors":
+        """Vectors of some sources behind some prompts, from disk where they are there.
+
+        Args:
+            model: TransformerBridge or HookedTransformer.
+            sources: Words with their leading space, or token ids of each; several tokens are read at the last.
+            prompts: Prefixes the sources are put behind.
+            prepend_bos: Begin each prefix with BOS; by default as the model does.
+            cache_dir: Where to keep them; default: ``met`` in the cache folder.
+            progress: Show a progress bar on a terminal.
+        """
+        ids = [tuple(encode_prompt(model, s, False)) if isinstance(s, str) else tuple(s) for s in sources]
+        prefixes = encode_prefixes(model, prompts, prepends_bos(model, prepend_bos))
+        return met_vectors(model, ids, prefixes, cache_dir=cache_dir, progress=progress)
+
+    @classmethod
+    def load(cls, folder: str | Path) -> "MetVectors":
+        """Vectors that were made before."""
+        path = Path(folder) / _DESCRIPTION
+        try:
+            stated = json.loads(path.read_text(encoding="utf-8"))
+            sources = tuple(tuple(map(int, source)) for source in stated["sources"])
+            return cls(Path(folder), dict(stated["identity"]), sources, tuple(map(int, stated["parts"])))
+        except OSError as error:
+            raise UsageError(f"{folder} is not a folder of met vectors: cannot read {path.name}: {error}.") from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise UsageError(f"{path} is damaged ({type(error).__name__}: {error}). Make the vectors again.") from error
+
+    @property
+    def n_prompts(self) -> int:
+        """How many prefixes were averaged over."""
+        return len(self.identity["prefixes"])
 
     def layer(self, layer: int) -> Float[Tensor, "source d_model"]:
         """The averaged input of one layer, without the weight and bias of its norm."""
         return torch.cat([piece["mean"] for piece in self._pieces(layer)])
 
     def values(self, layer: int) -> Float[Tensor, "prompt kv_head source d_head"]:
-        """Value vectors of each prefix alone, without their constant part."""
+        """Value vectors behind each prefix alone, without their constant part."""
         return torch.cat([piece["values"] for piece in self._pieces(layer)], dim=2)
+
+    def keys(self, layer: int) -> Float[Tensor, "kv_head source d_head"]:
+        """Averaged keys, before any norm and bias."""
+        return torch.cat([piece["keys"] for piece in self._pieces(layer)], dim=1)
+
+    def rows_of(self, sources: Sequence[Source]) -> list[int]:
+        """Where given sources are among these; refuses those that are not."""
+        known = {source: row for row, source in enumerate(self.sources)}
+        missing = [source for source in sources if source not in known]
+        if missing:
+            raise UsageError(
+                f"The met vectors in {self.folder} have no source with token ids {list(missing[0])} ({len(missing)} of "
+                f"{len(sources)} are missing). Make vectors of all sources of the relations."
+            )
+        return [known[source] for source in sources]
+
+    def check(self, weights: HeadWeights) -> "MetVectors":
+        """Refuse vectors of another model."""
+        if self.identity["weights"] != weights.fingerprint:
+            raise UsageError(
+                f"The met vectors in {self.folder} were made with another model than {weights.model_name!r}: the "
+                "fingerprints of their weights differ. Make them again with this model."
+            )
+        return self
 
     def _pieces(self, layer: int) -> Iterator[dict[str, Tensor]]:
         for part in range(len(self.parts)):
@@ -96,51 +180,93 @@ def met_vectors(
     prefixes: Sequence[Sequence[int]],
     *,
     weights: HeadWeights | None = None,
+    keep: Sequence[Kept] = ("mean", "values"),
     cache_dir: str | Path | None = None,
     progress: bool = True,
 ) -> MetVectors:
-    """Normalised inputs of every layer at each source behind each prefix, from disk where they are there.
+    """What every layer reads at each source behind each prefix, from disk where it is there.
 
     Args:
         model: TransformerBridge or HookedTransformer.
         sources: Token ids of each source; inputs are read at the last.
         prefixes: Token ids of each prefix, BOS included where it is wanted.
         weights: The model's weights, if they were read already.
-        cache_dir: Where to keep the vectors; default: ``met`` in the cache folder.
+        keep: What to keep of each source.
+        cache_dir: Where to keep it; default: ``met`` in the cache folder.
         progress: Show a progress bar on a terminal.
     """
+    if not sources:
+        raise UsageError("There is no source to meet; give at least one.")
     weights = HeadWeights.from_model(model) if weights is None else weights
-    longest = max(map(len, sources))
-    check_prompts(
-        model, [[*prefix, *source] for prefix in prefixes for source in sources if len(source) == longest][:8]
-    )
+    _check_lengths(model, sources, prefixes)
     identity = {
         "format": _FORMAT,
+        "weights": weights.fingerprint,
         "parameters": model_fingerprint(model),
         "prefixes": [list(prefix) for prefix in prefixes],
         "sources": hashlib.sha256(json.dumps(list(map(list, sources))).encode()).hexdigest(),
+        "kept": list(keep),
     }
     key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
     folder = (Path(cache_dir) if cache_dir is not None else cache_folder() / "met") / key[:32]
-    per_source = 4 * weights.n_layers * (weights.d_model + len(prefixes) * weights.n_kv_heads * weights.d_head)
-    size = max(1, _PART_BYTES // per_source)
+    size = _part_size(weights, len(prefixes), keep)
     parts = tuple(min(size, len(sources) - start) for start in range(0, len(sources), size))
-    vectors = MetVectors(folder, identity, tuple(map(tuple, sources)), len(prefixes), parts)
+    vectors = MetVectors(folder, identity, tuple(map(tuple, sources)), parts)
     left = [part for part in range(len(parts)) if not _is_whole(vectors, part, weights.n_layers)]
-    n_runs = sum(parts[part] for part in left) * len(prefixes)
-    with tqdm(total=n_runs, desc="met vectors", unit="token", disable=None if progress and left else True) as bar:
+    with _bar(sum(parts[part] for part in left) * len(prefixes), progress) as bar:
         for part in left:
             start = sum(parts[:part])
-            chosen = vectors.sources[start : start + parts[part]]
-            means, values = _capture(model, weights, chosen, prefixes, bar.update)
+            tensors = _capture(model, weights, vectors.sources[start : start + parts[part]], prefixes, keep, bar.update)
             for layer in range(weights.n_layers):
-                tensors = {"mean": means[layer], "values": values[layer]}
+                piece = {name: tensors[name][layer] for name in keep}
                 with replacing(_piece_path(folder, part, layer)) as temporary:
-                    temporary.write_bytes(pack(layer, tensors, {**identity, "part": part}))
+                    temporary.write_bytes(pack(layer, piece, {**identity, "part": part}))
+    if left:
+        stated = {"identity": identity, "sources": list(map(list, sources)), "parts": list(parts)}
+        with replacing(folder / _DESCRIPTION) as temporary:
+            temporary.write_text(json.dumps(stated) + "\n", encoding="utf-8")
     return vectors
 
 
-def encode_prefixes(model: Any, prompts: Sequence[str], prepend_bos: bool | None = None) -> list[list[int]]:
+def met_parts(
+    model: Any,
+    sources: Sequence[Source],
+    prefixes: Sequence[Sequence[int]],
+    *,
+    weights: HeadWeights,
+    progress: bool = True,
+) -> Iterator[tuple[slice, list[Float[Tensor, "source d_model"]]]]:
+    """The averaged inputs of all layers for one part of the sources after the other; nothing is kept."""
+    _check_lengths(model, sources, prefixes)
+    size = _part_size(weights, len(prefixes), ("mean",))
+    with _bar(len(sources) * len(prefixes), progress) as bar:
+        for start in range(0, len(sources), size):
+            part = slice(start, min(start + size, len(sources)))
+            yield part, _capture(model, weights, sources[part], prefixes, ("mean",), bar.update)["mean"]
+
+
+def _bar(n_runs: int, progress: bool) -> Any:
+    return tqdm(total=n_runs, desc="met vectors", unit="token", disable=None if progress and n_runs else True)
+
+
+def _part_size(weights: HeadWeights, n_prefixes: int, keep: Sequence[Kept]) -> int:
+    width = weights.n_kv_heads * weights.d_head
+    floats = {"mean": weights.d_model, "values": n_prefixes * width, "keys": width}
+    return max(1, _PART_BYTES // (4 * weights.n_layers * sum(floats[name] for name in keep)))
+
+
+def _check_lengths(model: Any, sources: Sequence[Source], prefixes: Sequence[Sequence[int]]) -> None:
+    """Refuse what the model cannot hold, and ids it does not have."""
+    check_prompts(model, [list(source) for source in sources])
+    longest_source, longest_prefix = max(map(len, sources)), max(map(len, prefixes))
+    if longest_source + longest_prefix > int(model.cfg.n_ctx):
+        raise UsageError(
+            f"A prompt of {longest_prefix} tokens and a source of {longest_source} are longer than the model's context "
+            f"of {int(model.cfg.n_ctx)} tokens. Give shorter prompts or sources."
+        )
+
+
+def encode_prefixes(model: Any, prompts: Sequence[str], prepend_bos: bool) -> list[list[int]]:
     """Token ids of each prefix; refuses none at all, empty ones, and two that are the same."""
     listed = [prompts] if isinstance(prompts, str) else list(prompts)
     if not listed:
@@ -195,15 +321,16 @@ def _capture(
     weights: HeadWeights,
     sources: Sequence[Source],
     prefixes: Sequence[Sequence[int]],
+    keep: Sequence[Kept],
     done: Callable[[int], object],
-) -> tuple[list[Tensor], list[Tensor]]:
-    """Means over prefixes, and value vectors of each, for every layer."""
+) -> dict[str, list[Tensor]]:
+    """What is to be kept of some sources, by its name, for every layer."""
     layers = [weights.layer(layer) for layer in range(weights.n_layers)]
     norms = [layer.ln1 for layer in layers]
-    read = [layer.W_V if layer.ln1 is None else layer.ln1.weight[None, :, None] * layer.W_V for layer in layers]
-    n = len(sources)
-    means = [torch.zeros(n, weights.d_model) for _ in layers]
-    values = [torch.zeros(len(prefixes), weights.n_kv_heads, n, weights.d_head) for _ in layers]
+    W_V, W_K = ([_weighted(layer, getattr(layer, name)) for layer in layers] for name in ("W_V", "W_K"))
+    n, groups, d_head = len(sources), weights.n_kv_heads, weights.d_head
+    shapes = {"mean": (n, weights.d_model), "values": (len(prefixes), groups, n, d_head), "keys": (groups, n, d_head)}
+    kept: dict[str, list[Tensor]] = {name: [torch.zeros(shapes[name]) for _ in layers] for name in keep}
     with as_found(model):
         for number, prefix in enumerate(prefixes):
             behind = _Behind(model, prefix)
@@ -214,20 +341,34 @@ def _capture(
                     norm = norms[layer]
                     x = x.to(device=weights.device, dtype=torch.float32)
                     x = x if norm is None else norm.normalised(x)
-                    # The mean of equal vectors is that very vector: in layer 0 every prefix gives the same.
-                    mean = means[layer][rows]
-                    means[layer][rows] = mean + (x.cpu() - mean) / (number + 1)
-                    values[layer][number][:, rows] = (x @ read[layer]).cpu()
+                    if "mean" in kept:
+                        _add(kept["mean"][layer], rows, x, number)
+                    if "values" in kept:
+                        kept["values"][layer][number][:, rows] = (x @ W_V[layer]).cpu()
+                    if "keys" in kept:
+                        for group, keys in enumerate(x @ W_K[layer]):
+                            _add(kept["keys"][layer][group], rows, keys, number)
 
                 behind.run(ids, take)
                 done(len(rows))
-    for layer, mean in enumerate(means):
-        if not bool(mean.isfinite().all()):
-            raise UnsupportedModelError(
-                f"The model's stream before layer {layer} holds NaN or infinity behind a neutral prompt, so there are "
-                "no met vectors. Load the model in float32 or bfloat16, or use preset='folded'."
-            )
-    return means, values
+    for tensors in kept.values():
+        for layer, tensor in enumerate(tensors):
+            if not bool(tensor.isfinite().all()):
+                raise UnsupportedModelError(
+                    f"The model's stream before layer {layer} holds NaN or infinity behind a neutral prompt, so "
+                    "there are no met vectors. Load the model in float32 or bfloat16, or use preset='folded'."
+                )
+    return kept
+
+
+def _weighted(layer: LayerWeights, matrix: Tensor) -> Tensor:
+    """A matrix with the weight of the norm before it."""
+    return matrix if layer.ln1 is None else layer.ln1.weight[None, :, None] * matrix
+
+
+def _add(mean: Tensor, rows: list[int], x: Tensor, n_before: int) -> None:
+    """Take one more into a running mean; of equal vectors it is that very vector (in layer 0 all prefixes give one)."""
+    mean[rows] = mean[rows] + (x.cpu() - mean[rows]) / (n_before + 1)
 
 
 class _Behind:
