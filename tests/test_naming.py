@@ -17,7 +17,7 @@ from tl_headmaps.naming.catalogue import Explainer, Explanation, Predicate, best
 from tl_headmaps.naming.input_class import input_class
 from tl_headmaps.naming.lexicon import lexicon
 from tl_headmaps.naming.namer import Namer, description_prompt
-from tl_headmaps.scorers.usable import usable_tokens
+from tl_headmaps.scorers.salience import usable_tokens
 
 COPY = next(entry for entry in catalogue() if entry.name == "copy")
 

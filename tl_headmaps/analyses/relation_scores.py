@@ -14,7 +14,7 @@ from ..circuits.maps import CircuitMaps
 from ..core.errors import RelationDataError, UsageError
 from ..core.provenance import Provenance
 from ..core.sweep import Step, digest_of_ids, sweep
-from ..core.types import Circuit, HeadIndex, HeadLike, Preset, check_choice, head_names
+from ..core.types import Circuit, HeadIndex, HeadLike, Preset, by_layer, check_choice, head_names
 from ..data.relations import Encoded, MultiToken, RelationLike, encode, resolve_relations
 from ..renderers import heat
 from ..renderers.figure import Figure
@@ -23,7 +23,6 @@ from ..renderers.text import table_text
 from ..results import Result, cells, largest_heads
 from ..scorers.relation import Pairs, score_layer
 from ..scorers.statistics import q_values, wilson_interval
-from .heads import heads_by_layer
 
 ScoreDirection: TypeAlias = Literal["promote", "suppress"]
 
@@ -287,8 +286,8 @@ def relation_scores(
     # Everything a user can get wrong is found before the long work starts.
     resolved = resolve_relations(relations, data_dir)
     weights = HeadWeights.of(model)
-    by_layer = heads_by_layer(weights, heads)
-    weights.require(preset, needs_mlp=any(by_layer[1:]) if weights.n_layers > 1 else False)
+    chosen = by_layer(weights.chosen_heads(heads))
+    weights.require(preset, needs_mlp=max(chosen) > 0)
     n_targets = weights.W_U.shape[0] if circuit == "ov" else weights.n_vocab
     encoded = [
         encode(relation, weights.tokenizer, n_sources=weights.n_vocab, n_targets=n_targets, multi_token=multi_token)
@@ -298,8 +297,8 @@ def relation_scores(
     ids, pairs = _joined(encoded, chosen_k)
     options = {"preset": preset, "k": k, "multi_token": multi_token, "heads": head_names(heads)}
     swept = sweep(
-        _ScoreLayers(weights, ids, pairs, by_layer, circuit, preset, ranks),
-        [layer for layer, numbers in enumerate(by_layer) if numbers],
+        _ScoreLayers(weights, ids, pairs, chosen, circuit, preset, ranks),
+        list(chosen),
         kind=RelationScores.kind,
         provenance=weights.provenance(
             options=options, data={entry.relation.name: entry.relation.digest for entry in encoded}
@@ -312,7 +311,7 @@ def relation_scores(
     )
     tables = _Tables(len(encoded), weights.n_layers, weights.n_heads, len(pairs.rows) if ranks else 0)
     for layer, tensors in swept.layers.items():
-        tables.put(layer, by_layer[layer], tensors)
+        tables.put(layer, chosen[layer], tensors)
     return tables.result(encoded, pairs, circuit=circuit, provenance=swept.provenance)
 
 
@@ -323,7 +322,7 @@ class _ScoreLayers:
     weights: HeadWeights
     ids: Int[Tensor, " source"]
     pairs: Pairs
-    by_layer: list[list[int]]
+    heads: dict[int, list[int]]
     circuit: Circuit
     preset: Preset
     ranks: bool
@@ -333,7 +332,7 @@ class _ScoreLayers:
         pairs = self.pairs.to(self.weights.device)
 
         def step(layer: int) -> dict[str, Tensor]:
-            scored = score_layer(circuits.layer(layer, self.by_layer[layer]), pairs, exact_ranks=self.ranks)
+            scored = score_layer(circuits.layer(layer, self.heads[layer]), pairs, exact_ranks=self.ranks)
             names = (*_SCORES, "ranks") if self.ranks else _SCORES
             return {
                 f"{side}_{name}": getattr(values, name)

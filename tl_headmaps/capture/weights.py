@@ -25,7 +25,7 @@ from torch import Tensor
 
 from ..core.errors import UnsupportedModelError, UsageError, WeightBasisError
 from ..core.provenance import Provenance
-from ..core.types import Basis, HeadIndex, HeadLike, Preset
+from ..core.types import Basis, HeadIndex, HeadLike, Preset, head_list
 from .checkpoint.reader import CheckpointOrigin, open_checkpoint
 from .host import read_model
 from .parts import MLP, LayerWeights, Norm
@@ -143,6 +143,28 @@ class HeadWeights:
     def head(self, head: HeadLike) -> HeadIndex:
         """Parse a head and check that this model has it."""
         return HeadIndex.of(head).check(self.n_layers, self.n_heads)
+
+    def chosen_heads(
+        self, heads: HeadLike | Iterable[HeadLike] | None = None, layers: int | Iterable[int] | None = None
+    ) -> list[HeadIndex]:
+        """The heads chosen by name, by layer, or by both (then their intersection), in ascending order.
+
+        Args:
+            heads: One head or several; all by default.
+            layers: Only heads of these layers.
+        """
+        numbers = range(self.n_layers) if layers is None else [layers] if isinstance(layers, int) else list(layers)
+        for layer in numbers:
+            if not 0 <= layer < self.n_layers:
+                raise UsageError(f"There is no layer {layer}: the model has layers 0 to {self.n_layers - 1}.")
+        chosen = {HeadIndex(layer, head) for layer in numbers for head in range(self.n_heads)}
+        if heads is not None:
+            chosen &= {self.head(head) for head in head_list(heads)}
+        if not chosen and layers is None:
+            raise UsageError("heads= is empty. Name at least one head, or leave it out for all.")
+        if not chosen:
+            raise UsageError("No head is left: layers= or heads= is empty, or they exclude each other.")
+        return sorted(chosen)
 
     def group_of(self, head: int) -> int:
         """The key/value head that query head ``head`` reads."""

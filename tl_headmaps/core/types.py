@@ -114,6 +114,19 @@ def head_list(heads: Any) -> list[HeadLike]:
     return [(listed[0], listed[1])] if len(listed) == 2 and all(type(part) is int for part in listed) else listed
 
 
+def by_layer(heads: Iterable[HeadIndex]) -> dict[int, list[int]]:
+    """Head numbers of each layer that has one of these heads, in the order given.
+
+    Example:
+        >>> by_layer([HeadIndex(2, 0), HeadIndex(5, 1), HeadIndex(2, 3)])
+        {2: [0, 3], 5: [1]}
+    """
+    layers: dict[int, list[int]] = {}
+    for head in heads:
+        layers.setdefault(head.layer, []).append(head.head)
+    return layers
+
+
 def head_names(heads: Any) -> list[str] | None:
     """Sorted names for provenance; None for all heads."""
     return None if heads is None else sorted(str(HeadIndex.of(head)) for head in head_list(heads))

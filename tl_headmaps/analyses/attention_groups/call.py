@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ...capture.running.activations import Seen
 from ...capture.running.cached import run_or_read
-from ...capture.running.text import Prompt, chosen_heads
+from ...capture.running.text import Prompt
 from ...capture.weights import HeadWeights
 from ...core.arrays import digest_of, dtype_name, given_tensor
 from ...core.errors import UsageError
@@ -89,7 +89,7 @@ def attention_groups(
     prompt = Prompt.of(model, text_or_tokens, prepend_bos=prepend_bos, least=2, what="a group needs at least two")
     weights = HeadWeights.of(model)
     named = None if heads is None else head_list(heads)
-    chosen = chosen_heads(weights, layers, named)
+    chosen = weights.chosen_heads(named, layers)
     numbers = {head: number for number, head in enumerate(chosen)}
 
     def visit(see: Callable[[int, Tensor], None]) -> None:

@@ -14,12 +14,10 @@ from ...circuits.extremes import top_and_bottom
 from ...circuits.maps import CircuitMaps
 from ...core.errors import UsageError
 from ...core.sweep import Step, digest_of_ids, sweep
-from ...core.types import Circuit, HeadIndex, HeadLike, Preset, check_choice, head_list, head_names
+from ...core.types import Circuit, HeadLike, Preset, by_layer, check_choice, head_list, head_names
 from ...core.vocabulary import token_strings
 from ...naming.namer import NAMING_TARGETS, NAMING_TOKENS, Describe, Namer
-from ...scorers.salience import most_salient, salience
-from ...scorers.usable import UsableTokens, usable_tokens
-from ..heads import heads_by_layer
+from ...scorers.salience import UsableTokens, most_salient, salience, usable_tokens
 from .result import ARRAYS, SalientOperations, token_ids_in
 
 VocabularyFilter: TypeAlias = Literal["all", "words"]
@@ -67,8 +65,9 @@ def salient_operations(
         if value < 1:
             raise UsageError(f"{name}={value} is impossible; it must be at least 1.")
     weights = HeadWeights.of(model)
-    by_layer = heads_by_layer(weights, heads)
-    weights.require(preset, needs_mlp=any(by_layer[1:]))
+    chosen = weights.chosen_heads(heads)
+    layers = by_layer(chosen)
+    weights.require(preset, needs_mlp=max(layers) > 0)
     circuits = CircuitMaps(weights, circuit=circuit, preset=preset)
     texts = None if weights.tokenizer is None else token_strings(weights.tokenizer, weights.n_vocab)
     usable = _usable(weights, vocabulary, texts)
@@ -89,7 +88,7 @@ def salient_operations(
     }
     task = _SalientLayers(
         weights,
-        by_layer,
+        layers,
         usable.mask.cpu(),
         circuit,
         preset,
@@ -98,7 +97,7 @@ def salient_operations(
     )
     swept = sweep(
         task,
-        [layer for layer, numbers in enumerate(by_layer) if numbers],
+        list(layers),
         kind=SalientOperations.kind,
         provenance=weights.provenance(options=options),
         details={"circuit": circuit, "token_ids": digest_of_ids(usable.mask.nonzero()[:, 0])},
@@ -107,14 +106,12 @@ def salient_operations(
         description="salient operations",
         progress=progress,
     )
-    layers = sorted(swept.layers)
     arrays = {name: torch.cat([swept.layers[layer][name] for layer in layers]) for name in ARRAYS}
-    found = tuple(HeadIndex(layer, head) for layer in layers for head in by_layer[layer])
-    names = namer.names(found, *strings.mappings(_cut(arrays, NAMING_TOKENS, NAMING_TARGETS)))
+    names = namer.names(chosen, *strings.mappings(_cut(arrays, NAMING_TOKENS, NAMING_TARGETS)))
     shown = _cut(arrays, n_tokens, n_targets)
     result = SalientOperations(
         circuit=circuit,
-        heads=found,
+        heads=tuple(chosen),
         strings={token: strings[token] for token in sorted(token_ids_in(shown))},
         names=names,
         left_out=usable.left_out,
@@ -139,7 +136,7 @@ class _SalientLayers:
     """Salient tokens and targets of the chosen heads of a layer."""
 
     weights: HeadWeights
-    by_layer: list[list[int]]
+    heads: dict[int, list[int]]
     usable: Bool[Tensor, " token"]
     circuit: Circuit
     preset: Preset
@@ -152,7 +149,7 @@ class _SalientLayers:
         return lambda layer: self._layer(circuits, usable, layer)
 
     def _layer(self, circuits: CircuitMaps, usable: Tensor, layer: int) -> dict[str, Tensor]:
-        heads, weights = self.by_layer[layer], self.weights
+        heads, weights = self.heads[layer], self.weights
         with torch.no_grad():
             maps = circuits.layer(layer, heads)
             vectors = circuits.row_vectors(layer)

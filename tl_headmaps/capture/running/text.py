@@ -1,11 +1,9 @@
-"""What the analyses that run a text have in common: its tokens, and which heads were asked for."""
+"""What the analyses that run a text have in common: its tokens."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from ...core.errors import UsageError
-from ...core.types import HeadIndex, head_list
 from ...core.vocabulary import token_string
 from ..weights import HeadWeights
 from .activations import check_prompts, encode_prompt
@@ -59,19 +57,3 @@ def _token_id(token: Any) -> int:
     except (TypeError, ValueError):
         pass
     raise UsageError(f"{token!r} is not a token id. Give a text as one string, or a list of integer token ids.")
-
-
-def chosen_heads(weights: HeadWeights, layers: Iterable[int] | int | None, heads: Any) -> list[HeadIndex]:
-    """The heads asked for by layer, by name, or both (then their intersection), in order."""
-    n_layers, n_heads = weights.n_layers, weights.n_heads
-    listed = range(n_layers) if layers is None else [layers] if isinstance(layers, int) else list(layers)
-    for layer in listed:
-        if not 0 <= layer < n_layers:
-            raise UsageError(f"There is no layer {layer}: the model has layers 0 to {n_layers - 1}.")
-    chosen = {HeadIndex(layer, head) for layer in listed for head in range(n_heads)}
-    if heads is not None:
-        named: set[HeadIndex] = {weights.head(head) for head in head_list(heads)}
-        chosen &= named
-    if not chosen:
-        raise UsageError("No head is left: layers= or heads= is empty, or they exclude each other.")
-    return sorted(chosen)
