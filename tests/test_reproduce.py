@@ -46,7 +46,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(model: Any, out: Path, data: Path, **options: Any) -> Reproduction:
-    return reproduce(model, out, data_dir=data, seeds=2, progress=False, **options)
+    return reproduce(model, out, data_dir=data, n_random=2, progress=False, **options)
 
 
 @pytest.fixture(scope="module")
@@ -72,14 +72,13 @@ def test_it_writes_results_tables_and_a_manifest(whole: Path) -> None:
     tables = {f"tables/{name}.{suffix}" for name in ("agreement", "ablation") for suffix in ("csv", "md", "tex")}
     assert results | tables | {"reproduction.json"} <= made
     manifest = json.loads((whole / "manifest.json").read_text())
-    assert manifest["settings"]["experiment"] == "maps"
     assert set(manifest["settings"]["relations"]) == {"capital", "follow", "quiet"}
 
 
 def test_its_numbers_are_those_of_the_two_analyses(whole: Path, model: Any, data: Path) -> None:
     result = Reproduction.load(whole / "reproduction.json")
     check = validate(model, "capital", preset="maps", data_dir=data, progress=False)
-    curves = ablate(model, "capital", preset="maps", seeds=2, data_dir=data, progress=False)
+    curves = ablate(model, "capital", preset="maps", n_random=2, data_dir=data, progress=False)
     row = next(row for row in result.rows if row.relation == "capital")
     assert row.pearson_without == check.agreement["pearson_without"][0]
     assert row.pearson_with == check.agreement["pearson_with"][0]
@@ -146,8 +145,8 @@ def test_a_damaged_file_is_made_again(model: Any, data: Path, whole: Path, tmp_p
 
 
 def test_a_folder_of_something_else_is_refused(model: Any, data: Path, whole: Path, tmp_path: Path) -> None:
-    with pytest.raises(OutputError, match=r"begun with another seeds.*Choose another folder"):
-        reproduce(model, whole, data_dir=data, seeds=3, progress=False)
+    with pytest.raises(OutputError, match=r"begun with another n_random.*Choose another folder"):
+        reproduce(model, whole, data_dir=data, n_random=3, progress=False)
     with pytest.raises(OutputError, match="begun with another relations"):
         run(model, whole, data, relations=["capital"])
     with pytest.raises(OutputError, match="begun with another model, fingerprint"):
@@ -214,7 +213,7 @@ def test_command(
     # The tiny model knows no bundled relation; the folder of its own stands in for them.
     monkeypatch.setattr("tl_headmaps.data.relations.data_folder", lambda *_: data)
     out = tmp_path / "out"
-    arguments = ["reproduce", "maps", "--relations", "capital,follow", "--seeds", "1", "--out", str(out)]
+    arguments = ["reproduce", "--relations", "capital,follow", "--n-random", "1", "--out", str(out)]
     monkeypatch.setattr(sys, "argv", ["tl-headmaps", *arguments])
     for _ in range(2):
         with pytest.raises(SystemExit) as leaving:

@@ -17,14 +17,13 @@ from ...capture.weights import HeadWeights
 from ...core.errors import OutputError
 from ...core.files import replacing, sha256_of
 from ...core.provenance import package_versions
-from ...core.types import Experiment, check_choice
 from ...data.relations import Relation, RelationLike, load_relations, resolve_relations
 from ...renderers.tables import Table
 from ...results import Result
-from ...scorers.ablation import default_m
-from ..ablate.call import AblationSettings, Lab
+from ...scorers.ablation import default_max_heads
+from ..ablate.call import AblationExperiment, AblationSettings
 from ..ablate.result import AblationCurves
-from ..validate.call import ValidationSettings, common_templates, validated, weights_of
+from ..validate.call import ValidationSettings, common_templates, runnable_weights, validate_with_weights
 from ..validate.result import Validation
 from .result import ReproducedRelation, Reproduction
 
@@ -35,14 +34,15 @@ def reproduce(
     model: Any,
     out: str | Path,
     *,
-    experiment: Experiment = "maps",
     relations: RelationLike | Sequence[RelationLike] | None = None,
-    seeds: int = 5,
+    n_random: int = 5,
     prepend_bos: bool = False,
     data_dir: str | Path | None = None,
     progress: bool = True,
 ) -> Reproduction:
     """Run the published experiments on a model: agreement with activations, and ablation.
+
+    They are those of Elhelo and Geva, *Inferring Functionality of Attention Heads from their Parameters*.
 
     Writes into ``out``: a result file for each relation and experiment (``relations/``), tables as CSV, Markdown and
     LaTeX (``tables/``), pictures (``figures/``), ``reproduction.json`` and ``manifest.json``. Started again on the same
@@ -51,10 +51,9 @@ def reproduce(
     Args:
         model: A TransformerBridge or HookedTransformer with raw weights.
         out: Folder to write to.
-        experiment: ``"maps"``: Elhelo and Geva, *Inferring Functionality of Attention Heads from their Parameters*.
         relations: Bundled names, files, or :class:`Relation` objects; by default all bundled ones that the tokenizer
             can write.
-        seeds: Draws of random heads to compare with.
+        n_random: Number of draws of random heads to compare with.
         prepend_bos: Put the BOS token in front of each prompt; published figures are without.
         data_dir: Folder of relations instead of the bundled one.
         progress: Show progress bars on a terminal.
@@ -63,18 +62,17 @@ def reproduce(
         >>> from tl_headmaps import Relation, load_default_model, reproduce
         >>> pairs = [("France", "Paris"), ("Germany", "Berlin"), ("Japan", "Tokyo")]
         >>> capitals = Relation.from_pairs("capitals", pairs, eliciting_templates=("The capital of <X> is",))
-        >>> options = {"relations": capitals, "seeds": 1, "data_dir": "."}  # in "." are no relations to control with
+        >>> options = {"relations": capitals, "n_random": 1, "data_dir": "."}  # "." has no controls
         >>> tables = reproduce(load_default_model(), "maps", **options, progress=False)
         >>> tables.rows[0].relation, tables.rows[0].status
         ('capitals', 'tested')
     """
-    check_choice(experiment, Experiment, "experiment")
-    weights = weights_of(model)
+    weights = runnable_weights(model)
     weights.require("maps", needs_mlp=weights.n_layers > 1)
     bundled = load_relations(model=weights, data_dir=data_dir)
     chosen = resolve_relations(bundled if relations is None else relations, data_dir)
     folder = _Folder(Path(out))
-    folder.claim(_settings(weights, experiment, chosen, seeds, prepend_bos))
+    folder.claim(_settings(weights, chosen, n_random, prepend_bos))
     names = [relation.name for relation in chosen]
     # Controls may be any bundled relation, also when only a few are reproduced.
     candidates = [*chosen, *(relation for relation in bundled if relation.name not in names)]
@@ -85,12 +83,14 @@ def reproduce(
         path = folder.file(relation, "validation")
         known = folder.kept(path, Validation)
         if known is None:
-            known = validated(model, weights, [relation], common_templates([relation]), settings, progress)
+            known = validate_with_weights(model, weights, [relation], common_templates([relation]), settings, progress)
             known.save(path)
         checks[relation.name] = known
 
     static = {name: check.static_promote[0] for name, check in checks.items()}
-    lab = Lab(model, weights, AblationSettings("zero", "maps", None, "skip", prepend_bos, progress))
+    ablations = AblationExperiment(
+        model, weights, AblationSettings("zero", "maps", None, "skip", prepend_bos, progress)
+    )
     curves: dict[str, AblationCurves] = {}
     for relation in chosen:
         if not relation.eliciting_templates:
@@ -98,22 +98,22 @@ def reproduce(
         path = folder.file(relation, "ablation")
         found = folder.kept(path, AblationCurves)
         if found is None:
-            found = lab.curves(
-                lab.asked(relation, relation.eliciting_templates),
-                ranked=None,
-                m=default_m(weights.n_layers * weights.n_heads),
+            found = ablations.curves(
+                ablations.questions(relation, relation.eliciting_templates),
+                heads=None,
+                max_heads=default_max_heads(weights.n_layers * weights.n_heads),
                 candidates=[other for other in candidates if other.name != relation.name],
                 all_candidates=False,
-                seeds=seeds,
+                n_random=n_random,
                 static=static,
             )
             found.save(path)
         curves[relation.name] = found
 
     rows = tuple(_row(name, checks[name], curves.get(name)) for name in names)
-    options = {"experiment": experiment, "seeds": seeds, "prepend_bos": prepend_bos}
+    options = {"n_random": n_random, "prepend_bos": prepend_bos}
     data = {relation.name: relation.digest for relation in chosen}
-    result = Reproduction(experiment, rows, weights.provenance(options=options, data=data, seed=0))
+    result = Reproduction(rows, weights.provenance(options=options, data=data, seed=0))
     _tables(folder.path / "tables", {"agreement": result.agreement_table(), "ablation": result.drops_table()})
     for relation in chosen:
         drawn: dict[str, Result] = {"validation": checks[relation.name]}
@@ -127,16 +127,13 @@ def reproduce(
     return result
 
 
-def _settings(
-    weights: HeadWeights, experiment: str, relations: Sequence[Relation], seeds: int, prepend_bos: bool
-) -> dict[str, Any]:
+def _settings(weights: HeadWeights, relations: Sequence[Relation], n_random: int, prepend_bos: bool) -> dict[str, Any]:
     """Everything the numbers of a folder depend on."""
     return {
-        "experiment": experiment,
         "model": weights.model_name,
         "fingerprint": weights.fingerprint,
         "basis": weights.basis,
-        "seeds": seeds,
+        "n_random": n_random,
         "prepend_bos": prepend_bos,
         "relations": {
             relation.name: {

@@ -33,7 +33,7 @@ class ReproducedRelation:
         status: Of the ablation: ``tested``, ``not testable``, ``no heads`` or ``no template``.
         n_heads: Heads switched off.
         base_accuracy, final_accuracy: On the relation, before and after.
-        random_accuracy: After switching off as many random heads, mean over seeds.
+        random_accuracy: With as many random heads switched off instead, mean over draws.
         drop, random_drop, control_drop: Share of the accuracy lost.
         controls: Names of the control relations.
     """
@@ -58,14 +58,13 @@ class Reproduction(Result):
     """Tables of a reproduction; the results behind them are files of their own.
 
     Attributes:
-        experiment: Name of the published experiment.
         rows: Both experiments on each relation: agreement with activations, and ablation.
 
     Example:
         >>> from tl_headmaps import Relation, Reproduction, load_default_model, reproduce
         >>> pairs = [("France", "Paris"), ("Germany", "Berlin"), ("Japan", "Tokyo")]
         >>> capitals = Relation.from_pairs("capitals", pairs, eliciting_templates=("The capital of <X> is",))
-        >>> options = {"relations": capitals, "seeds": 1, "data_dir": "."}  # in "." are no relations to control with
+        >>> options = {"relations": capitals, "n_random": 1, "data_dir": "."}  # "." has no controls
         >>> tables = reproduce(load_default_model(), "maps", **options, progress=False)
         >>> round(tables.mean("base_accuracy"), 2)
         1.0
@@ -75,7 +74,7 @@ class Reproduction(Result):
 
     kind: ClassVar[str] = "reproduction"
     methods: ClassVar[tuple[str, ...]] = ("elhelo2024maps",)
-    experiment: str
+    experiment: ClassVar[str] = "maps"
     rows: tuple[ReproducedRelation, ...]
     provenance: Provenance
 
@@ -111,7 +110,7 @@ class Reproduction(Result):
     def from_dict(cls, values: dict[str, Any]) -> "Self":
         """Inverse of :meth:`to_dict`."""
         rows = tuple(ReproducedRelation(**row | {"controls": tuple(row["controls"])}) for row in values["rows"])
-        return cls(values["experiment"], rows, Provenance.from_dict(values["provenance"]))
+        return cls(rows, Provenance.from_dict(values["provenance"]))
 
     def to_rows(self) -> Iterable[dict[str, Any]]:
         """One record per relation."""
