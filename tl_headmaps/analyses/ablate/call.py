@@ -99,9 +99,8 @@ def ablate(
     check_choice(preset, Preset, "preset")
     check_choice(method, AblationMethod, "method")
     check_choice(multi_token, MultiToken, "multi_token")
-    for name, value, least in (("max_heads", max_heads, 1), ("n_random", n_random, 0)):
-        if value is not None and value < least:
-            raise UsageError(f"{name}={value} is impossible; it must be at least {least}.")
+    check_at_least("max_heads", max_heads, 1)
+    check_at_least("n_random", n_random, 0)
     resolved = resolve(relation, data_dir)
     templates = eliciting_templates(resolved, template)
     choose = isinstance(controls, str) and controls == "auto"
@@ -122,6 +121,12 @@ def ablate(
         all_candidates=given_controls is not None,
         n_random=n_random,
     )
+
+
+def check_at_least(name: str, value: int | None, least: int) -> None:
+    """Raise a UsageError for a count that is too small."""
+    if value is not None and value < least:
+        raise UsageError(f"{name}={value} is impossible; it must be at least {least}.")
 
 
 def eliciting_templates(relation: Relation, template: str | None = None) -> tuple[str, ...]:
