@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,12 @@ from torch import Tensor
 
 import tl_headmaps
 from tl_headmaps import AblationCurves, HeadIndex, HeadWeights, Relation, Result, ablate
-from tl_headmaps.analyses.ablate.call import AblationSettings, Lab
+from tl_headmaps.analyses.ablate.call import AblationExperiment, AblationSettings
 from tl_headmaps.capture.running import last_position
 from tl_headmaps.capture.running.last_position import LastPosition
 from tl_headmaps.cli.app import main
 from tl_headmaps.core.errors import RelationDataError, UsageError
-from tl_headmaps.scorers.ablation import default_m, random_heads, relative_drop, top_heads
+from tl_headmaps.scorers.ablation import default_max_heads, random_heads, top_heads
 
 CAPITALS = {3: 10, 4: 11, 5: 12, 6: 13}
 NEXT = {14: 20, 15: 21, 16: 22, 17: 23}
@@ -78,7 +79,7 @@ class TestLastPosition:
 
 
 def test_the_planted_head_is_the_one_that_knows(knowing: Any) -> None:
-    result = ablate(knowing, CAPITAL, controls=[FOLLOW], seeds=3, m=1, progress=False)
+    result = ablate(knowing, CAPITAL, controls=[FOLLOW], n_random=3, max_heads=1, progress=False)
     assert result.status == "tested"
     assert result.heads == (HeadIndex(0, 1),) and result.scores == (1.0,)
     assert result.curve.accuracy.tolist() == [1.0, 0.0]
@@ -123,7 +124,7 @@ def test_curves_are_those_of_whole_passes_with_heads_replaced_by_hand(kind: str,
     pairs = [(word(s), word(max(a if s % 2 else s, 3))) for s, a in zip(sources, answers, strict=True)]
     relation = Relation.from_pairs("own", pairs, eliciting_templates=(TEMPLATE,))
     heads = [HeadIndex(2, 1), HeadIndex(0, 0), HeadIndex(1, 3), HeadIndex(0, 2), HeadIndex(2, 0)]
-    result = ablate(model, relation, heads, controls=None, seeds=2, method=method, progress=False)
+    result = ablate(model, relation, heads, controls=None, n_random=2, method=method, progress=False)
     assert result.curve.accuracy.tolist() == pytest.approx(by_hand(model, relation, heads, method == "mean"))
     for drawn, curve in zip(result.random_heads, result.random_curves, strict=True):
         assert curve.accuracy.tolist() == pytest.approx(by_hand(model, relation, list(drawn), method == "mean"))
@@ -149,10 +150,11 @@ def test_only_heads_above_zero_are_taken_best_first() -> None:
 
 
 @pytest.mark.parametrize(
-    ("n_heads", "m"), [(144, 30), (299, 30), (300, 50), (500, 100), (1000, 150), (1200, 150), (1500, 250), (9000, 250)]
+    ("n_heads", "max_heads"),
+    [(144, 30), (299, 30), (300, 50), (500, 100), (1000, 150), (1200, 150), (1500, 250), (9000, 250)],
 )
-def test_how_many_heads_follows_the_size_of_the_model(n_heads: int, m: int) -> None:
-    assert default_m(n_heads) == m
+def test_how_many_heads_follows_the_size_of_the_model(n_heads: int, max_heads: int) -> None:
+    assert default_max_heads(n_heads) == max_heads
 
 
 def test_nothing_known_is_not_testable_and_nothing_lost_is_not_a_number() -> None:
@@ -164,29 +166,33 @@ def test_nothing_known_is_not_testable_and_nothing_lost_is_not_a_number() -> Non
     assert result.curve.accuracy.tolist() == [0.0]
     assert result.random_curves == () and result.controls == ()
     assert "not testable: accuracy 0.00 before" in str(result)
-    assert relative_drop(0.0, 0.0) != relative_drop(0.0, 0.0)
+    assert math.isnan(result.curve.drop)
 
 
 def test_a_relation_without_heads_is_said_to_have_none(knowing: Any) -> None:
     weights = HeadWeights.from_model(knowing)
-    lab = Lab(knowing, weights, AblationSettings("zero", "folded", None, "skip", False, False))
+    experiment = AblationExperiment(knowing, weights, AblationSettings("zero", "folded", None, "skip", False, False))
     static = {"capital": torch.zeros(3, 4)}
-    asked = lab.asked(CAPITAL, [TEMPLATE])
-    result = lab.curves(asked, ranked=None, m=3, candidates=[], all_candidates=False, seeds=2, static=static)
+    questions = experiment.questions(CAPITAL, [TEMPLATE])
+    result = experiment.curves(
+        questions, heads=None, max_heads=3, candidates=[], all_candidates=False, n_random=2, static=static
+    )
     assert result.status == "no heads" and "nothing to ablate" in str(result)
 
 
 class TestControls:
     def chosen(self, knowing: Any, static: dict[str, Tensor], others: list[Relation]) -> list[str]:
         weights = HeadWeights.from_model(knowing)
-        lab = Lab(knowing, weights, AblationSettings("zero", "folded", None, "skip", False, False))
-        result = lab.curves(
-            lab.asked(CAPITAL, [TEMPLATE]),
-            ranked=None,
-            m=4,
+        experiment = AblationExperiment(
+            knowing, weights, AblationSettings("zero", "folded", None, "skip", False, False)
+        )
+        result = experiment.curves(
+            experiment.questions(CAPITAL, [TEMPLATE]),
+            heads=None,
+            max_heads=4,
             candidates=others,
             all_candidates=False,
-            seeds=0,
+            n_random=0,
             static=static,
         )
         return [control.relation for control in result.controls]
@@ -230,14 +236,14 @@ def test_automatic_controls_come_from_the_folder_of_relations(knowing: Any, tmp_
 def test_a_relation_is_asked_with_the_template_the_model_answers_best(knowing: Any) -> None:
     """Five tokens that are no source dilute what the heads say; a source of the other relation talks over it."""
     relation = named(CAPITALS, "capital", eliciting_templates=(" word16 <X> word16 word16", TEMPLATE, " word19 <X>"))
-    result = ablate(knowing, relation, ["L0H1"], controls=None, seeds=0, progress=False)
+    result = ablate(knowing, relation, ["L0H1"], controls=None, n_random=0, progress=False)
     assert (result.template, result.base_accuracy) == (TEMPLATE, 1.0)
     first = ablate(knowing, relation, ["L0H1"], template=" word16 <X> word16 word16", controls=None, progress=False)
     assert first.base_accuracy == 0.0
 
 
 def test_saved_curves_load_back_equal(knowing: Any, tmp_path: Path) -> None:
-    result = ablate(knowing, CAPITAL, controls=[FOLLOW], seeds=2, m=3, progress=False)
+    result = ablate(knowing, CAPITAL, controls=[FOLLOW], n_random=2, max_heads=3, progress=False)
     assert Result.load(result.save(tmp_path / "a.json")) == result
     assert Result.load(result.save(tmp_path / "a.safetensors")) == result
     values = json.loads((tmp_path / "a.json").read_text())
@@ -257,7 +263,7 @@ def test_the_model_is_left_as_found(knowing: Any) -> None:
     calls = []
     with knowing.hooks(fwd_hooks=[("blocks.0.attn.hook_z", lambda value, hook: calls.append(1))]):
         before = torch.get_rng_state()
-        ablate(knowing, CAPITAL, m=2, seeds=1, controls=None, progress=False)
+        ablate(knowing, CAPITAL, max_heads=2, n_random=1, controls=None, progress=False)
         assert calls == [] and torch.equal(torch.get_rng_state(), before)
         knowing(torch.tensor([[1, 2]]))
         assert calls == [1]
@@ -266,8 +272,8 @@ def test_the_model_is_left_as_found(knowing: Any) -> None:
 BAD = [
     ({"relation": named(CAPITALS, "bare", eliciting_templates=())}, UsageError, "'bare' has no template.*--template"),
     ({"template": "The capital is"}, UsageError, "must contain <X> exactly once"),
-    ({"m": 0}, UsageError, "m=0 is impossible"),
-    ({"seeds": -1}, UsageError, "seeds=-1 is impossible"),
+    ({"max_heads": 0}, UsageError, "max_heads=0 is impossible"),
+    ({"n_random": -1}, UsageError, "n_random=-1 is impossible"),
     ({"method": "noise"}, UsageError, "method='noise' is not known"),
     ({"heads": []}, UsageError, "heads= is empty"),
     ({"heads": ["L9H9"]}, UsageError, "There is no head L9H9"),
@@ -306,8 +312,8 @@ def test_command(knowing: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp
 
     assert run("--controls", "none") == 2
     assert "'pairs' has no template whose next word is the target" in capsys.readouterr().err
-    options = ["--template", TEMPLATE, "--controls", "none", "--k", "1", "--seeds", "2"]
-    assert run(*options, "--m", "1", "--out", str(out)) == 0
+    options = ["--template", TEMPLATE, "--controls", "none", "--k", "1", "--n-random", "2"]
+    assert run(*options, "--max-heads", "1", "--out", str(out)) == 0
     assert "relative drop: relation 100%, random heads 0%" in capsys.readouterr().out
     assert json.loads(out.read_text())["accuracy"] == [1.0, 0.0]
     assert run(*options, "--heads", "L0H0,L2H1") == 0
@@ -323,7 +329,7 @@ def test_default_model_loses_capitals_with_their_heads_and_not_with_others(defau
         "country_to_capital",
         heads,
         controls=None,
-        seeds=2,
+        n_random=2,
         preset="maps",
         prepend_bos=True,
         progress=False,

@@ -121,7 +121,7 @@ RUNNING = {
     "tasks": (),
     "validate": ("antonym",),
     "ablate": ("antonym",),
-    "reproduce": ("maps", "--out", "x"),
+    "reproduce": ("--out", "x"),
 }
 """Commands that run the model, with what they cannot do without."""
 

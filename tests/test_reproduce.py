@@ -1,26 +1,32 @@
-"""Reproduction: what it writes, that it can be killed at any point, and that a folder holds one thing."""
+"""Reproduction: what it writes, that it resumes wherever it was interrupted, and that a folder holds one run."""
 
 import csv
 import io
 import json
 import re
+import shutil
 import sys
+import time
+from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 from planted import knowing_model, shared_model, word
 
 import tl_headmaps
 from tl_headmaps import Relation, Reproduction, Result, ablate, reproduce, validate
 from tl_headmaps.cli.app import main
 from tl_headmaps.core.errors import OutputError, RelationDataError, UsageError, WeightBasisError
+from tl_headmaps.core.runs import RunFolder
 from tl_headmaps.renderers.tables import Table
 
 CAPITALS = {3: 10, 4: 11, 5: 12, 6: 13}
 NEXT = {14: 20, 15: 21, 16: 22, 17: 23}
 TEMPLATE = " word18 <X>"
-CREATED = re.compile(rb'"created": "[^"]*"')
+CREATED = re.compile(rb'"created": "([^"]*)"')
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +52,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(model: Any, out: Path, data: Path, **options: Any) -> Reproduction:
-    return reproduce(model, out, data_dir=data, seeds=2, progress=False, **options)
+    return reproduce(model, out, data_dir=data, n_random=2, progress=False, **options)
 
 
 @pytest.fixture(scope="module")
@@ -57,12 +63,23 @@ def whole(model: Any, data: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     return out
 
 
+BOOKKEEPING = ("run.json", "run.lock", "times.jsonl")
+
+
 def contents(out: Path) -> dict[str, bytes]:
-    """Every file but the time it was made; the manifest's hashes cover those times."""
+    """Every file that a reader opens, as the manifest lists them, without the time the run was started."""
     files = {path.relative_to(out).as_posix(): path.read_bytes() for path in out.rglob("*") if path.is_file()}
     manifest = json.loads(files.pop("manifest.json"))
-    assert manifest["complete"] and set(manifest["files"]) == set(files)
-    return {name: CREATED.sub(b"", content) for name, content in files.items()}
+    files = {name: data for name, data in files.items() if name not in BOOKKEEPING and not name.startswith("pieces/")}
+    assert manifest["files"] == {name: sha256(data).hexdigest() for name, data in files.items()}
+    started = json.loads((out / "run.json").read_text())["provenance"]["created"]
+    for name, data in files.items():
+        assert {stamp.decode() for stamp in CREATED.findall(data)} <= {started}, name
+    return {name: CREATED.sub(b"", data) for name, data in files.items()}
+
+
+def pieces(out: Path) -> dict[str, tuple[int, bytes]]:
+    return {path.stem: (path.stat().st_mtime_ns, path.read_bytes()) for path in (out / "pieces").glob("*")}
 
 
 def test_it_writes_results_tables_and_a_manifest(whole: Path) -> None:
@@ -72,14 +89,14 @@ def test_it_writes_results_tables_and_a_manifest(whole: Path) -> None:
     tables = {f"tables/{name}.{suffix}" for name in ("agreement", "ablation") for suffix in ("csv", "md", "tex")}
     assert results | tables | {"reproduction.json"} <= made
     manifest = json.loads((whole / "manifest.json").read_text())
-    assert manifest["settings"]["experiment"] == "maps"
+    assert manifest["complete"] and manifest["settings"]["options"] == {"n_random": 2, "prepend_bos": False}
     assert set(manifest["settings"]["relations"]) == {"capital", "follow", "quiet"}
 
 
 def test_its_numbers_are_those_of_the_two_analyses(whole: Path, model: Any, data: Path) -> None:
     result = Reproduction.load(whole / "reproduction.json")
     check = validate(model, "capital", preset="maps", data_dir=data, progress=False)
-    curves = ablate(model, "capital", preset="maps", seeds=2, data_dir=data, progress=False)
+    curves = ablate(model, "capital", preset="maps", n_random=2, data_dir=data, progress=False)
     row = next(row for row in result.rows if row.relation == "capital")
     assert row.pearson_without == check.agreement["pearson_without"][0]
     assert row.pearson_with == check.agreement["pearson_with"][0]
@@ -112,55 +129,128 @@ def test_its_page_has_both_tables_and_the_published_figures(whole: Path) -> None
 
 
 @pytest.mark.parametrize("survived", range(5))
-def test_killed_after_any_file_it_goes_on_with_the_same_numbers(
+def test_interrupted_at_any_piece_it_resumes_with_the_same_bytes(
+    survived: int, model: Any, data: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, stored = tmp_path / "out", []
+    store = RunFolder.store
+
+    def interrupted(self: RunFolder, piece: str, packed: bytes, seconds: float) -> None:
+        if len(stored) == survived:
+            raise KeyboardInterrupt
+        store(self, piece, packed, seconds)
+        stored.append(piece)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RunFolder, "store", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run(model, out, data)
+    assert not (out / "manifest.json").exists()
+    kept = pieces(out)
+    assert len(kept) == survived
+    time.sleep(1.1)  # times are told apart by the second
+    run(model, out, data)
+    assert contents(out) == contents(whole)
+    assert pieces(out).items() >= kept.items(), "finished relations are not computed again"
+
+
+@pytest.mark.parametrize("survived", [0, 1, 7])
+def test_interrupted_while_writing_it_computes_nothing_again(
     survived: int, model: Any, data: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out, saved = tmp_path / "out", []
     save = Result.save
 
-    def killing(self: Result, path: Path) -> Path:
+    def interrupted(self: Result, path: Path) -> Path:
         if len(saved) == survived:
             raise KeyboardInterrupt
         saved.append(path)
         return save(self, path)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Result, "save", killing)
+        patched.setattr(Result, "save", interrupted)
         with pytest.raises(KeyboardInterrupt):
             run(model, out, data)
-    assert not json.loads((out / "manifest.json").read_text())["complete"]
-    kept = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in (out / "relations").rglob("*.json")}
-    assert len(kept) == survived
+    kept = pieces(out)
+    (out / "relations").mkdir(exist_ok=True)
+    (out / "relations" / ".capital.ablation.json.abc.part").write_text("half")
     run(model, out, data)
-    assert contents(out) == contents(whole)
-    for path, before in kept.items():
-        assert (path.stat().st_mtime_ns, path.read_bytes()) == before, "finished relations are not computed again"
+    assert contents(out) == contents(whole) and pieces(out) == kept
 
 
-def test_a_damaged_file_is_made_again(model: Any, data: Path, whole: Path, tmp_path: Path) -> None:
+def flip_a_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-5] ^= 1
+    path.write_bytes(content)
+
+
+def other_number(path: Path) -> None:
+    """A well-formed piece with another number in it: only the checksum can tell."""
+    piece = path.read_bytes()
+    assert b'"n_pairs": 4,' in piece
+    path.write_bytes(piece.replace(b'"n_pairs": 4,', b'"n_pairs": 5,'))
+
+
+def of_another_relation(path: Path) -> None:
+    path.write_bytes((path.parent / path.name.replace("follow", "capital")).read_bytes())
+
+
+@pytest.mark.parametrize("damage", [flip_a_bit, other_number, of_another_relation, lambda path: path.write_bytes(b"")])
+def test_a_damaged_or_altered_piece_is_reported_and_made_again(
+    damage: Callable[[Path], object],
+    model: Any,
+    data: Path,
+    whole: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     out = tmp_path / "out"
+    shutil.copytree(whole, out)
+    piece = out / "pieces" / "follow.ablation.safetensors"
+    damage(piece)
     run(model, out, data)
-    (out / "relations" / "follow.validation.json").write_bytes(b"")
+    assert f"{piece} is damaged: " in capsys.readouterr().err
+    assert contents(out) == contents(whole)
+    assert piece.read_bytes() == (whole / "pieces" / piece.name).read_bytes()
+
+
+def test_results_edited_by_hand_are_not_believed(model: Any, data: Path, whole: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(whole, out)
+    edited = out / "relations" / "follow.ablation.json"
+    edited.write_text(edited.read_text().replace('"n_pairs": 4,', '"n_pairs": 5,'))
+    assert edited.read_bytes() != (whole / "relations" / edited.name).read_bytes()
     run(model, out, data)
     assert contents(out) == contents(whole)
 
 
 def test_a_folder_of_something_else_is_refused(model: Any, data: Path, whole: Path, tmp_path: Path) -> None:
-    with pytest.raises(OutputError, match=r"begun with another seeds.*Choose another folder"):
-        reproduce(model, whole, data_dir=data, seeds=3, progress=False)
-    with pytest.raises(OutputError, match="begun with another relations"):
+    before = contents(whole)
+    with pytest.raises(UsageError, match=r"options.n_random = 2, but this call has 3. Give another folder"):
+        reproduce(model, whole, data_dir=data, n_random=3, progress=False)
+    with pytest.raises(UsageError, match=r"was started with data\.follow = "):
         run(model, whole, data, relations=["capital"])
-    with pytest.raises(OutputError, match="begun with another model, fingerprint"):
+    with pytest.raises(UsageError, match="was started with fingerprint = "):
         run(shared_model("gpt2", n_vocab=24, d_model=64), whole, data)
-    (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(OutputError, match="holds other files and no manifest"):
-        run(model, tmp_path, data)
-    with pytest.raises(OutputError, match="is a file"):
-        run(model, tmp_path / "notes.txt", data)
+    changed = tmp_path / "data"
+    shutil.copytree(data, changed)
+    quiet = changed / "own" / "quiet.json"
+    quiet.write_text(quiet.read_text().replace('"eliciting": []', '"eliciting": [" word2 <X>"]'))
+    with pytest.raises(UsageError, match=r"relations.quiet.eliciting = \[\], but this call has"):
+        run(model, whole, changed)
+    assert contents(whole) == before
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "notes.txt").write_text("mine")
+    with pytest.raises(UsageError, match=r"it holds 'notes.txt'. Give a new or empty folder"):
+        run(model, tmp_path / "own", data)
+    with pytest.raises(OutputError, match=r"Cannot use .*notes\.txt as a run folder"):
+        run(model, tmp_path / "own" / "notes.txt", data)
     (tmp_path / "broken").mkdir()
-    (tmp_path / "broken" / "manifest.json").write_text("[1]")
-    with pytest.raises(OutputError, match="cannot be read"):
+    (tmp_path / "broken" / "run.json").write_text("[1]")
+    with pytest.raises(OutputError, match=r"run.json is damaged"):
         run(model, tmp_path / "broken", data)
+    with FileLock(whole / "run.lock"), pytest.raises(UsageError, match="Another process is working on the run"):
+        run(model, whole, data)
 
 
 def test_names_of_relations_do_not_leave_the_folder(model: Any, data: Path, tmp_path: Path) -> None:
@@ -179,6 +269,8 @@ def test_bad_input_is_refused_before_anything_is_written(model: Any, data: Path,
         run(model, out, data, relations="capitol")
     with pytest.raises(UsageError, match="No relation was given"):
         run(model, out, data, relations=[])
+    with pytest.raises(UsageError, match="n_random=-1 is impossible"):
+        reproduce(model, out, data_dir=data, n_random=-1)
     with pytest.raises(WeightBasisError, match="needs raw weights"):
         run(shared_model("llama", processed=True), out, data)
     assert not out.exists()
@@ -214,7 +306,7 @@ def test_command(
     # The tiny model knows no bundled relation; the folder of its own stands in for them.
     monkeypatch.setattr("tl_headmaps.data.relations.data_folder", lambda *_: data)
     out = tmp_path / "out"
-    arguments = ["reproduce", "maps", "--relations", "capital,follow", "--seeds", "1", "--out", str(out)]
+    arguments = ["reproduce", "--relations", "capital,follow", "--n-random", "1", "--out", str(out)]
     monkeypatch.setattr(sys, "argv", ["tl-headmaps", *arguments])
     for _ in range(2):
         with pytest.raises(SystemExit) as leaving:

@@ -26,7 +26,7 @@ from tl_headmaps import HeadWeights, Relation, RelationScores, Result, describe_
 from tl_headmaps.analyses.describe_run.call import _seconds_per_layer
 from tl_headmaps.core import sweep as sweeping
 from tl_headmaps.core.errors import ModelLoadError, OutputError, RunError, UsageError
-from tl_headmaps.core.runs import RUN_FILE
+from tl_headmaps.core.runs import RUN_FILE, identity_of
 from tl_headmaps.core.sweep import Step, sweep
 
 N_LAYERS = 6
@@ -116,7 +116,7 @@ class TestRunFolder:
         data = (tmp_path / "layer-0002.safetensors").read_bytes()
         length = int.from_bytes(data[:8], "little")
         header = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["piece"])
-        assert (header["layer"], len(header["checksum"])) == (2, 64)
+        assert (header["piece"], len(header["checksum"])) == ("layer-0002", 64)
         assert header["provenance"]["fingerprint"] == weights.fingerprint
         assert header["provenance"]["options"]["preset"] == "folded"
         assert header["provenance"]["data"] == {"all": RELATION.digest}
@@ -196,12 +196,14 @@ class TestDamage:
         assert computed == [3]
         assert pieces(tmp_path) == before
         assert f"{path} is damaged: " in (shown := capsys.readouterr().err)
-        assert "Layer 3 is computed again." in shown
+        assert "It is computed again." in shown
 
     def test_a_folder_in_the_place_of_a_piece(self, weights: HeadWeights, tmp_path: Path) -> None:
         scores(weights, tmp_path)
         DAMAGE[-1](tmp_path / "layer-0003.safetensors")
-        with pytest.raises(OutputError, match=r"Layer 3 could not be kept.*All layers finished before are kept"):
+        with pytest.raises(
+            OutputError, match=r"layer-0003.safetensors could not be written.*Everything finished before is saved"
+        ):
             scores(weights, tmp_path)
 
     def test_a_disk_that_is_full(self, weights: HeadWeights, plain: RelationScores, tmp_path: Path) -> None:
@@ -211,7 +213,7 @@ class TestDamage:
         run = tmp_path / "full"
         with file_size_limit(limit), pytest.raises(OutputError) as caught:
             scores(weights, run)
-        assert "Layer 0 could not be kept in" in str(caught.value)
+        assert "layer-0000.safetensors could not be written" in str(caught.value)
         assert "make room there, and start the same call again" in str(caught.value)
         assert not list(run.glob(".*.part"))
         assert timeless(scores(weights, run)) == timeless(plain)
@@ -452,7 +454,7 @@ class TestExecutors:
         self, weights: HeadWeights, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         task = Slow(weights, str(tmp_path))
-        identity = sweeping._identity("norms", [0], weights.provenance(), {})
+        identity = identity_of("norms", weights.provenance(), {"layers": [0]})
         shipped = sweeping._Shipped.of(task, [0, 1], identity)
         other = save_checkpoint(source_model("llama", n_layers=N_LAYERS, seed=3), tmp_path / "other")
         moved = Slow(HeadWeights.from_checkpoint(other), str(tmp_path))

@@ -187,7 +187,7 @@ def test_a_planted_head_is_found_in_prompts_too() -> None:
 def test_prompts_scored_in_parts_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     model = shared_model("llama")
     whole = validate(model, RELATION, TEMPLATES, progress=False)
-    monkeypatch.setattr(sys.modules["tl_headmaps.analyses.validate.call"], "_KEPT_BYTES", 40_000)
+    monkeypatch.setattr(sys.modules["tl_headmaps.analyses.validate.call"], "_BUDGET", 40_000)
     parts = validate(model, RELATION, TEMPLATES, progress=False)
     assert whole.agreement == parts.agreement
     assert torch.equal(whole.promote_with, parts.promote_with)
@@ -354,15 +354,15 @@ def test_a_source_written_otherwise_in_one_template_is_left_out_with_the_reason(
     default_model: Any, default_weights: HeadWeights
 ) -> None:
     """' cats' is one token, ' Frances' is another word's; at the start of a text words have no space."""
-    plan = sys.modules["tl_headmaps.analyses.validate.call"]._plan
+    prompted = sys.modules["tl_headmaps.analyses.validate.call"]._prompted
     settings = ValidationSettings("maps", None, "single", "skip", False, 0)
     relation = Relation.from_pairs("some", [("cat", "dog"), ("Egypt", "Cairo")])
-    made = plan(default_model, default_weights, relation, ("The story of <X> contains", "Two <X>s of"), settings)
+    made = prompted(default_model, default_weights, relation, ("The story of <X> contains", "Two <X>s of"), settings)
     assert (made.n_pairs, len(made.prompts)) == (1, 2)
     ((source, target, reason),) = made.dropped
     assert (source, target) == ("cat", "dog") and "grows together" in reason and "' cats'" in reason
     with pytest.raises(UsageError, match="source is written with other tokens in '<X> is a'"):
-        plan(default_model, default_weights, relation, ("<X> is a",), settings)
+        prompted(default_model, default_weights, relation, ("<X> is a",), settings)
 
 
 def test_relations_with_different_templates_need_a_choice() -> None:

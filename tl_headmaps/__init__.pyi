@@ -21,8 +21,8 @@ from .analyses.name_heads import HeadNames as HeadNames
 from .analyses.name_heads import name_heads as name_heads
 from .analyses.relation_scores import RelationScores as RelationScores
 from .analyses.relation_scores import relation_scores as relation_scores
-from .analyses.reproduce.call import reproduce as reproduce
-from .analyses.reproduce.result import Reproduction as Reproduction
+from .analyses.reproduce import Reproduction as Reproduction
+from .analyses.reproduce import reproduce as reproduce
 from .analyses.salient_operations.call import salient_operations as salient_operations
 from .analyses.salient_operations.result import SalientOperations as SalientOperations
 from .analyses.task_maps.call import task_maps as task_maps

@@ -1,18 +1,24 @@
 """Commands that run the model: do its activations, and its answers without some heads, agree with the weights?"""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from ..core.types import AblationMethod, Experiment, PromptSources
+from ..core.types import AblationMethod, Preset, PromptSources
 from ..data.relations import MultiToken
-from .options import DeviceOption, ModelOption, NoCheckpointOption, OutOption, PresetOption
+from .options import DeviceOption, ModelOption, NoCheckpointOption, OutOption, given
 from .output import check_outputs, comma_parts, parse_heads, show_and_save
 
-BosOption = Annotated[bool, typer.Option("--prepend-bos", help="Put the BOS token in front of each prompt.")]
+BosOption = Annotated[
+    bool | None, typer.Option("--prepend-bos/--no-prepend-bos", help="Put the BOS token in front of each prompt.")
+]
 TopKOption = Annotated[int | None, typer.Option("--k", help="Top-k; default: each relation's own.")]
-MultiTokenOption = Annotated[MultiToken, typer.Option("--multi-token", help="Targets of several tokens.")]
+MultiTokenOption = Annotated[MultiToken | None, typer.Option("--multi-token", help="Targets of several tokens.")]
+PresetOption = Annotated[
+    Preset | None, typer.Option("--preset", help="folded: what the model computes; maps: the published recipe.")
+]
+RandomOption = Annotated[int | None, typer.Option("--n-random", help="Draws of random heads to compare with.")]
 
 
 def validate(
@@ -21,13 +27,14 @@ def validate(
         Path | None, typer.Option("--templates", metavar="FILE", help="Prompts, one on each line, <X> in each.")
     ] = None,
     sources: Annotated[
-        PromptSources, typer.Option("--sources", help="single: sources of one token; multi: of several, in prompts.")
-    ] = "single",
+        PromptSources | None,
+        typer.Option("--sources", help="single: sources of one token; multi: of several, in prompts."),
+    ] = None,
     k: TopKOption = None,
-    multi_token: MultiTokenOption = "skip",
-    prepend_bos: BosOption = False,
-    seed: Annotated[int, typer.Option("--seed", help="Of the resampling behind the intervals.")] = 0,
-    preset: PresetOption = "folded",
+    multi_token: MultiTokenOption = None,
+    prepend_bos: BosOption = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Of the resampling behind the intervals.")] = None,
+    preset: PresetOption = None,
     model: ModelOption = None,
     _checkpoint: NoCheckpointOption = None,
     device: DeviceOption = None,
@@ -37,23 +44,13 @@ def validate(
     from .. import load_model
     from .. import validate as validate_
     from ..capture.running.prompts import read_templates
-    from ..data.relations import resolve
+    from ..data.relations import resolve_relations
 
     paths = check_outputs(out)
-    relations = [resolve(name) for name in names]
+    relations = resolve_relations(names)
     chosen = None if templates is None else read_templates(templates)
-    result = validate_(
-        load_model(model, device),
-        relations,
-        chosen,
-        preset=preset,
-        k=k,
-        sources=sources,
-        multi_token=multi_token,
-        prepend_bos=prepend_bos,
-        seed=seed,
-    )
-    show_and_save(result, paths)
+    options = given(preset=preset, k=k, sources=sources, multi_token=multi_token, prepend_bos=prepend_bos, seed=seed)
+    show_and_save(validate_(load_model(model, device), relations, chosen, **options), paths)
 
 
 def ablate(
@@ -61,15 +58,22 @@ def ablate(
     template: Annotated[
         str | None, typer.Option("--template", help='Prompt before the target: "The capital of <X> is".')
     ] = None,
-    heads: Annotated[str, typer.Option("--heads", help="top, or heads in their order: L23H4,L23H5.")] = "top",
-    m: Annotated[int | None, typer.Option("--m", help="Heads at most; default: by the size of the model.")] = None,
-    controls: Annotated[str, typer.Option("--controls", help="auto, none, or relations separated by commas.")] = "auto",
-    seeds: Annotated[int, typer.Option("--seeds", help="Draws of random heads to compare with.")] = 5,
-    method: Annotated[AblationMethod, typer.Option("--method", help="What a head writes instead.")] = "zero",
+    heads: Annotated[
+        str | None, typer.Option("--heads", help="Heads in their order: L23H4,L23H5; default: by static score.")
+    ] = None,
+    max_heads: Annotated[
+        int | None, typer.Option("--max-heads", help="Heads at most; default: by the size of the model.")
+    ] = None,
+    controls: Annotated[
+        str | None,
+        typer.Option("--controls", help="none, or relations separated by commas; default: up to three that fit."),
+    ] = None,
+    n_random: RandomOption = None,
+    method: Annotated[AblationMethod | None, typer.Option("--method", help="What a head writes instead.")] = None,
     k: TopKOption = None,
-    multi_token: MultiTokenOption = "skip",
-    prepend_bos: BosOption = False,
-    preset: PresetOption = "folded",
+    multi_token: MultiTokenOption = None,
+    prepend_bos: BosOption = None,
+    preset: PresetOption = None,
     model: ModelOption = None,
     _checkpoint: NoCheckpointOption = None,
     device: DeviceOption = None,
@@ -79,58 +83,47 @@ def ablate(
     from .. import ablate as ablate_
     from .. import load_model
     from ..analyses.ablate.call import eliciting_templates
-    from ..data.relations import resolve
+    from ..data.relations import resolve, resolve_relations
 
     paths = check_outputs(out)
     relation = resolve(name)
     eliciting_templates(relation, template)
-    chosen = "top" if heads == "top" else parse_heads(heads)
-    watched = (
-        None if controls == "none" else controls if controls == "auto" else [resolve(c) for c in comma_parts(controls)]
-    )
-    result = ablate_(
-        load_model(model, device),
-        relation,
-        chosen,
-        m=m,
+    options: dict[str, Any] = given(
+        heads=None if heads is None else parse_heads(heads),
+        max_heads=max_heads,
         template=template,
-        controls=watched,
-        seeds=seeds,
+        n_random=n_random,
         method=method,
         preset=preset,
         k=k,
         multi_token=multi_token,
         prepend_bos=prepend_bos,
     )
-    show_and_save(result, paths)
+    if controls is not None:
+        options["controls"] = None if controls == "none" else resolve_relations(comma_parts(controls))
+    show_and_save(ablate_(load_model(model, device), relation, **options), paths)
 
 
 def reproduce(
-    experiment: Annotated[Experiment, typer.Argument(help="Which experiment.")],
-    folder: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Where to write; goes on if begun.")],
+    out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Where to write; an interrupted run resumes.")],
     relations: Annotated[
         list[str] | None,
         typer.Option("--relations", metavar="NAMES", help="Only these, separated by commas. May be repeated."),
     ] = None,
-    seeds: Annotated[int, typer.Option("--seeds", help="Draws of random heads to compare with.")] = 5,
-    prepend_bos: BosOption = False,
+    n_random: RandomOption = None,
+    prepend_bos: BosOption = None,
     model: ModelOption = None,
     _checkpoint: NoCheckpointOption = None,
     device: DeviceOption = None,
 ) -> None:
-    """Run published experiments end to end: tables, figures and a manifest."""
+    """Run the published experiments end to end: tables, figures and a manifest."""
     from .. import load_model
     from .. import reproduce as reproduce_
-    from ..data.relations import resolve
+    from ..data.relations import resolve_relations
 
-    named = [resolve(name) for text in relations or [] for name in comma_parts(text)]
-    result = reproduce_(
-        load_model(model, device),
-        folder,
-        experiment=experiment,
-        relations=named or None,
-        seeds=seeds,
-        prepend_bos=prepend_bos,
+    names = [name for text in relations or [] for name in comma_parts(text)]
+    options = given(
+        relations=resolve_relations(names) if relations else None, n_random=n_random, prepend_bos=prepend_bos
     )
-    typer.echo(str(result))
-    typer.echo(f"Wrote {folder}", err=True)
+    typer.echo(str(reproduce_(load_model(model, device), out, **options)))
+    typer.echo(f"Wrote {out}", err=True)

@@ -1,18 +1,19 @@
-"""A run folder: the finished layers of a sweep on disk, so that a killed run goes on where it was.
+"""A run folder keeps the finished pieces of long work, so an interrupted run resumes.
 
-::
+A piece has a name and small tensors: a layer of a sweep (``layer-0007``), a result of a reproduction. ::
 
-    RUN_DIR/run.json                    what is computed: kind, layers, provenance, when it was started
-    RUN_DIR/layer-0007.safetensors      one finished layer: its tensors; in the header layer, provenance and checksum
-    RUN_DIR/times.jsonl                 how long each layer took (only for the time left)
+    RUN_DIR/run.json                    what is computed: kind, provenance, when it was started
+    RUN_DIR/layer-0007.safetensors      one finished piece: its tensors; name, provenance and checksum in the header
+    RUN_DIR/times.jsonl                 how long each piece took (only for the time left)
     RUN_DIR/run.lock                    held while a process works on the run
 
-A piece appears in one rename and its checksum covers tensors and header, so a piece is right or it is made again. Bytes
-of a piece depend on the input alone. Nothing here is ever unpickled.
+A piece appears in one rename and its checksum covers tensors and header: a piece that was damaged or altered is made
+again. Bytes of a piece depend on the input alone. Nothing here is ever unpickled.
 """
 
 import hashlib
 import json
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -24,31 +25,48 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
+from tqdm.auto import tqdm
 
 from .errors import OutputError, UsageError
 from .files import replacing
+from .provenance import Provenance
 
 RUN_FILE = "run.json"
 _LOCK = "run.lock"
 _TIMES = "times.jsonl"
 _FORMAT = 1
+_COMPUTING = ("tl-headmaps", "torch", "numpy")
+"""Packages that must have the same version wherever pieces of one run are computed."""
 
 
 class DamagedPieceError(ValueError):
     """A piece that is not what was written, or of another run."""
 
 
-def pack(layer: int, tensors: Mapping[str, Tensor], identity: Mapping[str, Any]) -> bytes:
-    """One finished layer as bytes that can be checked."""
+def layer_piece(layer: int) -> str:
+    """Name of the piece that holds a layer."""
+    return f"layer-{layer:04d}"
+
+
+def identity_of(kind: str, provenance: Provenance, details: Mapping[str, Any]) -> dict[str, Any]:
+    """Everything that decides the numbers of a run; not where the model is stored, nor when it runs."""
+    values = provenance.to_dict()
+    deciding = ("fingerprint", "architecture", "basis", "dtype", "device", "options", "data", "seed")
+    versions = {name: values["versions"][name] for name in _COMPUTING}
+    return {"kind": kind, **{name: values[name] for name in deciding}, **details, "versions": versions}
+
+
+def pack(piece: str, tensors: Mapping[str, Tensor], identity: Mapping[str, Any]) -> bytes:
+    """One finished piece as bytes that can be checked."""
     # Clones: the library refuses tensors that share memory.
     plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    header = {"layer": layer, "provenance": identity, "checksum": _checksum(layer, plain, identity)}
+    header = {"piece": piece, "provenance": identity, "checksum": _checksum(piece, plain, identity)}
     # One entry: the library does not promise an order among several.
     return save(plain, metadata={"piece": json.dumps(header, sort_keys=True, allow_nan=False)})
 
 
-def unpack(data: bytes, layer: int, identity: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Tensors of a packed layer; raises unless it is whole and of this run."""
+def unpack(data: bytes, piece: str, identity: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Tensors of a packed piece; raises unless it is whole and of this run."""
     try:
         tensors = load(data)
         length = int.from_bytes(data[:8], "little")
@@ -56,9 +74,9 @@ def unpack(data: bytes, layer: int, identity: Mapping[str, Any]) -> dict[str, Te
         stated, found = header["checksum"], header["provenance"]
     except (SafetensorError, ValueError, KeyError, TypeError) as error:
         raise DamagedPieceError(f"it cannot be read ({type(error).__name__}: {error})") from error
-    if header.get("layer") != layer or _canonical(found) != _canonical(identity):
+    if header.get("piece") != piece or _canonical(found) != _canonical(identity):
         raise DamagedPieceError("it is of another run")
-    if stated != _checksum(layer, tensors, identity):
+    if stated != _checksum(piece, tensors, identity):
         raise DamagedPieceError("its checksum is wrong")
     return tensors
 
@@ -67,8 +85,8 @@ def _canonical(values: Any) -> str:
     return json.dumps(values, sort_keys=True)
 
 
-def _checksum(layer: int, tensors: Mapping[str, Tensor], identity: Mapping[str, Any]) -> str:
-    digest = hashlib.sha256(_canonical([layer, identity]).encode())
+def _checksum(piece: str, tensors: Mapping[str, Tensor], identity: Mapping[str, Any]) -> str:
+    digest = hashlib.sha256(_canonical([piece, identity]).encode())
     for name in sorted(tensors):
         tensor = tensors[name]
         digest.update(_canonical([name, str(tensor.dtype), list(tensor.shape)]).encode())
@@ -127,35 +145,48 @@ class RunFolder:
     def __init__(self, folder: Path, record: RunRecord) -> None:
         self.folder, self.record = folder, record
 
-    def path(self, layer: int) -> Path:
-        return self.folder / f"layer-{layer:04d}.safetensors"
+    @property
+    def created(self) -> str:
+        """When the run was started."""
+        return str(self.record.provenance["created"])
 
-    def load(self, layer: int) -> dict[str, Tensor] | None:
-        """A finished layer; None if it is not there. Raises DamagedPieceError."""
+    def path(self, piece: str) -> Path:
+        return self.folder / f"{piece}.safetensors"
+
+    def finished(self, piece: str) -> dict[str, Tensor] | None:
+        """A finished piece; None if it has to be computed, because it is missing or damaged (which is reported)."""
         try:
-            data = self.path(layer).read_bytes()
+            return self.load(piece)
+        except DamagedPieceError as error:
+            tqdm.write(f"{self.path(piece)} is damaged: {error}. It is computed again.", file=sys.stderr)
+            return None
+
+    def load(self, piece: str) -> dict[str, Tensor] | None:
+        """A finished piece; None if it is missing. Raises DamagedPieceError."""
+        try:
+            data = self.path(piece).read_bytes()
         except FileNotFoundError:
             return None
         except OSError as error:
             raise DamagedPieceError(f"it cannot be read ({error.strerror or error})") from error
-        return unpack(data, layer, self.record.identity)
+        return unpack(data, piece, self.record.identity)
 
-    def store(self, layer: int, data: bytes, seconds: float) -> None:
-        """Write a packed layer, and how long it took."""
+    def store(self, piece: str, data: bytes, seconds: float) -> None:
+        """Write a packed piece, and how long it took."""
         try:
-            with replacing(self.path(layer)) as temporary:
+            with replacing(self.path(piece)) as temporary:
                 temporary.write_bytes(data)
-            entry = {"layer": layer, "seconds": round(seconds, 3), "finished": round(time.time(), 3)}
+            entry = {"piece": piece, "seconds": round(seconds, 3), "finished": round(time.time(), 3)}
             with (self.folder / _TIMES).open("a", encoding="utf-8") as stream:
                 stream.write(json.dumps(entry) + "\n")
         except OSError as error:
             raise OutputError(
-                f"Layer {layer} could not be kept in {self.folder} ({error}). All layers finished before are kept: "
-                "make room there, and start the same call again for the rest."
+                f"{self.path(piece)} could not be written ({error}). Everything finished before is saved: make room "
+                "there, and start the same call again for the rest."
             ) from error
 
     def times(self) -> list[tuple[float, float]]:
-        """(started, finished) of each layer that was computed, in order; a torn last line is left out."""
+        """(started, finished) of each piece that was computed, in order; a torn last line is left out."""
         found = []
         try:
             lines = (self.folder / _TIMES).read_text(encoding="utf-8", errors="replace").splitlines()
@@ -209,7 +240,7 @@ def open_run(folder: Path, record: RunRecord) -> Iterator[RunFolder]:
         # File systems without locks: two processes would do the same work and write the same pieces.
         pass
     try:
-        for leftover in folder.glob(".*.part"):
+        for leftover in folder.rglob(".*.part"):
             leftover.unlink(missing_ok=True)
         if (folder / RUN_FILE).exists():
             found = RunRecord.read(folder)

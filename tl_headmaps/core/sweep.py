@@ -20,7 +20,6 @@ import hashlib
 import json
 import pickle
 import socket
-import sys
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
@@ -34,13 +33,10 @@ from tqdm.auto import tqdm
 
 from .errors import HeadMapsError, ModelLoadError, RunError, UsageError
 from .provenance import Provenance, package_versions
-from .runs import DamagedPieceError, RunFolder, RunRecord, open_run, pack, unpack
+from .runs import RunRecord, identity_of, layer_piece, open_run, pack, unpack
 
 Step: TypeAlias = Callable[[int], Mapping[str, Tensor]]
 """The work on one layer; small named tensors come back."""
-
-_COMPUTING = ("tl-headmaps", "torch", "numpy")
-"""Packages that must have the same version wherever layers of one run are computed."""
 
 
 @runtime_checkable
@@ -104,13 +100,14 @@ def sweep(
         description: Text of the progress bar.
         progress: Show a progress bar on a terminal.
     """
-    identity = _identity(kind, layers, provenance, details or {})
+    identity = identity_of(kind, provenance, {**(details or {}), "layers": list(layers)})
     record = RunRecord(identity, tuple(layers), provenance.to_dict())
     done: dict[int, Mapping[str, Tensor]] = {}
     with nullcontext() if run_dir is None else open_run(Path(run_dir), record) as run:
         if run is not None:
-            provenance = replace(provenance, created=run.record.provenance["created"])
-            done = _finished(run, layers)
+            provenance = replace(provenance, created=run.created)
+            kept = {layer: run.finished(layer_piece(layer)) for layer in layers}
+            done = {layer: tensors for layer, tensors in kept.items() if tensors is not None}
         left = [layer for layer in layers if layer not in done]
         bar = tqdm(
             total=len(layers),
@@ -123,10 +120,11 @@ def sweep(
             work = _here(task, left) if executor is None else _elsewhere(task, left, executor, identity)
             with closing(work):
                 for layer, outcome, seconds in work:
+                    piece = layer_piece(layer)
                     if run is not None:
-                        data = outcome if isinstance(outcome, bytes) else pack(layer, outcome, identity)
-                        run.store(layer, data, seconds)
-                    done[layer] = unpack(outcome, layer, identity) if isinstance(outcome, bytes) else outcome
+                        data = outcome if isinstance(outcome, bytes) else pack(piece, outcome, identity)
+                        run.store(piece, data, seconds)
+                    done[layer] = unpack(outcome, piece, identity) if isinstance(outcome, bytes) else outcome
                     bar.update()
     return Swept(done, provenance)
 
@@ -134,28 +132,6 @@ def sweep(
 def digest_of_ids(*ids: Tensor) -> str:
     """SHA-256 of token ids: the same words are other tokens with another tokenizer, which no fingerprint covers."""
     return hashlib.sha256(json.dumps([part.tolist() for part in ids]).encode()).hexdigest()
-
-
-def _identity(kind: str, layers: Sequence[int], provenance: Provenance, details: Mapping[str, Any]) -> dict[str, Any]:
-    """Everything that decides the numbers; not where the model lies, nor when this happens."""
-    values = provenance.to_dict()
-    versions = {name: values["versions"][name] for name in _COMPUTING}
-    kept = ("fingerprint", "architecture", "basis", "dtype", "device", "options", "data", "seed")
-    ordered = {"kind": kind, **{name: values[name] for name in kept}, **details}
-    return {**ordered, "layers": list(layers), "versions": versions}
-
-
-def _finished(run: RunFolder, layers: Iterable[int]) -> dict[int, Mapping[str, Tensor]]:
-    done: dict[int, Mapping[str, Tensor]] = {}
-    for layer in layers:
-        try:
-            tensors = run.load(layer)
-        except DamagedPieceError as error:
-            tqdm.write(f"{run.path(layer)} is damaged: {error}. Layer {layer} is computed again.", file=sys.stderr)
-            continue
-        if tensors is not None:
-            done[layer] = tensors
-    return done
 
 
 Outcome: TypeAlias = tuple[int, Any, float]
@@ -223,7 +199,7 @@ def _in_threads(task: LayerTask, identity: dict[str, Any]) -> Callable[[int], tu
 
     def call(layer: int) -> tuple[bytes, float]:
         start = time.perf_counter()
-        data = pack(layer, step(layer), identity)
+        data = pack(layer_piece(layer), step(layer), identity)
         return data, time.perf_counter() - start
 
     return call
@@ -261,7 +237,7 @@ class _Shipped:
                     f"The worker on {socket.gethostname()} finds other weights under {weights.model_name!r} ({part}) "
                     "than the process that started the sweep. Give a folder that all of them see, or equal copies."
                 )
-        data = pack(layer, step(layer), self.identity)
+        data = pack(layer_piece(layer), step(layer), self.identity)
         return data, time.perf_counter() - start
 
     def _require_versions(self) -> None:

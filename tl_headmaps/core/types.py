@@ -26,9 +26,6 @@ PromptSources: TypeAlias = Literal["single", "multi"]
 AblationMethod: TypeAlias = Literal["zero", "mean"]
 """What a head that is switched off writes instead: nothing, or what it writes on average."""
 
-Experiment: TypeAlias = Literal["maps"]
-"""Published experiments that can be run end to end."""
-
 ATTENTION_COMPONENTS: tuple[str, ...] = ("attn.q", "attn.k", "attn.v", "attn.o")
 """The matrices of a layer that fall into heads, in the order maps show them."""
 

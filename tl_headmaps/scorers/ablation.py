@@ -1,4 +1,4 @@
-"""Which heads are switched off in an ablation, which at random beside them, and how accurate the model stays."""
+"""Ablation: which heads to switch off, which random heads to compare with, and how accurate the model remains."""
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -10,32 +10,32 @@ from torch import Tensor
 from ..core.types import HeadIndex
 from .statistics import wilson_interval
 
-_M_BY_SIZE = ((300, 30), (500, 50), (1000, 100), (1500, 150))
-_LARGEST_M = 250
+_MAX_HEADS_BELOW = ((300, 30), (500, 50), (1000, 100), (1500, 150))
+_MAX_HEADS_OF_LARGE_MODELS = 250
 
 
-def default_m(n_heads: int) -> int:
-    """How many heads are switched off at most in a model of this many heads, as published.
+def default_max_heads(n_heads: int) -> int:
+    """How many heads the published experiment switches off at most in a model with this many heads.
 
     Example:
-        >>> default_m(270), default_m(1200), default_m(5000)
+        >>> default_max_heads(270), default_max_heads(1200), default_max_heads(5000)
         (30, 150, 250)
     """
-    return next((m for limit, m in _M_BY_SIZE if n_heads < limit), _LARGEST_M)
+    return next((count for limit, count in _MAX_HEADS_BELOW if n_heads < limit), _MAX_HEADS_OF_LARGE_MODELS)
 
 
-def top_heads(scores: Float[Tensor, "layer head"], m: int) -> list[HeadIndex]:
-    """The heads with the largest scores above 0, at most m (ties: lower layer, then lower head)."""
+def top_heads(scores: Float[Tensor, "layer head"], max_heads: int) -> list[HeadIndex]:
+    """The heads with the largest scores above 0, at most ``max_heads`` (ties: lower layer, then lower head)."""
     width = scores.shape[1]
     flat = scores.nan_to_num(nan=0.0).flatten()
-    order = flat.argsort(descending=True, stable=True)[:m].tolist()
+    order = flat.argsort(descending=True, stable=True)[:max_heads].tolist()
     return [HeadIndex(place // width, place % width) for place in order if flat[place] > 0]
 
 
 def random_heads(
     n_layers: int, n_heads: int, excluded: Collection[HeadIndex], length: int, seed: int
 ) -> list[HeadIndex]:
-    """``length`` different heads in random order, none of them excluded (fewer if there are no more)."""
+    """``length`` different heads in random order, without the excluded ones (fewer if there are not enough)."""
     everything = [HeadIndex(layer, head) for layer in range(n_layers) for head in range(n_heads)]
     others = [head for head in everything if head not in excluded]
     order = np.random.default_rng(seed).permutation(len(others))[:length]
@@ -43,16 +43,16 @@ def random_heads(
 
 
 def overlap(ablated: Sequence[HeadIndex], others: Collection[HeadIndex]) -> float:
-    """Share of the ablated heads that are among some others."""
+    """Share of the ablated heads that are also among the others."""
     return sum(head in others for head in ablated) / len(ablated)
 
 
-def heads_by_layer(heads: Iterable[HeadIndex]) -> dict[int, list[int]]:
-    """Head numbers of each layer that has one."""
-    found: dict[int, list[int]] = {}
+def grouped_by_layer(heads: Iterable[HeadIndex]) -> dict[int, list[int]]:
+    """Numbers of the heads in each layer, for layers that have any."""
+    layers: dict[int, list[int]] = {}
     for head in heads:
-        found.setdefault(head.layer, []).append(head.head)
-    return found
+        layers.setdefault(head.layer, []).append(head.head)
+    return layers
 
 
 @dataclass(frozen=True)
@@ -70,22 +70,12 @@ def accuracy(right: Bool[Tensor, "step pair"]) -> Accuracy:
     return Accuracy(share, *wilson_interval(share, right.shape[1]))
 
 
-def relative_drop(before: float, after: float) -> float:
-    """Share of the accuracy that is lost; NaN where there was none.
-
-    Example:
-        >>> relative_drop(0.5, 0.25)
-        0.5
-    """
-    return (before - after) / before if before > 0 else float("nan")
-
-
 def switched_off(
     outputs: Float[Tensor, "batch head d_head"],
     heads: Sequence[int],
     instead: Float[Tensor, "head d_head"] | None = None,
 ) -> Float[Tensor, "batch head d_head"]:
-    """Outputs with those of some heads replaced: by zeros, or by what each head writes on average."""
+    """Outputs of a layer with those of some heads replaced: by zeros, or by what each of them writes on average."""
     changed = outputs.clone()
     changed[:, list(heads)] = 0.0 if instead is None else instead[list(heads)].to(outputs)
     return changed

@@ -17,24 +17,32 @@ from ...capture.weights import HeadWeights
 from ...core.errors import UsageError
 from ...core.types import AblationMethod, HeadIndex, HeadLike, Preset, check_choice, head_list
 from ...data.relations import MultiToken, Relation, RelationLike, encode, load_relations, resolve, resolve_relations
-from ...scorers.ablation import accuracy, default_m, heads_by_layer, overlap, random_heads, switched_off, top_heads
+from ...scorers.ablation import (
+    accuracy,
+    default_max_heads,
+    grouped_by_layer,
+    overlap,
+    random_heads,
+    switched_off,
+    top_heads,
+)
 from ..relation_scores import checked_k, relation_scores
-from ..validate.call import weights_of
+from ..validate.call import runnable_weights
 from .result import AblationCurves, Control, Curve
 
 TESTABLE = 0.1
 """Base accuracy below which there is nothing to lose."""
 
 MOST_OVERLAP = 0.15
-"""Share of the ablated heads a control relation must stay below."""
+"""A control shares less than this part of the ablated heads."""
 
 MOST_DIFFERENCE = 0.2
-"""How far a control's base accuracy may be from the relation's."""
+"""Largest difference between the base accuracy of a control and of the relation."""
 
 MOST_CONTROLS = 3
 
-_MOST_ASKED = 2 + MOST_CONTROLS
-"""Relations whose keys and values are held at a time."""
+_MOST_KEPT = 2 + MOST_CONTROLS
+"""Relations whose keys and values are kept in memory: the relation, its controls and the one being tried."""
 
 
 def ablate(
@@ -42,10 +50,10 @@ def ablate(
     relation: RelationLike,
     heads: HeadLike | Iterable[HeadLike] | Literal["top"] = "top",
     *,
-    m: int | None = None,
+    max_heads: int | None = None,
     template: str | None = None,
     controls: RelationLike | Sequence[RelationLike] | Literal["auto"] | None = "auto",
-    seeds: int = 5,
+    n_random: int = 5,
     method: AblationMethod = "zero",
     preset: Preset = "folded",
     k: int | None = None,
@@ -62,19 +70,20 @@ def ablate(
     Args:
         model: A TransformerBridge or HookedTransformer.
         relation: A bundled name, a file, or a :class:`Relation`.
-        heads: ``"top"``: the heads with the highest static scores above 0. Or heads of your own, in their order.
-        m: How many heads at most; by default 30, 50, 100, 150 or 250 by the size of the model.
-        template: Prompt whose next word is the target, ``<X>`` standing for the source; by default the one of the
+        heads: ``"top"``: the heads with the highest static scores above 0. Or heads of your own, switched off in the
+            order given.
+        max_heads: Switch off at most this many heads; by default 30, 50, 100, 150 or 250, by the size of the model.
+        template: Prompt whose next word is the target, with ``<X>`` in place of the source; by default the one of the
             relation's eliciting templates that the model answers best.
-        controls: Relations to watch under the same ablation. ``"auto"`` takes up to three bundled ones: less than
-            0.15 of the ablated heads score above 0 on them, and their accuracy is within 0.2 of the relation's.
-        seeds: How many draws of random heads, never the ablated ones, to compare with.
-        method: ``"zero"``, or ``"mean"``: what the head writes on average over the same prompts of the clean run.
-        preset: Which static scores rank the heads.
-        k: Of the static scores; by default the relation's own k.
+        controls: Other relations to test while the same heads are off. ``"auto"`` chooses up to three bundled ones with
+            fewer than 0.15 of the ablated heads scoring above 0, and an accuracy within 0.2 of the relation's.
+        n_random: Number of draws of random heads, never the ablated ones, to compare with.
+        method: ``"zero"``, or ``"mean"``: what the head writes on average over the same prompts in a clean run.
+        preset: Preset of the static scores that rank the heads.
+        k: k of the static scores; by default the relation's own.
         multi_token: ``"skip"`` leaves out targets of several tokens, ``"first"`` takes their first token.
         prepend_bos: Put the BOS token in front of each prompt; published figures are without.
-        data_dir: Folder of relations instead of the bundled one.
+        data_dir: Folder of relations to use instead of the bundled one.
         progress: Show a progress bar on a terminal.
 
     Example:
@@ -83,40 +92,45 @@ def ablate(
         >>> pairs = [("France", "Paris"), ("Germany", "Berlin"), ("Egypt", "Cairo")]
         >>> pairs += [("Italy", "Rome"), ("Japan", "Tokyo")]
         >>> capitals = Relation.from_pairs("capitals", pairs, eliciting_templates=("The capital of <X> is",))
-        >>> curves = ablate(model, capitals, ["L23H4", "L23H5"], controls=None, seeds=1, progress=False)
+        >>> curves = ablate(model, capitals, ["L23H4", "L23H5"], controls=None, n_random=1, progress=False)
         >>> [round(accuracy, 2) for accuracy in curves.values.tolist()]  # with 0, 1 and 2 heads switched off
         [0.8, 0.6, 0.0]
     """
     check_choice(preset, Preset, "preset")
     check_choice(method, AblationMethod, "method")
     check_choice(multi_token, MultiToken, "multi_token")
-    for name, value, least in (("m", m, 1), ("seeds", seeds, 0)):
-        if value is not None and value < least:
-            raise UsageError(f"{name}={value} is impossible; it must be at least {least}.")
+    check_at_least("max_heads", max_heads, 1)
+    check_at_least("n_random", n_random, 0)
     resolved = resolve(relation, data_dir)
     templates = eliciting_templates(resolved, template)
     choose = isinstance(controls, str) and controls == "auto"
-    watched = None if choose else resolve_relations(controls, data_dir) if controls else []
-    weights = weights_of(model)
+    given_controls = None if choose else resolve_relations(controls, data_dir) if controls else []
+    weights = runnable_weights(model)
     settings = AblationSettings(method, preset, k, multi_token, prepend_bos, progress)
-    lab = Lab(model, weights, settings)
-    asked = lab.asked(resolved, templates)
-    ranked = None if _is_top(heads) else [weights.head(head) for head in head_list(heads)]
+    experiment = AblationExperiment(model, weights, settings)
+    questions = experiment.questions(resolved, templates)
+    ranked = None if isinstance(heads, str) and heads == "top" else [weights.head(head) for head in head_list(heads)]
     if ranked is not None and not ranked:
         raise UsageError("heads= is empty. Name at least one head, or leave it out for the top heads.")
-    candidates = load_relations(model=weights, data_dir=data_dir) if watched is None else watched
-    return lab.curves(
-        asked,
-        ranked=ranked,
-        m=default_m(weights.n_layers * weights.n_heads) if m is None else m,
+    candidates = load_relations(model=weights, data_dir=data_dir) if given_controls is None else given_controls
+    return experiment.curves(
+        questions,
+        heads=ranked,
+        max_heads=default_max_heads(weights.n_layers * weights.n_heads) if max_heads is None else max_heads,
         candidates=[other for other in candidates if other.name != resolved.name],
-        all_candidates=watched is not None,
-        seeds=seeds,
+        all_candidates=given_controls is not None,
+        n_random=n_random,
     )
 
 
+def check_at_least(name: str, value: int | None, least: int) -> None:
+    """Raise a UsageError for a count that is too small."""
+    if value is not None and value < least:
+        raise UsageError(f"{name}={value} is impossible; it must be at least {least}.")
+
+
 def eliciting_templates(relation: Relation, template: str | None = None) -> tuple[str, ...]:
-    """The prompts a relation may be asked with: the given one, or its own."""
+    """The prompts a relation can be asked with: the given one, or its own."""
     if template is not None:
         return check_templates([template])
     if not relation.eliciting_templates:
@@ -125,10 +139,6 @@ def eliciting_templates(relation: Relation, template: str | None = None) -> tupl
             "(command line: --template), such as 'The capital of <X> is'."
         )
     return relation.eliciting_templates
-
-
-def _is_top(heads: object) -> bool:
-    return isinstance(heads, str) and heads == "top"
 
 
 @dataclass(frozen=True)
@@ -144,7 +154,7 @@ class AblationSettings:
 
 
 @dataclass(frozen=True)
-class Asked:
+class Questions:
     """A relation as questions to the model: prompts at their last position, and the right answers."""
 
     relation: Relation
@@ -152,125 +162,127 @@ class Asked:
     prompts: tuple[tuple[int, ...], ...]
     targets: Tensor
     last: LastPosition
-    base: float
+    base_accuracy: float
 
 
-class Lab:
-    """One model with its weights and settings; what several relations need is computed once."""
+class AblationExperiment:
+    """Ablations of several relations in one model; what they share is computed once."""
 
     def __init__(self, model: Any, weights: HeadWeights, settings: AblationSettings) -> None:
         self.model, self.weights, self.settings = model, weights, settings
-        self._recent: OrderedDict[tuple[str, str], Asked] = OrderedDict()
-        self._bases: dict[tuple[str, str], float] = {}
+        self._recent: OrderedDict[tuple[str, str], Questions] = OrderedDict()
+        self._base_accuracies: dict[tuple[str, str], float] = {}
 
-    def base(self, relation: Relation, template: str) -> float:
-        """Accuracy of the unchanged model; remembered, unlike the keys and values of the questions."""
-        key = (relation.digest, template)
-        return self._bases[key] if key in self._bases else self._asked(relation, template).base
-
-    def asked(self, relation: Relation, templates: Sequence[str]) -> Asked:
+    def questions(self, relation: Relation, templates: Sequence[str]) -> Questions:
         """The questions of a relation, with the template the unchanged model answers best (the first of equals)."""
-        return self._asked(relation, max(templates, key=lambda template: self.base(relation, template)))
+        return self._questions(relation, max(templates, key=lambda template: self._base_accuracy(relation, template)))
 
-    def _asked(self, relation: Relation, template: str) -> Asked:
+    def _base_accuracy(self, relation: Relation, template: str) -> float:
+        """Accuracy of the unchanged model: a number is remembered longer than the keys and values of questions."""
+        key = (relation.digest, template)
+        if key not in self._base_accuracies:
+            self._base_accuracies[key] = self._questions(relation, template).base_accuracy
+        return self._base_accuracies[key]
+
+    def _questions(self, relation: Relation, template: str) -> Questions:
         key = (relation.digest, template)
         if key in self._recent:
             self._recent.move_to_end(key)
             return self._recent[key]
         weights, settings = self.weights, self.settings
         n_targets = weights.W_U.shape[0]
-        entry = encode(
+        encoded = encode(
             relation,
             weights.tokenizer,
             n_sources=weights.n_vocab,
             n_targets=n_targets,
             multi_token=settings.multi_token,
         )
-        checked_k(entry, settings.k, n_targets)
-        texts = [filled(template, relation.pairs[number][0], weights.tokenizer)[0] for number in entry.kept]
+        checked_k(encoded, settings.k, n_targets)
+        texts = [filled(template, relation.pairs[place][0], weights.tokenizer)[0] for place in encoded.kept]
         prompts = tuple(tuple(encode_prompt(self.model, text, settings.prepend_bos)) for text in texts)
         last = LastPosition(self.model, prompts)
-        targets = torch.tensor(entry.target_ids)
-        base = float((last.next_tokens() == targets).float().mean())
-        self._bases[key] = base
-        self._recent[key] = Asked(relation, template, prompts, targets, last, base)
-        if len(self._recent) > _MOST_ASKED:
+        targets = torch.tensor(encoded.target_ids)
+        base_accuracy = float((last.next_tokens() == targets).float().mean())
+        self._recent[key] = Questions(relation, template, prompts, targets, last, base_accuracy)
+        if len(self._recent) > _MOST_KEPT:
             self._recent.popitem(last=False)
         return self._recent[key]
 
     def curves(
         self,
-        asked: Asked,
+        questions: Questions,
         *,
-        ranked: Sequence[HeadIndex] | None,
-        m: int,
+        heads: Sequence[HeadIndex] | None,
+        max_heads: int,
         candidates: Sequence[Relation],
         all_candidates: bool,
-        seeds: int,
+        n_random: int,
         static: Mapping[str, Tensor] | None = None,
     ) -> AblationCurves:
         """The ablation of one relation.
 
         Args:
-            asked: The relation's questions.
-            ranked: Heads in the order of ablation; by static score if None.
-            m: How many heads at most.
-            candidates: Relations among which controls are chosen.
-            all_candidates: Take them all instead.
-            seeds: Number of draws of random heads.
-            static: Scores [layer, head] on relations by name, where they are known already.
+            questions: The relation's questions.
+            heads: Heads in the order of ablation; by static score if None.
+            max_heads: Switch off at most this many.
+            candidates: Relations to choose controls from.
+            all_candidates: Take all candidates as controls.
+            n_random: Number of draws of random heads.
+            static: Static scores [layer, head] by relation, where they are known already.
         """
-        weights, settings, relation = self.weights, self.settings, asked.relation
-        testable = asked.base >= TESTABLE
-        heads: list[HeadIndex] = []
+        weights, settings, relation = self.weights, self.settings, questions.relation
+        testable = questions.base_accuracy >= TESTABLE
+        ablated: list[HeadIndex] = []
         scores: list[float] = []
         if testable:
-            table = self._static([relation], ranked, static)[relation.name]
-            heads = top_heads(table, m) if ranked is None else list(ranked)[:m]
-            scores = [float(table[head.layer, head.head]) for head in heads]
-        controls: list[tuple[Asked, float]] = []
-        if heads:
-            controls = self._controls(asked, heads, candidates, all_candidates, static)
-        draws = range(seeds if heads else 0)
-        random = [random_heads(weights.n_layers, weights.n_heads, set(heads), len(heads), seed) for seed in draws]
-        if any(len(drawn) < len(heads) for drawn in random):
+            table = self._static([relation], heads, static)[relation.name]
+            ablated = top_heads(table, max_heads) if heads is None else list(heads)[:max_heads]
+            scores = [float(table[head.layer, head.head]) for head in ablated]
+        controls: list[tuple[Questions, float]] = []
+        if ablated:
+            controls = self._controls(questions, ablated, candidates, all_candidates, static)
+        seeds = range(n_random if ablated else 0)
+        random = [random_heads(weights.n_layers, weights.n_heads, set(ablated), len(ablated), seed) for seed in seeds]
+        if any(len(drawn) < len(ablated) for drawn in random):
             raise UsageError(
-                f"{len(heads)} heads are ablated, but the model has only {len(random[0])} others to draw at random. "
-                "Choose a smaller m=, or seeds=0."
+                f"{len(ablated)} heads are ablated, but the model has only {len(random[0])} others to draw at random. "
+                "Choose a smaller max_heads=, or n_random=0."
             )
         with tqdm(
-            total=len(heads) * (1 + len(random) + len(controls)),
+            total=len(ablated) * (1 + len(random) + len(controls)),
             desc=relation.name,
             unit="step",
             disable=None if settings.progress else True,
         ) as bar:
-            curve = self._curve(asked, heads, bar.update)
-            random_curves = tuple(self._curve(asked, drawn, bar.update) for drawn in random)
-            watched = tuple(
+            curve = self._curve(questions, ablated, bar.update)
+            random_curves = tuple(self._curve(questions, drawn, bar.update) for drawn in random)
+            control_curves = tuple(
                 Control(
                     relation=other.relation.name,
                     template=other.template,
                     n_pairs=len(other.prompts),
                     overlap=shared,
-                    curve=self._curve(other, heads, bar.update),
+                    curve=self._curve(other, ablated, bar.update),
                 )
                 for other, shared in controls
             )
         options = {name: value for name, value in vars(settings).items() if name != "progress"}
-        options |= {"m": m, "seeds": seeds, "heads": "top" if ranked is None else [str(head) for head in ranked]}
+        options |= {"max_heads": max_heads, "n_random": n_random}
+        options["heads"] = "top" if heads is None else [str(head) for head in heads]
         options["controls"] = [other.name for other in candidates] if all_candidates else "auto"
         data = {other.name: other.digest for other in (relation, *(control.relation for control, _ in controls))}
         return AblationCurves(
             relation=relation.name,
-            template=asked.template,
-            status="tested" if heads else ("no heads" if testable else "not testable"),
-            heads=tuple(heads),
+            template=questions.template,
+            status="tested" if ablated else ("no heads" if testable else "not testable"),
+            heads=tuple(ablated),
             scores=tuple(scores),
-            n_pairs=len(asked.prompts),
+            n_pairs=len(questions.prompts),
             curve=curve,
             random_heads=tuple(tuple(drawn) for drawn in random),
             random_curves=random_curves,
-            controls=watched,
+            controls=control_curves,
             provenance=weights.provenance(options=options, data=data, seed=0 if random else None),
         )
 
@@ -280,9 +292,9 @@ class Lab:
         heads: Sequence[HeadIndex] | None,
         known: Mapping[str, Tensor] | None,
     ) -> dict[str, Tensor]:
-        """Static promotion scores [layer, head] of relations, NaN for heads not asked for."""
-        found = {relation.name: known[relation.name] for relation in relations if known and relation.name in known}
-        missing = [relation for relation in relations if relation.name not in found]
+        """Static promotion scores [layer, head] of relations; NaN for other heads than those given."""
+        tables = {relation.name: known[relation.name] for relation in relations if known and relation.name in known}
+        missing = [relation for relation in relations if relation.name not in tables]
         if missing:
             settings = self.settings
             scored = relation_scores(
@@ -294,51 +306,50 @@ class Lab:
                 multi_token=settings.multi_token,
                 progress=settings.progress,
             )
-            found.update(zip(scored.relations, scored.promote, strict=True))
-        return found
+            tables.update(zip(scored.relations, scored.promote, strict=True))
+        return tables
 
     def _controls(
         self,
-        asked: Asked,
-        heads: Sequence[HeadIndex],
+        questions: Questions,
+        ablated: Sequence[HeadIndex],
         candidates: Sequence[Relation],
-        take_all: bool,
+        all_candidates: bool,
         static: Mapping[str, Tensor] | None,
-    ) -> list[tuple[Asked, float]]:
-        """Control relations with their overlap, those with the least of it first."""
-        usable = [other for other in candidates if take_all or other.eliciting_templates]
-        tables = self._static(usable, heads, static)
+    ) -> list[tuple[Questions, float]]:
+        """Control relations with the share of the ablated heads that are theirs too, smallest share first."""
+        usable = [other for other in candidates if all_candidates or other.eliciting_templates]
         shared = {
-            name: overlap(heads, {head for head in heads if table[head.layer, head.head] > 0})
-            for name, table in tables.items()
+            name: overlap(ablated, {head for head in ablated if table[head.layer, head.head] > 0})
+            for name, table in self._static(usable, ablated, static).items()
         }
-        if not take_all:
+        if not all_candidates:
             usable = [other for other in usable if shared[other.name] < MOST_OVERLAP]
             usable.sort(key=lambda other: shared[other.name])
-        chosen: list[tuple[Asked, float]] = []
+        chosen: list[tuple[Questions, float]] = []
         for other in usable:
-            if not take_all and len(chosen) == MOST_CONTROLS:
+            if not all_candidates and len(chosen) == MOST_CONTROLS:
                 break
-            theirs = self.asked(other, eliciting_templates(other))
-            if take_all or abs(theirs.base - asked.base) <= MOST_DIFFERENCE:
-                chosen.append((theirs, shared[other.name]))
+            asked = self.questions(other, eliciting_templates(other))
+            if all_candidates or abs(asked.base_accuracy - questions.base_accuracy) <= MOST_DIFFERENCE:
+                chosen.append((asked, shared[other.name]))
         return chosen
 
-    def _curve(self, asked: Asked, heads: Sequence[HeadIndex], progress: Callable[[int], object]) -> Curve:
+    def _curve(self, questions: Questions, heads: Sequence[HeadIndex], progress: Callable[[int], object]) -> Curve:
         """Accuracy after switching off no head, the first, the first two, ..."""
-        means = self._means(asked, heads) if self.settings.method == "mean" else {}
-        right = [asked.last.next_tokens() == asked.targets]
+        means = self._means(questions, heads) if self.settings.method == "mean" else {}
+        right = [questions.last.next_tokens() == questions.targets]
         for n in range(1, len(heads) + 1):
             change: dict[int, Change] = {
-                layer: _off(numbers, means.get(layer)) for layer, numbers in heads_by_layer(heads[:n]).items()
+                layer: _off(numbers, means.get(layer)) for layer, numbers in grouped_by_layer(heads[:n]).items()
             }
-            right.append(asked.last.next_tokens(change) == asked.targets)
+            right.append(questions.last.next_tokens(change) == questions.targets)
             progress(1)
-        found = accuracy(torch.stack(right))
-        return Curve(found.value, found.low, found.high)
+        steps = accuracy(torch.stack(right))
+        return Curve(steps.value, steps.low, steps.high)
 
-    def _means(self, asked: Asked, heads: Sequence[HeadIndex]) -> dict[int, Tensor]:
-        """What each head of some layers writes at the last position on average, [head, d_head] by layer."""
+    def _means(self, questions: Questions, heads: Sequence[HeadIndex]) -> dict[int, Tensor]:
+        """What the heads of a layer write at the last position on average, [head, d_head] by layer."""
         layers = sorted({head.layer for head in heads})
         totals = {layer: torch.zeros(self.weights.n_heads, self.weights.d_head) for layer in layers}
 
@@ -346,11 +357,13 @@ class Lab:
             totals[seen.layer] += seen["z"][:, -1].float().sum(0).cpu()
 
         if layers:
-            run(self.model, asked.prompts, read=("z",), layers=layers, reduce=add)
-        return {layer: total / len(asked.prompts) for layer, total in totals.items()}
+            run(self.model, questions.prompts, read=("z",), layers=layers, reduce=add)
+        return {layer: total / len(questions.prompts) for layer, total in totals.items()}
 
 
 def _off(numbers: list[int], instead: Tensor | None) -> Change:
+    """The change that switches off these heads of a layer."""
+
     def change(outputs: Tensor, rows: tuple[int, ...]) -> Tensor:
         return switched_off(outputs, numbers, instead)
 

@@ -1,4 +1,4 @@
-"""How accurate the model stays while the heads of a relation are switched off one after the other."""
+"""How accurate a model remains while the heads of a relation are switched off one by one."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ class Curve:
 
     @property
     def drop(self) -> float:
-        """Share of the accuracy that is gone at the end (NaN if there was none)."""
+        """Share of the accuracy lost at the end (NaN if there was none to lose)."""
         first, last = float(self.accuracy[0]), float(self.accuracy[-1])
         return (first - last) / first if first > 0 else float("nan")
 
@@ -48,7 +48,7 @@ class Control:
         relation: Its name.
         template: The prompts it was asked with.
         n_pairs: Number of its pairs.
-        overlap: Share of the ablated heads that are heads of this relation too.
+        overlap: Share of the ablated heads that score above 0 on this relation too.
         curve: Its accuracy.
     """
 
@@ -65,22 +65,22 @@ class AblationCurves(Result):
 
     Attributes:
         relation: Name of the relation.
-        template: The prompts, ``<X>`` standing for the source.
+        template: The prompts, with ``<X>`` in place of the source.
         status: ``"tested"``; ``"not testable"`` when the model knows too little of the relation to lose it (base
-            accuracy below 0.1, nothing was switched off); ``"no heads"`` when no head scores above 0.
+            accuracy below 0.1, so nothing was switched off); ``"no heads"`` when no head scores above 0.
         heads: The heads in the order of ablation.
         scores: Their static scores on the relation.
-        n_pairs: Number of pairs asked.
+        n_pairs: Number of pairs the model was asked.
         curve: Accuracy on the relation.
-        random_heads: For each seed, the heads switched off instead; never one of ``heads``.
-        random_curves: Accuracy on the relation with those switched off.
+        random_heads: The heads switched off instead, for each random draw; never one of ``heads``.
+        random_curves: Accuracy on the relation with those heads switched off.
         controls: Other relations while ``heads`` are switched off.
 
     Example:
         >>> from tl_headmaps import Relation, ablate, load_default_model
         >>> pairs = [("France", "Paris"), ("Germany", "Berlin"), ("Japan", "Tokyo")]
         >>> capitals = Relation.from_pairs("capitals", pairs, eliciting_templates=("The capital of <X> is",))
-        >>> curves = ablate(load_default_model(), capitals, "L23H4", controls=None, seeds=1, progress=False)
+        >>> curves = ablate(load_default_model(), capitals, "L23H4", controls=None, n_random=1, progress=False)
         >>> curves.status, [str(head) for head in curves.heads], round(curves.base_accuracy, 2)
         ('tested', ['L23H4'], 1.0)
         >>> list(curves.to_pandas().columns)
@@ -113,7 +113,7 @@ class AblationCurves(Result):
 
     @property
     def base_accuracy(self) -> float:
-        """Accuracy of the model as it is."""
+        """Accuracy of the unchanged model."""
         return float(self.curve.accuracy[0])
 
     @property
@@ -253,7 +253,7 @@ class AblationCurves(Result):
             lost += f", control relations {percent(self.control_drop)}"
         elif options.get("controls") == "auto":
             lost += "; no relation with other heads has a similar accuracy, so there is no control"
-        note = "off: heads switched off so far at the last position; random: other heads, one draw per seed"
+        note = "off: heads switched off so far at the last position; random: other heads, lowest to highest draw"
         return f"{title}\n\n{table_text(columns, rows)}\n\n{lost}\n{note}"
 
     def _text_row(self, step: int) -> list[object]:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from ...core.provenance import Provenance
-from ...core.runs import DamagedPieceError, RunFolder, RunRecord
+from ...core.runs import DamagedPieceError, RunFolder, RunRecord, layer_piece
 from .result import RunState
 
 _GAP = 3.0
@@ -28,7 +28,7 @@ def describe_run(run_dir: str | Path) -> RunState:
     finished, damaged = [], []
     for layer in run.record.layers:
         try:
-            if run.load(layer) is not None:
+            if run.load(layer_piece(layer)) is not None:
                 finished.append(layer)
         except DamagedPieceError as error:
             damaged.append((layer, str(error)))

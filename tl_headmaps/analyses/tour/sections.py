@@ -186,7 +186,7 @@ def agreement(tour: Tour) -> Finding:
 
 def ablation(tour: Tour) -> Finding:
     """Does the model lose the relation without its heads?"""
-    found = ablate(tour.model, LEAD, m=N_ABLATED, template=TEMPLATE, controls=None, prepend_bos=True)
+    found = ablate(tour.model, LEAD, max_heads=N_ABLATED, template=TEMPLATE, controls=None, prepend_bos=True)
     asked = f"The model answers {found.base_accuracy:.0%} of {found.n_pairs} prompts {quoted(found.template)} right"
     if found.status != "tested":
         says = f"{asked}. Nothing was switched off: {found.status}."
@@ -204,7 +204,7 @@ def ablation(tour: Tour) -> Finding:
     return Finding(
         "ablation",
         found,
-        ("ablate", LEAD, "--template", TEMPLATE, "--m", str(N_ABLATED), "--controls", "none", "--prepend-bos"),
+        ("ablate", LEAD, "--template", TEMPLATE, "--max-heads", str(N_ABLATED), "--controls", "none", "--prepend-bos"),
         says,
         headline,
     )

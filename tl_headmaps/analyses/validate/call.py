@@ -1,4 +1,4 @@
-"""Static scores checked by the running model: do heads write in a prompt what their weights say?"""
+"""Static scores checked against the running model: do heads write in prompts what their weights say?"""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
+from jaxtyping import Bool
 from torch import Tensor
 from tqdm.auto import tqdm
 
@@ -21,8 +22,8 @@ from ...scorers.validation import agreement, hits, output_maps
 from ..relation_scores import checked_k
 from .result import Validation
 
-_KEPT_BYTES = 64 << 20
-"""Values and outputs of so many prompts are held at a time; more prompts are scored in parts."""
+_BUDGET = 64 << 20
+"""Memory for values and outputs of prompts; more prompts are scored in parts."""
 
 
 def validate(
@@ -44,15 +45,15 @@ def validate(
     Args:
         model: A TransformerBridge or HookedTransformer.
         relations: One or several bundled names, files, or :class:`Relation` objects.
-        templates: Prompts with ``<X>`` in the place of the source; by default the relations' neutral ones.
+        templates: Prompts with ``<X>`` in place of the source; by default the relations' neutral ones.
         preset: ``"folded"``: a head's direct contribution to the logits. ``"maps"``: the published recipe, z W_O W_U.
-        k: Count targets among the k strongest; by default each relation's own k (larger for large vocabularies).
-        sources: ``"single"``: sources of one token, in prompts as in the maps. ``"multi"``: prompts with sources of
-            several tokens (their last token counts), against static scores from those of one token.
+        k: Count targets among the k strongest tokens; by default each relation's own k (larger for large vocabularies).
+        sources: ``"single"``: prompts with the one-token sources behind the static scores. ``"multi"``: prompts with
+            sources of several tokens (the last one is read), compared with static scores of the one-token sources.
         multi_token: ``"skip"`` leaves out targets of several tokens, ``"first"`` takes their first token.
         prepend_bos: Put the BOS token in front of each prompt; published figures are without.
-        seed: Of the resampling behind the intervals; nothing else is random.
-        data_dir: Folder of relations instead of the bundled one.
+        seed: Seed of the resampling behind the intervals; nothing else is random.
+        data_dir: Folder of relations to use instead of the bundled one.
         progress: Show a progress bar on a terminal.
 
     Example:
@@ -60,8 +61,8 @@ def validate(
         >>> pairs = [("France", "Paris"), ("Germany", "Berlin"), ("Egypt", "Cairo")]
         >>> pairs += [("Italy", "Rome"), ("Japan", "Tokyo")]
         >>> capitals = Relation.from_pairs("capitals", pairs)
-        >>> found = validate(load_default_model(), capitals, "The story of <X> contains", progress=False)
-        >>> round(found.mean("pearson_without"), 2), round(found.mean("pearson_with"), 2)
+        >>> validation = validate(load_default_model(), capitals, "The story of <X> contains", progress=False)
+        >>> round(validation.mean("pearson_without"), 2), round(validation.mean("pearson_with"), 2)
         (0.83, 0.73)
     """
     check_choice(preset, Preset, "preset")
@@ -70,7 +71,7 @@ def validate(
     resolved = resolve_relations(relations, data_dir)
     chosen = common_templates(resolved) if templates is None else check_templates(templates)
     settings = ValidationSettings(preset, k, sources, multi_token, prepend_bos, seed)
-    return validated(model, weights_of(model), resolved, chosen, settings, progress)
+    return validate_with_weights(model, runnable_weights(model), resolved, chosen, settings, progress)
 
 
 @dataclass(frozen=True)
@@ -85,68 +86,67 @@ class ValidationSettings:
     seed: int
 
 
-def validated(
+def validate_with_weights(
     model: Any,
     weights: HeadWeights,
-    resolved: Sequence[Relation],
+    relations: Sequence[Relation],
     templates: tuple[str, ...],
     settings: ValidationSettings,
     progress: bool,
 ) -> Validation:
-    """:func:`validate` for a model whose weights were read already."""
+    """:func:`validate` for a model whose weights have been read already."""
     weights.require(settings.preset, needs_mlp=weights.n_layers > 1)
     # Everything a user can get wrong is found before the long work starts.
-    plans = [_plan(model, weights, relation, templates, settings) for relation in resolved]
+    prompted = [_prompted(model, weights, relation, templates, settings) for relation in relations]
     with tqdm(
-        total=sum(len(plan.prompts) for plan in plans),
-        desc=f"{len(plans)} relations" if len(plans) > 1 else plans[0].static.relation.name,
+        total=sum(len(entry.prompts) for entry in prompted),
+        desc=f"{len(relations)} relations" if len(relations) > 1 else relations[0].name,
         unit="prompt",
         disable=None if progress else True,
     ) as bar:
-        checked = [_checked(model, weights, plan, settings, bar.update) for plan in plans]
+        scored = [_scored(model, weights, entry, settings, bar.update) for entry in prompted]
     provenance = weights.provenance(
         options={name: value for name, value in vars(settings).items() if name != "seed"},
-        data={relation.name: relation.digest for relation in resolved},
+        data={relation.name: relation.digest for relation in relations},
         seed=settings.seed,
     )
     return Validation(
-        relations=tuple(relation.name for relation in resolved),
+        relations=tuple(relation.name for relation in relations),
         templates=templates,
-        k=tuple(plan.k for plan in plans),
-        n_static=tuple(len(plan.static.kept) for plan in plans),
-        n_dynamic=tuple(plan.n_pairs for plan in plans),
-        dropped=tuple(plan.dropped for plan in plans),
-        agreement={name: tuple(one.table[name] for one in checked) for name in checked[0].table},
+        k=tuple(entry.k for entry in prompted),
+        n_static=tuple(len(entry.static.kept) for entry in prompted),
+        n_dynamic=tuple(entry.n_pairs for entry in prompted),
+        dropped=tuple(entry.dropped for entry in prompted),
+        agreement={name: tuple(entry.agreement[name] for entry in scored) for name in scored[0].agreement},
         provenance=provenance,
-        **{name: torch.stack([one.scores[name] for one in checked]) for name in checked[0].scores},
+        **{name: torch.stack([entry.scores[name] for entry in scored]) for name in scored[0].scores},
     )
 
 
-def weights_of(model: Any) -> HeadWeights:
-    """Weights of a model that can also be run and has a tokenizer."""
+def runnable_weights(model: Any) -> HeadWeights:
+    """Weights of a model that can be run on prompts: not weights alone, and with a tokenizer."""
     check_runs(model)
     if getattr(model, "tokenizer", None) is None and hasattr(model, "cfg"):
         raise UsageError(
-            "The model has no tokenizer, and prompts are texts. Load the model with its tokenizer, or set "
-            "model.tokenizer."
+            "The model has no tokenizer, which prompts need. Load the model with its tokenizer, or set model.tokenizer."
         )
     return HeadWeights.from_model(model)
 
 
 def common_templates(relations: Sequence[Relation]) -> tuple[str, ...]:
-    """The neutral templates all relations share."""
-    found = {relation.neutral_templates for relation in relations}
-    if len(found) > 1:
+    """The neutral templates that all relations share."""
+    lists = {relation.neutral_templates for relation in relations}
+    if len(lists) > 1:
         raise UsageError(
-            "The relations have different neutral templates, and one result has one list. Pass templates=, or "
-            "validate them one at a time."
+            "The relations have different neutral templates, but a result has one list of templates. Pass templates=, "
+            "or validate the relations one at a time."
         )
-    return check_templates(found.pop())
+    return check_templates(lists.pop())
 
 
 @dataclass(frozen=True)
-class _Plan:
-    """What one relation asks: static pairs, and prompts template by template, pairs in the same order in each."""
+class _PromptedRelation:
+    """A relation's pairs for the static scores, and its prompts: template by template, the same pairs in each."""
 
     static: Encoded
     k: int
@@ -159,62 +159,67 @@ class _Plan:
         return len(self.targets)
 
 
-def _plan(
+def _prompted(
     model: Any,
     weights: HeadWeights,
     relation: Relation,
     templates: tuple[str, ...],
     settings: ValidationSettings,
-) -> _Plan:
+) -> _PromptedRelation:
     sizes = {"n_sources": weights.n_vocab, "n_targets": weights.W_U.shape[0]}
     static = encode(relation, weights.tokenizer, **sizes, multi_token=settings.multi_token)
-    chosen_k = checked_k(static, settings.k, weights.W_U.shape[0])
+    k = checked_k(static, settings.k, weights.W_U.shape[0])
     dropped: list[tuple[str, str, str]] = []
     candidates: list[tuple[Any, Any, int, int | None]]
     if settings.sources == "single":
         dropped += static.dropped
         candidates = [
-            (*relation.pairs[number], target, source)
-            for number, source, target in zip(static.kept, static.source_ids, static.target_ids, strict=True)
+            (*relation.pairs[place], target, source)
+            for place, source, target in zip(static.kept, static.source_ids, static.target_ids, strict=True)
         ]
     else:
-        candidates = list(_several_tokens(relation, weights, static, settings.multi_token))
+        candidates = list(_several_token_sources(relation, weights, static, settings.multi_token))
     rows: list[list[Prompt]] = []
     targets = []
-    failed = [0] * len(templates)
+    failures = [0] * len(templates)
     for source, target, target_id, source_id in candidates:
-        filled = [_filled(model, template, source, source_id, settings.prepend_bos) for template in templates]
-        for place, prompt in enumerate(filled):
-            failed[place] += isinstance(prompt, str)
-        reasons = [prompt for prompt in filled if isinstance(prompt, str)]
+        # A pair counts only if every template keeps the tokens of its source, so that all templates ask the same pairs.
+        prompts, reasons = [], []
+        for place, template in enumerate(templates):
+            prompt = _prompt_or_reason(model, template, source, source_id, settings.prepend_bos)
+            if isinstance(prompt, str):
+                failures[place] += 1
+                reasons.append(prompt)
+            else:
+                prompts.append(prompt)
         if reasons:
             dropped.append((str(source), str(target), reasons[0]))
         else:
-            rows.append([prompt for prompt in filled if isinstance(prompt, Prompt)])
+            rows.append(prompts)
             targets.append(target_id)
     if not rows:
-        _refuse(relation, templates, failed, dropped)
-    prompts = tuple(row[place] for place in range(len(templates)) for row in rows)
-    check_prompts(model, [prompt.ids for prompt in prompts])
-    return _Plan(static, chosen_k, prompts, tuple(targets), tuple(dropped))
+        _refuse(relation, templates, failures, dropped)
+    by_template = tuple(row[place] for place in range(len(templates)) for row in rows)
+    check_prompts(model, [prompt.ids for prompt in by_template])
+    return _PromptedRelation(static, k, by_template, tuple(targets), tuple(dropped))
 
 
-def _several_tokens(
+def _several_token_sources(
     relation: Relation, weights: HeadWeights, static: Encoded, multi_token: MultiToken
 ) -> Iterator[tuple[Any, Any, int, None]]:
     """Pairs left out of the static scores only because their source has several tokens."""
     sizes = {"n_sources": weights.n_vocab, "n_targets": weights.W_U.shape[0]}
-    left_out = [pair for number, pair in enumerate(relation.pairs) if number not in set(static.kept)]
+    left_out = [pair for place, pair in enumerate(relation.pairs) if place not in set(static.kept)]
     if not left_out:
         return
-    # Each target is encoded as its own source: what is kept then has a target that can be ranked.
-    asked = Relation(name=relation.name, pairs=tuple((target, target) for _, target in left_out), k=relation.k)
-    found = encode(asked, weights.tokenizer, **sizes, multi_token=multi_token)
-    for number, target_id in zip(found.kept, found.target_ids, strict=True):
-        yield (*left_out[number], target_id, None)
+    # Each target is encoded as its own source: pairs that are kept then have a target that can be ranked.
+    targets = Relation(name=relation.name, pairs=tuple((target, target) for _, target in left_out), k=relation.k)
+    encoded = encode(targets, weights.tokenizer, **sizes, multi_token=multi_token)
+    for place, target_id in zip(encoded.kept, encoded.target_ids, strict=True):
+        yield (*left_out[place], target_id, None)
 
 
-def _filled(model: Any, template: str, source: Any, source_id: int | None, prepend_bos: bool) -> Prompt | str:
+def _prompt_or_reason(model: Any, template: str, source: Any, source_id: int | None, prepend_bos: bool) -> Prompt | str:
     """The prompt of a source, or why it does not count."""
     prompt = fill(model, template, source, prepend_bos)
     if isinstance(prompt, str):
@@ -229,11 +234,11 @@ def _filled(model: Any, template: str, source: Any, source_id: int | None, prepe
 def _refuse(
     relation: Relation,
     templates: tuple[str, ...],
-    failed: list[int],
+    failures: list[int],
     dropped: list[tuple[str, str, str]],
 ) -> NoReturn:
-    worst = max(range(len(templates)), key=failed.__getitem__)
-    if not failed[worst]:
+    worst = max(range(len(templates)), key=failures.__getitem__)
+    if not failures[worst]:
         raise RelationDataError(
             f"No pair of {relation.name!r} has a source of several tokens and a target that can be ranked. Use "
             "sources='single', multi_token='first', or another relation."
@@ -247,69 +252,88 @@ def _refuse(
 
 
 @dataclass(frozen=True)
-class _Checked:
-    """Scores by name, and one row of the agreement table."""
+class _ScoredRelation:
+    """A relation's scores by name, and its row of the agreement table."""
 
     scores: dict[str, Tensor]
-    table: dict[str, float]
+    agreement: dict[str, float]
 
 
-def _checked(
-    model: Any, weights: HeadWeights, plan: _Plan, settings: ValidationSettings, progress: Callable[[int], object]
-) -> _Checked:
-    n_static, n_prompts = len(plan.static.kept), len(plan.prompts)
-    n_templates = n_prompts // plan.n_pairs
-    shape = (weights.n_layers, weights.n_heads)
-    static = torch.zeros(2, *shape, n_static, dtype=torch.bool)
-    dynamic = torch.zeros(2, 2, *shape, n_prompts, dtype=torch.bool)
-    static_ids = torch.tensor(plan.static.source_ids, device=weights.device)
-    static_targets = torch.tensor(plan.static.target_ids, device=weights.device)
-    circuits = CircuitMaps(weights, static_ids, preset=settings.preset)
-    for number, part in enumerate(_parts(weights, n_prompts)):
-        kept = _Kept(model, weights, plan.prompts[part], progress)
-        targets = torch.tensor([plan.targets[row % plan.n_pairs] for row in range(n_prompts)[part]])
-        targets = targets.to(weights.device).repeat(2)
-        for layer in range(weights.n_layers):
-            maps = output_maps(weights, weights.layer(layer), *kept.of(layer), settings.preset)
-            # The static rows ride along once: one scan of the vocabulary for all.
-            wanted = targets
-            if number == 0:
-                maps, wanted = maps.with_rows_of(circuits.layer(layer)), torch.cat([targets, static_targets])
-            found = hits(maps, wanted, plan.k)
-            for direction, hit in enumerate((found.promote.cpu(), found.suppress.cpu())):
-                here = hit[:, : len(targets)].unflatten(1, (2, -1)).transpose(0, 1)
-                dynamic[direction, :, layer, :, part] = here
-                if number == 0:
-                    static[direction, layer] = hit[:, len(targets) :]
-    by_template = dynamic.unflatten(-1, (n_templates, plan.n_pairs)).movedim(-2, 2)
+def _scored(
+    model: Any,
+    weights: HeadWeights,
+    prompted: _PromptedRelation,
+    settings: ValidationSettings,
+    progress: Callable[[int], object],
+) -> _ScoredRelation:
+    static, dynamic = _hits_of(model, weights, prompted, settings, progress)
+    same_pairs = settings.sources == "single" and prompted.n_pairs == static.shape[-1]
     scores = {f"static_{name}": static[i].float().mean(-1) for i, name in enumerate(("promote", "suppress"))}
     table: dict[str, float] = {}
     for direction, (name, prefix) in enumerate((("promote", ""), ("suppress", "suppress_"))):
         for context, label in enumerate(("without", "with")):
-            mine = by_template[direction, context]
-            scores[f"{name}_{label}"] = mine.float().mean(-1)
-            found_agreement = agreement(
+            hit = dynamic[direction, context]
+            scores[f"{name}_{label}"] = hit.float().mean(-1)
+            both = agreement(
                 static[direction].flatten(0, 1).T,
-                mine.flatten(1, 2).transpose(1, 2),
-                same_pairs=settings.sources == "single" and plan.n_pairs == n_static,
+                hit.flatten(1, 2).transpose(1, 2),
+                same_pairs=same_pairs,
                 seed=settings.seed,
             )
-            for measure in ("pearson", "spearman"):
-                value = getattr(found_agreement, measure)
-                ends = (("", value.value), ("_low", value.low), ("_high", value.high))
-                table.update({f"{prefix}{measure}_{label}{end}": number for end, number in ends})
-    return _Checked(scores, table)
+            for measure, correlation in (("pearson", both.pearson), ("spearman", both.spearman)):
+                column = f"{prefix}{measure}_{label}"
+                ends = {f"{column}_low": correlation.low, f"{column}_high": correlation.high}
+                table |= {column: correlation.value, **ends}
+    return _ScoredRelation(scores, table)
+
+
+def _hits_of(
+    model: Any,
+    weights: HeadWeights,
+    prompted: _PromptedRelation,
+    settings: ValidationSettings,
+    progress: Callable[[int], object],
+) -> tuple[Bool[Tensor, "2 layer head static_pair"], Bool[Tensor, "2 2 template layer head pair"]]:
+    """Which pairs hit their target: from the weights, and in prompts.
+
+    The first axis is promotion and suppression, the second axis in prompts is without and with context.
+    """
+    n_prompts = len(prompted.prompts)
+    shape = (weights.n_layers, weights.n_heads)
+    static = torch.zeros(2, *shape, len(prompted.static.kept), dtype=torch.bool)
+    dynamic = torch.zeros(2, 2, *shape, n_prompts, dtype=torch.bool)
+    static_ids = torch.tensor(prompted.static.source_ids, device=weights.device)
+    static_targets = torch.tensor(prompted.static.target_ids, device=weights.device)
+    circuits = CircuitMaps(weights, static_ids, preset=settings.preset)
+    for number, part in enumerate(_parts(weights, n_prompts)):
+        activations = _HeadActivations(model, weights, prompted.prompts[part], progress)
+        # Rows are template by template, so the targets repeat; each prompt has two rows, its values and its outputs.
+        targets = torch.tensor([prompted.targets[row % prompted.n_pairs] for row in range(n_prompts)[part]])
+        targets = targets.to(weights.device).repeat(2)
+        for layer in range(weights.n_layers):
+            maps = output_maps(weights, weights.layer(layer), *activations.of(layer), settings.preset)
+            wanted = targets
+            if number == 0:
+                # The static rows ride along once: one scan of the vocabulary serves both.
+                maps, wanted = maps.with_rows_of(circuits.layer(layer)), torch.cat([targets, static_targets])
+            both = hits(maps, wanted, prompted.k)
+            for direction, hit in enumerate((both.promote.cpu(), both.suppress.cpu())):
+                in_prompts = hit[:, : len(targets)].unflatten(1, (2, -1))
+                dynamic[direction, :, layer, :, part] = in_prompts.transpose(0, 1)
+                if number == 0:
+                    static[direction, layer] = hit[:, len(targets) :]
+    return static, dynamic.unflatten(-1, (-1, prompted.n_pairs)).movedim(-2, 2)
 
 
 def _parts(weights: HeadWeights, n_prompts: int) -> Iterator[slice]:
     """Ranges of prompts whose values and outputs of all layers fit the budget."""
-    one = 4 * weights.n_layers * (weights.n_heads + weights.n_kv_heads) * weights.d_head
-    size = max(1, _KEPT_BYTES // one)
+    bytes_per_prompt = 4 * weights.n_layers * (weights.n_heads + weights.n_kv_heads) * weights.d_head
+    size = max(1, _BUDGET // bytes_per_prompt)
     return (slice(start, min(start + size, n_prompts)) for start in range(0, n_prompts, size))
 
 
-class _Kept:
-    """Values at the source and outputs at the last position, from one run over some prompts."""
+class _HeadActivations:
+    """Values at the source and outputs at the last position of some prompts, from one run of the model."""
 
     def __init__(
         self, model: Any, weights: HeadWeights, prompts: Sequence[Prompt], progress: Callable[[int], object]
@@ -317,13 +341,13 @@ class _Kept:
         shape = (weights.n_layers, len(prompts))
         self.values = torch.empty(*shape, weights.n_kv_heads, weights.d_head, device=weights.device)
         self.outputs = torch.empty(*shape, weights.n_heads, weights.d_head, device=weights.device)
-        at = torch.tensor([prompt.source for prompt in prompts])
+        source = torch.tensor([prompt.source for prompt in prompts])
 
         def keep(seen: Seen) -> None:
             rows = torch.tensor(seen.batch.rows)
             v, z = seen["v"], seen["z"]
             each = torch.arange(len(rows), device=v.device)
-            self.values[seen.layer, rows] = v[each, at[rows].to(v.device)].to(self.values)
+            self.values[seen.layer, rows] = v[each, source[rows].to(v.device)].to(self.values)
             self.outputs[seen.layer, rows] = z[:, -1].to(self.outputs)
 
         run(model, [prompt.ids for prompt in prompts], read=("v", "z"), reduce=keep, progress=progress)

@@ -32,13 +32,13 @@ class Validation(Result):
 
     Attributes:
         relations: Names of the relations.
-        templates: The prompts, ``<X>`` standing for the source.
+        templates: The prompts, with ``<X>`` in place of the source.
         k: Top-k of each relation.
         n_static: Pairs behind the static scores of each relation.
         n_dynamic: Pairs behind the dynamic scores of each relation, each in every template.
         dropped: (source, target, reason) of the pairs left out of the dynamic scores, by relation.
         static_promote, static_suppress: Scores from the weights alone.
-        promote_without, suppress_without: Scores when the last position attends to nothing but the source.
+        promote_without, suppress_without: Scores when the last position attends to the source alone.
         promote_with, suppress_with: Scores of what the head really writes at the last position.
         agreement: Columns such as ``pearson_without`` or ``suppress_spearman_with_low`` (an end of its 95% interval), a
             value per relation: correlation of static with dynamic scores over heads x templates, NaN where one of them
@@ -47,10 +47,11 @@ class Validation(Result):
     Example:
         >>> from tl_headmaps import Relation, load_default_model, validate
         >>> capitals = Relation.from_pairs("capitals", [("France", "Paris"), ("Egypt", "Cairo"), ("Japan", "Tokyo")])
-        >>> found = validate(load_default_model(), capitals, "The story of <X> contains", progress=False)
-        >>> found.n_static, found.n_dynamic, found.templates
+        >>> validation = validate(load_default_model(), capitals, "The story of <X> contains", progress=False)
+        >>> validation.n_static, validation.n_dynamic, validation.templates
         ((3,), (3,), ('The story of <X> contains',))
-        >>> round(float(found.static_promote[0, 23, 4]), 2), round(float(found.promote_without[0, 0, 23, 4]), 2)
+        >>> static, dynamic = validation.static_promote[0, 23, 4], validation.promote_without[0, 0, 23, 4]
+        >>> round(float(static), 2), round(float(dynamic), 2)
         (1.0, 0.33)
     """
 
@@ -83,7 +84,7 @@ class Validation(Result):
         """The dynamic promotion scores without context."""
         return self.promote_without
 
-    def number(self, relation: str) -> int:
+    def index_of(self, relation: str) -> int:
         """Position of a relation."""
         if relation not in self.relations:
             raise UsageError(f"This result has no relation {relation!r}; it has {', '.join(self.relations)}.")
@@ -92,7 +93,7 @@ class Validation(Result):
     def mean(self, column: str) -> float:
         """Mean of a column of the agreement table over the relations that have a value there."""
         if column not in self.agreement:
-            raise UsageError(f"There is no column {column!r}; there are {', '.join(self.agreement)}.")
+            raise UsageError(f"There is no column {column!r}; the columns are {', '.join(self.agreement)}.")
         known = [value for value in self.agreement[column] if not math.isnan(value)]
         return sum(known) / len(known) if known else math.nan
 
@@ -124,13 +125,13 @@ class Validation(Result):
             context: Attention as it is (``"with"``) or wholly on the source (``"without"``); by default both for one
                 relation, and without context for several.
         """
-        names = list(self.relations) if relation is None else [self.relations[self.number(relation)]]
+        names = list(self.relations) if relation is None else [self.relations[self.index_of(relation)]]
         contexts = [context] if context is not None else ["without", "with"] if len(names) == 1 else ["without"]
         n_layers, n_heads = self.static_promote.shape[1:]
         heads = [str(HeadIndex(layer, head)) for layer in range(n_layers) for head in range(n_heads)]
         x, y, points, groups = [], [], [], []
         for name in names:
-            place = self.number(name)
+            place = self.index_of(name)
             for label in contexts:
                 dynamic = self.promote_with if label == "with" else self.promote_without
                 x.append(self.static_promote[place].flatten())
@@ -139,8 +140,8 @@ class Validation(Result):
                 groups += [f"{label} context" if len(names) == 1 else name] * len(heads)
         without, with_ = self.agreement["pearson_without"], self.agreement["pearson_with"]
         agreement = ", ".join(
-            f"{name} {without[self.number(name)]:.2f} without and {with_[self.number(name)]:.2f} with context"
-            for name in names
+            f"{name} {_in_prose(without[place])} without and {_in_prose(with_[place])} with context"
+            for place, name in ((self.index_of(name), name) for name in names)
         )
         return scatter(
             torch.cat(x),
@@ -181,3 +182,7 @@ class Validation(Result):
         )
         templates = "\n".join(f"  {visible(template)}" for template in self.templates)
         return f"{title}\n\n{table_text(columns, rows)}\n\n{note}\ntemplates:\n{templates}"
+
+
+def _in_prose(correlation: float) -> str:
+    return "undefined" if math.isnan(correlation) else number(correlation)

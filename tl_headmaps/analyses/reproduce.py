@@ -1,0 +1,390 @@
+"""The published experiments end to end: agreement with activations, and ablation, relation by relation.
+
+The folder is a run folder (:mod:`tl_headmaps.core.runs`): each relation is one piece per experiment, computed alone, so
+what is computed after an interruption does not depend on when that was. Everything a reader opens is written from the
+pieces at the end.
+"""
+
+import json
+import math
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+import torch
+
+from ..capture.weights import HeadWeights
+from ..core.files import replacing, sha256_of
+from ..core.provenance import Provenance
+from ..core.runs import RunFolder, RunRecord, identity_of, open_run, pack
+from ..data.relations import Relation, RelationLike, load_relations, resolve_relations
+from ..renderers.figure import Figure
+from ..renderers.listing import tables_figure
+from ..renderers.tables import Table
+from ..renderers.text import number, percent
+from ..results import Result
+from ..scorers.ablation import default_max_heads
+from .ablate.call import AblationExperiment, AblationSettings, check_at_least
+from .ablate.result import AblationCurves
+from .validate.call import ValidationSettings, common_templates, runnable_weights, validate_with_weights
+from .validate.result import Validation
+
+if TYPE_CHECKING:
+    from typing import Self
+
+_Piece = TypeVar("_Piece", Validation, AblationCurves)
+
+PUBLISHED_AGREEMENT = {"GPT-2 XL": (0.89, 0.71), "Pythia-6.9B": (0.86, 0.69), "Llama-3.1-8B": (0.78, 0.72)}
+"""Mean agreement without and with context (arXiv:2412.11965)."""
+
+PUBLISHED_DROPS = {"Pythia-6.9B": (0.88, -0.01), "GPT-2 XL": (0.65, 0.07)}
+"""Mean relative drop of accuracy without the relation's heads, and without random heads (arXiv:2412.11965)."""
+
+
+@dataclass(frozen=True)
+class ReproducedRelation:
+    """Both experiments on one relation; None where there is no value.
+
+    Attributes:
+        relation: Its name.
+        n_pairs: Pairs behind the agreement.
+        pearson_without, pearson_with: Agreement of static and dynamic scores without and with context.
+        status: Of the ablation: ``tested``, ``not testable``, ``no heads`` or ``no template``.
+        n_heads: Heads switched off.
+        base_accuracy, final_accuracy: On the relation, before and after.
+        random_accuracy: With as many random heads switched off instead, mean over draws.
+        drop, random_drop, control_drop: Share of the accuracy lost.
+        controls: Names of the control relations.
+    """
+
+    relation: str
+    n_pairs: int
+    pearson_without: float | None
+    pearson_with: float | None
+    status: str
+    n_heads: int
+    base_accuracy: float | None
+    final_accuracy: float | None
+    random_accuracy: float | None
+    drop: float | None
+    random_drop: float | None
+    control_drop: float | None
+    controls: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Reproduction(Result):
+    """Tables of a reproduction; the results behind them are files of their own.
+
+    Attributes:
+        rows: Both experiments on each relation: agreement with activations, and ablation.
+
+    Example:
+        >>> from tl_headmaps import Relation, Reproduction, load_default_model, reproduce
+        >>> pairs = [("France", "Paris"), ("Germany", "Berlin"), ("Japan", "Tokyo")]
+        >>> capitals = Relation.from_pairs("capitals", pairs, eliciting_templates=("The capital of <X> is",))
+        >>> options = {"relations": capitals, "n_random": 1, "data_dir": "."}  # "." has no controls
+        >>> tables = reproduce(load_default_model(), "maps", **options, progress=False)
+        >>> round(tables.mean("base_accuracy"), 2)
+        1.0
+        >>> Reproduction.load("maps/reproduction.json") == tables
+        True
+    """
+
+    kind: ClassVar[str] = "reproduction"
+    methods: ClassVar[tuple[str, ...]] = ("elhelo2024maps",)
+    experiment: ClassVar[str] = "maps"
+    rows: tuple[ReproducedRelation, ...]
+    provenance: Provenance
+
+    @property
+    def axes(self) -> dict[str, list[Any]]:
+        """Names of the relations."""
+        return {"relation": [row.relation for row in self.rows]}
+
+    def mean(self, column: str) -> float:
+        """Mean of a column over the relations that have a value there."""
+        values = [getattr(row, column) for row in self.rows]
+        known = [value for value in values if value is not None]
+        return sum(known) / len(known) if known else math.nan
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON, the published figures with them."""
+        names = ("pearson_without", "pearson_with", "drop", "random_drop", "control_drop")
+        means = {name: self.mean(name) for name in names}
+        return {
+            "kind": self.kind,
+            "experiment": self.experiment,
+            "axes": self.axes,
+            "rows": [asdict(row) | {"controls": list(row.controls)} for row in self.rows],
+            "mean": {name: None if math.isnan(value) else value for name, value in means.items()},
+            "published": {
+                "agreement": {name: list(pair) for name, pair in PUBLISHED_AGREEMENT.items()},
+                "drop": {name: list(pair) for name, pair in PUBLISHED_DROPS.items()},
+            },
+            "provenance": self.provenance.to_dict(),
+        }
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "Self":
+        """Inverse of :meth:`to_dict`."""
+        rows = tuple(ReproducedRelation(**row | {"controls": tuple(row["controls"])}) for row in values["rows"])
+        return cls(rows, Provenance.from_dict(values["provenance"]))
+
+    def to_rows(self) -> Iterable[dict[str, Any]]:
+        """One record per relation."""
+        return (asdict(row) | {"controls": " ".join(row.controls)} for row in self.rows)
+
+    def figure(self) -> Figure:
+        """Agreement, then what is lost without the heads; one row per relation, the published figures below ours."""
+        title = f"Published experiments ({self.experiment}) on {self.provenance.model}"
+        return tables_figure([self.agreement_table(), self.drops_table()], title=title, text=str(self))
+
+    def __str__(self) -> str:
+        return (
+            f"Static scores and the running model: {self.experiment}, {self.provenance.model}\n\n"
+            f"{self.agreement_table().text()}\n\n"
+            f"Heads switched off\n\n{self.drops_table().text()}"
+        )
+
+    def agreement_table(self) -> Table:
+        """Agreement of static and dynamic scores by relation, the mean and the published means below."""
+        rows: list[list[object]] = [
+            [row.relation, row.n_pairs, number(row.pearson_without), number(row.pearson_with)] for row in self.rows
+        ]
+        means = (self.mean("pearson_without"), self.mean("pearson_with"))
+        rows.append([f"mean, {self.provenance.model}", "", *map(number, means)])
+        rows += [[f"published mean, {name}", "", *map(number, values)] for name, values in PUBLISHED_AGREEMENT.items()]
+        columns = [("relation", "left"), ("pairs", "right"), ("without context", "right"), ("with context", "right")]
+        return Table(columns, rows, "Pearson correlation of static and dynamic scores over heads x templates")
+
+    def drops_table(self) -> Table:
+        """Accuracy before and after switching off heads by relation, the mean and the published means below."""
+        rows: list[list[object]] = []
+        for row in self.rows:
+            if row.status != "tested":
+                rows.append([row.relation, "", number(row.base_accuracy), row.status, "", "", "", ""])
+                continue
+            values = (row.base_accuracy, row.final_accuracy, row.random_accuracy)
+            drops = (percent(share) for share in (row.drop, row.random_drop, row.control_drop))
+            rows.append([row.relation, row.n_heads, *map(number, values), *drops])
+        drops = (percent(self.mean(name)) for name in ("drop", "random_drop", "control_drop"))
+        rows.append([f"mean, {self.provenance.model}", "", "", "", "", *drops])
+        rows += [
+            [f"published mean, {name}", "", "", "", "", *map(percent, values), "-"]
+            for name, values in PUBLISHED_DROPS.items()
+        ]
+        titles = ("relation", "heads off", "before", "after", "random", "drop", "drop, random", "drop, controls")
+        columns = [(title, "left" if title == "relation" else "right") for title in titles]
+        return Table(columns, rows, "next-token accuracy; drop: share of the accuracy lost")
+
+
+def reproduce(
+    model: Any,
+    out: str | Path,
+    *,
+    relations: RelationLike | Sequence[RelationLike] | None = None,
+    n_random: int = 5,
+    prepend_bos: bool = False,
+    data_dir: str | Path | None = None,
+    progress: bool = True,
+) -> Reproduction:
+    """Run the published experiments on a model: agreement with activations, and ablation.
+
+    They are those of Elhelo and Geva, *Inferring Functionality of Attention Heads from their Parameters*. Written to
+    ``out``: a result for each relation and experiment (``relations/``), tables as CSV, Markdown and LaTeX
+    (``tables/``), figures (``figures/``), ``reproduction.json`` and ``manifest.json``. Finished relations are saved, so
+    an interrupted run resumes.
+
+    Args:
+        model: A TransformerBridge or HookedTransformer with raw weights.
+        out: Folder to write to.
+        relations: Bundled names, files, or :class:`Relation` objects; by default all bundled ones that the tokenizer
+            can write.
+        n_random: Number of draws of random heads to compare with.
+        prepend_bos: Put the BOS token in front of each prompt; published figures are without.
+        data_dir: Folder of relations to use instead of the bundled one.
+        progress: Show progress bars on a terminal.
+
+    Example:
+        >>> from tl_headmaps import Relation, load_default_model, reproduce
+        >>> pairs = [("France", "Paris"), ("Germany", "Berlin"), ("Japan", "Tokyo")]
+        >>> capitals = Relation.from_pairs("capitals", pairs, eliciting_templates=("The capital of <X> is",))
+        >>> options = {"relations": capitals, "n_random": 1, "data_dir": "."}  # "." has no controls
+        >>> tables = reproduce(load_default_model(), "maps", **options, progress=False)
+        >>> tables.rows[0].relation, tables.rows[0].status
+        ('capitals', 'tested')
+    """
+    check_at_least("n_random", n_random, 0)
+    weights = runnable_weights(model)
+    weights.require("maps", needs_mlp=weights.n_layers > 1)
+    bundled = load_relations(model=weights, data_dir=data_dir)
+    chosen = resolve_relations(bundled if relations is None else relations, data_dir)
+    names = [relation.name for relation in chosen]
+    # Controls may be any bundled relation, even when only a few are reproduced.
+    candidates = [*chosen, *(relation for relation in bundled if relation.name not in names)]
+    provenance = weights.provenance(
+        options={"n_random": n_random, "prepend_bos": prepend_bos},
+        data={relation.name: relation.digest for relation in chosen},
+        seed=0,
+    )
+    identity = identity_of(Reproduction.kind, provenance, _details(provenance, candidates))
+    with open_run(Path(out), RunRecord(identity, (), provenance.to_dict())) as run:
+        # Not there while the folder is being completed.
+        (run.folder / _MANIFEST).unlink(missing_ok=True)
+        checks = _validations(run, model, weights, chosen, prepend_bos, progress)
+        curves = _ablations(run, model, weights, chosen, candidates, checks, n_random, prepend_bos, progress)
+        rows = tuple(_row(name, checks[name], curves.get(name)) for name in names)
+        result = Reproduction(rows, replace(provenance, created=run.created))
+        results: dict[str, Result] = {}
+        for relation in chosen:
+            results[_file_stem(relation, "validation")] = checks[relation.name]
+            if relation.name in curves:
+                results[_file_stem(relation, "ablation")] = curves[relation.name]
+        _write(run, result, results)
+    return result
+
+
+_MANIFEST = "manifest.json"
+
+
+def _details(provenance: Provenance, candidates: Sequence[Relation]) -> dict[str, Any]:
+    """What the numbers depend on and the provenance's options and data do not say."""
+    return {
+        "model": provenance.model,
+        "hosts": {name: provenance.versions[name] for name in ("transformer-lens", "transformers")},
+        "relations": {
+            relation.name: {
+                "digest": relation.digest,
+                "neutral": list(relation.neutral_templates),
+                "eliciting": list(relation.eliciting_templates),
+            }
+            for relation in candidates
+        },
+    }
+
+
+def _validations(
+    run: RunFolder, model: Any, weights: HeadWeights, relations: Sequence[Relation], prepend_bos: bool, progress: bool
+) -> dict[str, Validation]:
+    settings = ValidationSettings("maps", None, "single", "skip", prepend_bos, seed=0)
+    checks = {}
+    for relation in relations:
+        templates = common_templates([relation])
+        make = partial(validate_with_weights, model, weights, [relation], templates, settings, progress)
+        checks[relation.name] = _finished_or_made(run, _file_stem(relation, "validation"), Validation, make)
+    return checks
+
+
+def _ablations(
+    run: RunFolder,
+    model: Any,
+    weights: HeadWeights,
+    relations: Sequence[Relation],
+    candidates: Sequence[Relation],
+    checks: Mapping[str, Validation],
+    n_random: int,
+    prepend_bos: bool,
+    progress: bool,
+) -> dict[str, AblationCurves]:
+    """Ablations of the relations that have a template to ask them with."""
+    settings = AblationSettings("zero", "maps", None, "skip", prepend_bos, progress)
+    experiment = AblationExperiment(model, weights, settings)
+    # The validations have the static scores already.
+    static = {name: check.static_promote[0] for name, check in checks.items()}
+
+    def ablated(relation: Relation) -> AblationCurves:
+        return experiment.curves(
+            experiment.questions(relation, relation.eliciting_templates),
+            heads=None,
+            max_heads=default_max_heads(weights.n_layers * weights.n_heads),
+            candidates=[other for other in candidates if other.name != relation.name],
+            all_candidates=False,
+            n_random=n_random,
+            static=static,
+        )
+
+    return {
+        relation.name: _finished_or_made(
+            run, _file_stem(relation, "ablation"), AblationCurves, partial(ablated, relation)
+        )
+        for relation in relations
+        if relation.eliciting_templates
+    }
+
+
+def _finished_or_made(run: RunFolder, stem: str, kind: type[_Piece], make: Callable[[], _Piece]) -> _Piece:
+    """A result of this run: from its piece, or made now and kept as one."""
+    piece = f"pieces/{stem}"
+    # Pieces hold tensors; a result is the bytes of its JSON.
+    tensors = run.finished(piece)
+    if tensors is not None:
+        return kind.from_dict(json.loads(tensors["json"].numpy().tobytes()))
+    start = time.perf_counter()
+    made = make()
+    # All results carry the time the run was started: their bytes do not tell when it was interrupted.
+    result = replace(made, provenance=replace(made.provenance, created=run.created))
+    tensors = {"json": torch.frombuffer(bytearray(result.to_json().encode()), dtype=torch.uint8)}
+    run.store(piece, pack(piece, tensors, run.record.identity), time.perf_counter() - start)
+    return result
+
+
+def _row(name: str, check: Validation, curves: AblationCurves | None) -> ReproducedRelation:
+    tested = curves is not None and curves.status == "tested"
+    ends = [float(curve.accuracy[-1]) for curve in curves.random_curves] if curves is not None else []
+    return ReproducedRelation(
+        relation=name,
+        n_pairs=check.n_dynamic[0],
+        pearson_without=_known(check.agreement["pearson_without"][0]),
+        pearson_with=_known(check.agreement["pearson_with"][0]),
+        status="no template" if curves is None else curves.status,
+        n_heads=len(curves.heads) if curves is not None else 0,
+        base_accuracy=None if curves is None else curves.base_accuracy,
+        final_accuracy=float(curves.curve.accuracy[-1]) if curves is not None and tested else None,
+        random_accuracy=sum(ends) / len(ends) if ends else None,
+        drop=_known(curves.curve.drop) if curves is not None and tested else None,
+        random_drop=_known(curves.random_drop) if curves is not None and tested else None,
+        control_drop=_known(curves.control_drop) if curves is not None and tested else None,
+        controls=tuple(control.relation for control in curves.controls) if curves is not None else (),
+    )
+
+
+def _known(value: float) -> float | None:
+    return None if math.isnan(value) else value
+
+
+def _write(run: RunFolder, result: Reproduction, results: Mapping[str, Result]) -> None:
+    """Results, figures and tables, and last a manifest with the SHA-256 of each of them."""
+    folder = run.folder
+    paths = [result.save(folder / "reproduction.json")]
+    for stem, one in results.items():
+        paths.append(one.save(folder / "relations" / f"{stem}.json"))
+        paths += [one.save(folder / "figures" / f"{stem}{suffix}") for suffix in _figure_suffixes()]
+    for name, table in (("agreement", result.agreement_table()), ("ablation", result.drops_table())):
+        for suffix, text in ((".csv", table.csv()), (".md", table.markdown()), (".tex", table.latex())):
+            paths.append(_write_text(folder / "tables" / f"{name}{suffix}", text))
+    files = {path.relative_to(folder).as_posix(): sha256_of(path) for path in sorted(paths)}
+    manifest = {"settings": run.record.identity, "complete": True, "files": files}
+    _write_text(folder / _MANIFEST, json.dumps(manifest, ensure_ascii=False, indent=1) + "\n")
+
+
+def _write_text(path: Path, text: str) -> Path:
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+    return path
+
+
+def _file_stem(relation: Relation, experiment: str) -> str:
+    """``country_to_capital.ablation``; names of users' relations may hold anything, names of files may not."""
+    slug = re.sub(r"[^A-Za-z0-9_-]", "_", relation.name)
+    return f"{slug if slug == relation.name else f'{slug}-{relation.digest[:8]}'}.{experiment}"
+
+
+def _figure_suffixes() -> tuple[str, ...]:
+    """Pages, and figures for print where matplotlib is installed."""
+    return (".html", ".svg") if find_spec("matplotlib") else (".html",)

@@ -1,1 +1,0 @@
-"""Published experiments end to end."""
