@@ -42,6 +42,12 @@ _MAPS = (
 )
 """Fields with one value per relation, layer and head."""
 
+_MET_MAPS = ("prompt_low", "prompt_high", "several", "together")
+"""The same, of met vectors alone."""
+
+_PROMPT_LEAST = 0.05
+"""Scores from which on it is looked up how far the prompts agree: of most heads there is nothing to agree on."""
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class RelationScores(Result):
@@ -62,6 +68,12 @@ class RelationScores(Result):
         interval_low, interval_high: 95% Wilson interval of ``promote``.
         suppress_null_mean, suppress_p_value, suppress_q_value: The same for ``suppress``.
         promote_ranks, suppress_ranks: Exact rank of every kept pair's target, by relation, if asked for.
+        stream: With ``preset="met"``: the promotion score of the stream itself before each layer (logit lens). A head
+            whose score is not above it passes on what is known already.
+        prompt_low, prompt_high: With ``"met"``: the smallest and largest promotion score behind one prompt alone, for
+            heads that score 0.05 or more; NaN with a single prompt, where agreement cannot be judged.
+        n_several, several: With ``"met"``: pairs whose source has several tokens, and their promotion scores.
+        together: Promotion scores over pairs with sources of one and of several tokens.
 
     Example:
         >>> from tl_headmaps import load_default_model, relation_scores
@@ -82,7 +94,7 @@ class RelationScores(Result):
         "wilson1927probable",
     )
     json_axes: ClassVar[Mapping[str, str | None]] = {"relation": "relations", "layer": None, "head": None}
-    nullable: ClassVar[tuple[str, ...]] = _MAPS
+    nullable: ClassVar[tuple[str, ...]] = (*_MAPS, *_MET_MAPS, "stream")
     relations: tuple[str, ...]
     circuit: Circuit
     k: tuple[int, ...]
@@ -102,6 +114,12 @@ class RelationScores(Result):
     provenance: Provenance
     promote_ranks: tuple[Int[Tensor, "_ layer head"], ...] | None = None
     suppress_ranks: tuple[Int[Tensor, "_ layer head"], ...] | None = None
+    stream: Float[Tensor, "relation layer"] | None = None
+    prompt_low: Float[Tensor, "relation layer head"] | None = None
+    prompt_high: Float[Tensor, "relation layer head"] | None = None
+    n_several: tuple[int, ...] | None = None
+    several: Float[Tensor, "relation layer head"] | None = None
+    together: Float[Tensor, "relation layer head"] | None = None
 
     @property
     def values(self) -> Float[Tensor, "relation layer head"]:

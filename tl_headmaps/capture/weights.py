@@ -13,7 +13,7 @@ Conventions (TransformerLens' names and shapes):
 """
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, fields
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -57,6 +57,7 @@ class HeadWeights:
         tokenizer: The model's tokenizer; None allows token ids only.
         origin: The checkpoint these weights are read from, which another process can open again; None for weights of a
             model in memory.
+        model: The running model these weights were read from, for ``preset="met"``; None for a checkpoint.
 
     Example:
         >>> from tl_headmaps import HeadWeights, load_default_model
@@ -86,6 +87,7 @@ class HeadWeights:
     mlp_refusal: str | None = None
     tokenizer: Any = field(default=None, repr=False)
     origin: CheckpointOrigin | None = field(default=None, repr=False)
+    model: Any = field(default=None, repr=False)
 
     @classmethod
     def from_model(cls, model: Any, device: str | torch.device | None = None) -> "Self":
@@ -95,7 +97,7 @@ class HeadWeights:
             model: A loaded TransformerLens model, raw or processed, in float32, bfloat16 or float16.
             device: Where to compute; the model's own device by default.
         """
-        return cls(**read_model(model, device))
+        return cls(**read_model(model, device), model=model)
 
     @classmethod
     def from_checkpoint(

@@ -2,23 +2,39 @@
 
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from ..capture.running.met import MetVectors
 from ..capture.weights import HeadWeights
 from ..core.types import Circuit, Preset
 from .factored import LayerMaps
 from .ov import ov_maps
-from .qk import qk_maps
+from .qk import met_qk_maps, qk_maps
 from .vectors import token_vectors, vocabulary_vectors
+
+
+@dataclass(frozen=True)
+class MetSources:
+    """What maps with ``preset="met"`` read.
+
+    Attributes:
+        rows: Vectors of the source tokens, a row for each.
+        keys: Keys of every token of the vocabulary, for QK maps.
+    """
+
+    rows: MetVectors
+    keys: MetVectors | None = None
 
 
 class CircuitMaps:
     """Builds the maps of each layer for some rows (None: a row for every token of the vocabulary).
 
-    Token vectors, the same for all layers above 0, are computed once. Several threads may ask at the same time.
+    Token vectors without context, the same for all layers above 0, are computed once; met vectors are read from disk a
+    layer at a time. Several threads may ask at the same time.
     """
 
     def __init__(
@@ -28,8 +44,11 @@ class CircuitMaps:
         *,
         circuit: Circuit = "ov",
         preset: Preset = "folded",
+        met: MetSources | None = None,
     ) -> None:
-        self.weights, self.ids, self.circuit, self.preset = weights, ids, circuit, preset
+        if (preset == "met") != (met is not None):
+            raise AssertionError("preset='met' and met vectors go together")
+        self.weights, self.ids, self.circuit, self.preset, self.met = weights, ids, circuit, preset, met
         self._lock = threading.Lock()
         self._rows: tuple[bool, Tensor] | None = None
 
@@ -46,10 +65,15 @@ class CircuitMaps:
             rows = self.row_vectors(layer)
             if self.circuit == "ov":
                 return ov_maps(self.weights, weights, rows, heads, self.preset)
+            if self.met is not None:
+                assert self.met.keys is not None
+                return met_qk_maps(self.weights, weights, rows, self.met.keys.keys(layer), heads)
             return qk_maps(self.weights, weights, rows, self._vocabulary(layer), heads, self.preset)
 
     def row_vectors(self, layer: int) -> Float[Tensor, "row d_model"]:
-        """Source vectors of the rows, before ln1."""
+        """Source vectors of the rows, before ln1 (met ones: without its weight)."""
+        if self.met is not None:
+            return self.met.rows.layer(layer).to(self.weights.device)
         if self.ids is None:
             return self._vocabulary(layer)
         with self._lock:

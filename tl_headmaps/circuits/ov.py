@@ -86,6 +86,27 @@ def written_maps(
     )
 
 
+def stream_map(weights: HeadWeights, layer: int, vectors: Float[Tensor, "row d_model"]) -> LayerMaps:
+    """What the stream itself says (the logit lens): a single map whose rows are read out without any head.
+
+    Args:
+        weights: The model.
+        layer: The layer whose input the vectors are.
+        vectors: Normalised inputs of the layer, from met vectors.
+    """
+    middle = torch.eye(weights.d_model, device=weights.device)[None]
+    if weights.ln_final is not None:
+        middle = weights.ln_final.folded_into(middle)
+    cache = cache_of(weights)
+    return LayerMaps(
+        heads=(HeadIndex(layer, 0),),
+        left=vectors[None],
+        group=(0,),
+        columns=ProductColumns(weights.W_U, middle, cache.unembedding_order, cache.ordered_unembedding),
+        offset=(vectors @ (middle[0] @ cache.mean_unembedding))[None],
+    )
+
+
 def constant_values(weights: HeadWeights, layer: LayerWeights) -> Float[Tensor, "kv_head d_head"]:
     """The part of a value vector that is there whatever is read: b_V, and ln1's bias through W_V."""
     constant = layer.W_V.new_zeros(weights.n_kv_heads, weights.d_head)

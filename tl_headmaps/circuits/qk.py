@@ -44,12 +44,45 @@ def qk_maps(
         some = _with_bias(layer, read_by(layer, keys[here], preset), folded)
         for number, g in enumerate(groups):
             right[number, here] = _project(some, layer.W_K[g], layer.b_K, g, layer.k_norm, folded)
+    return _maps(weights, layer, torch.stack(left), right, groups, heads)
+
+
+def met_qk_maps(
+    weights: HeadWeights,
+    layer: LayerWeights,
+    queries: Float[Tensor, "row d_model"],
+    keys: Float[Tensor, "kv_head vocab d_head"],
+    heads: Sequence[int],
+) -> LayerMaps:
+    """The same from met vectors: queries as the layer reads them, keys already multiplied by W_K."""
+    queries = _with_bias(layer, read_by(layer, queries, "met"), True)
+    groups = sorted({weights.group_of(head) for head in heads})
+    left = [_project(queries, layer.W_Q[h], layer.b_Q, h, layer.q_norm, True) * layer.score_scale for h in heads]
+    right = keys[groups].to(weights.device)
+    for number, g in enumerate(groups):
+        if layer.ln1 is not None:
+            right[number] += layer.ln1.bias @ layer.W_K[g]
+        if layer.b_K is not None:
+            right[number] += layer.b_K[g]
+        if layer.k_norm is not None:
+            right[number] = layer.k_norm(right[number])
+    return _maps(weights, layer, torch.stack(left), right, groups, heads)
+
+
+def _maps(
+    weights: HeadWeights,
+    layer: LayerWeights,
+    left: Float[Tensor, "head row d_head"],
+    right: Float[Tensor, "group vocab d_head"],
+    groups: list[int],
+    heads: Sequence[int],
+) -> LayerMaps:
     return LayerMaps(
         heads=tuple(HeadIndex(layer.layer, head) for head in heads),
-        left=torch.stack(left),
+        left=left,
         group=tuple(range(len(heads))),
         columns=FactorColumns(right, tuple(groups.index(weights.group_of(head)) for head in heads)),
-        offset=queries.new_zeros(len(heads), queries.shape[0]),
+        offset=left.new_zeros(len(heads), left.shape[1]),
     )
 
 

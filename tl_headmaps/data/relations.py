@@ -284,6 +284,7 @@ class Encoded:
     Attributes:
         kept: Positions of these pairs in ``relation.pairs``.
         dropped: (source, target, reason) of the others.
+        several: Token ids of the sources of several tokens and the ids of their targets, if they were asked for.
     """
 
     relation: Relation
@@ -291,10 +292,17 @@ class Encoded:
     target_ids: tuple[int, ...]
     kept: tuple[int, ...]
     dropped: tuple[tuple[str, str, str], ...] = field(repr=False)
+    several: tuple[tuple[tuple[int, ...], int], ...] = ()
 
 
 def encode(
-    relation: Relation, tokenizer: Any, *, n_sources: int, n_targets: int, multi_token: MultiToken = "skip"
+    relation: Relation,
+    tokenizer: Any,
+    *,
+    n_sources: int,
+    n_targets: int,
+    multi_token: MultiToken = "skip",
+    several: bool = False,
 ) -> Encoded:
     """Ids of a relation's pairs; pairs with a word of several tokens are dropped with the reason.
 
@@ -304,15 +312,18 @@ def encode(
         n_sources: Number of rows of the map, the model's embedded tokens.
         n_targets: Number of columns of the map.
         multi_token: ``"skip"`` drops targets of several tokens, ``"first"`` takes their first token.
+        several: Give pairs whose source has several tokens too, apart from the others, instead of dropping them.
     """
-    sources, targets, kept, dropped = [], [], [], []
+    sources, targets, kept, dropped, longer = [], [], [], [], []
     known = _single_tokens(relation, tokenizer)
     for number, (source, target) in enumerate(relation.pairs):
+        source_id = None
         try:
             source_id = single_id(tokenizer, known.get(source, source), n_sources)
         except TokenError:
-            dropped.append((str(source), str(target), "source is not one token"))
-            continue
+            if not (several and isinstance(source, str) and tokenizer is not None):
+                dropped.append((str(source), str(target), "source is not one token"))
+                continue
         try:
             if multi_token == "first" and isinstance(target, str) and tokenizer is not None:
                 target_id = single_id(None, word_ids(tokenizer, target)[0], n_targets)
@@ -321,10 +332,13 @@ def encode(
         except TokenError:
             dropped.append((str(source), str(target), "target is not one token"))
             continue
+        if source_id is None:
+            longer.append((tuple(word_ids(tokenizer, str(source))), target_id))
+            continue
         sources.append(source_id)
         targets.append(target_id)
         kept.append(number)
-    return Encoded(relation, tuple(sources), tuple(targets), tuple(kept), tuple(dropped))
+    return Encoded(relation, tuple(sources), tuple(targets), tuple(kept), tuple(dropped), tuple(longer))
 
 
 def _single_tokens(relation: Relation, tokenizer: Any) -> dict[TokenLike, int]:

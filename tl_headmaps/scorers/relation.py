@@ -94,6 +94,12 @@ def score_layer(
     return promote, suppress
 
 
+def shares(maps: LayerMaps, pairs: Pairs, *, budget: int = DEFAULT_BUDGET) -> Float[Tensor, "relation head"]:
+    """Promotion scores alone, without suppression and nulls."""
+    counted = ranks(maps, pairs.rows, pairs.columns, limit=int(pairs.k.max()), budget=budget).greater
+    return pairs.share(counted < pairs.k[pairs.relation])
+
+
 def _null(
     pairs: Pairs, hit: Tensor, chance: Tensor
 ) -> tuple[Float[Tensor, "relation head"], Float[Tensor, "relation head"]]:

@@ -24,7 +24,8 @@ SINK_NORM = 6.0
 def sinks(stream: Float[Tensor, "pos d_model"]) -> Bool[Tensor, " pos"]:
     """Positions whose residual stream stands out by its length."""
     lengths = stream.float().norm(dim=-1)
-    return lengths > SINK_NORM * lengths.median()
+    standing_out: Tensor = lengths > SINK_NORM * lengths.median()
+    return standing_out
 
 
 @dataclass(frozen=True)

@@ -166,7 +166,7 @@ def _prompted(
     templates: tuple[str, ...],
     settings: ValidationSettings,
 ) -> _PromptedRelation:
-    sizes = {"n_sources": weights.n_vocab, "n_targets": weights.W_U.shape[0]}
+    sizes: Any = {"n_sources": weights.n_vocab, "n_targets": weights.W_U.shape[0]}
     static = encode(relation, weights.tokenizer, **sizes, multi_token=settings.multi_token)
     k = checked_k(static, settings.k, weights.W_U.shape[0])
     dropped: list[tuple[str, str, str]] = []
@@ -208,7 +208,7 @@ def _several_token_sources(
     relation: Relation, weights: HeadWeights, static: Encoded, multi_token: MultiToken
 ) -> Iterator[tuple[Any, Any, int, None]]:
     """Pairs left out of the static scores only because their source has several tokens."""
-    sizes = {"n_sources": weights.n_vocab, "n_targets": weights.W_U.shape[0]}
+    sizes: Any = {"n_sources": weights.n_vocab, "n_targets": weights.W_U.shape[0]}
     left_out = [pair for place, pair in enumerate(relation.pairs) if place not in set(static.kept)]
     if not left_out:
         return

@@ -107,7 +107,7 @@ def prepends_bos(model: Any, prepend_bos: bool | None) -> bool:
     if tokenizer is None or tokenizer.bos_token_id is None:
         return False
     plain = tokenizer.encode("a", add_special_tokens=False)
-    return model.to_tokens("a")[0].tolist() == [tokenizer.bos_token_id, *plain]
+    return bool(model.to_tokens("a")[0].tolist() == [tokenizer.bos_token_id, *plain])
 
 
 def unpadded(tokens: Int[Tensor, "batch pos"], attention_mask: Tensor | None = None) -> list[list[int]]:

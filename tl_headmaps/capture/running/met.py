@@ -18,7 +18,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -30,6 +30,7 @@ from tqdm.auto import tqdm
 from ...core.errors import UnsupportedModelError, UsageError
 from ...core.files import cache_folder, replacing
 from ...core.runs import DamagedPieceError, pack, unpack
+from ...data.prompts import neutral_prompts
 from ..fingerprint import model_fingerprint
 from ..parts import LayerWeights
 from ..weights import HeadWeights
@@ -67,6 +68,7 @@ class MetVectors:
         identity: Which model, prefixes and sources they belong to.
         sources: Token ids of each source.
         parts: How many sources each part holds.
+        rows: Which of the sources are read, and in which order; None for all.
 
     Example:
         >>> from tl_headmaps import MetVectors, load_default_model
@@ -82,6 +84,7 @@ class MetVectors:
     identity: dict[str, Any]
     sources: tuple[Source, ...]
     parts: tuple[int, ...]
+    rows: tuple[int, ...] | None = None
 
     @classmethod
     def of(
@@ -128,18 +131,21 @@ class MetVectors:
 
     def layer(self, layer: int) -> Float[Tensor, "source d_model"]:
         """The averaged input of one layer, without the weight and bias of its norm."""
-        return torch.cat([piece["mean"] for piece in self._pieces(layer)])
+        return self._chosen(torch.cat([piece["mean"] for piece in self._pieces(layer)]), 0)
 
     def values(self, layer: int) -> Float[Tensor, "prompt kv_head source d_head"]:
         """Value vectors behind each prefix alone, without their constant part."""
-        return torch.cat([piece["values"] for piece in self._pieces(layer)], dim=2)
+        return self._chosen(torch.cat([piece["values"] for piece in self._pieces(layer)], dim=2), 2)
 
     def keys(self, layer: int) -> Float[Tensor, "kv_head source d_head"]:
         """Averaged keys, before any norm and bias."""
         return torch.cat([piece["keys"] for piece in self._pieces(layer)], dim=1)
 
-    def rows_of(self, sources: Sequence[Source]) -> list[int]:
-        """Where given sources are among these; refuses those that are not."""
+    def _chosen(self, tensor: Tensor, axis: int) -> Tensor:
+        return tensor if self.rows is None else tensor.index_select(axis, torch.tensor(self.rows))
+
+    def select(self, sources: Sequence[Source]) -> "MetVectors":
+        """The vectors of some of the sources, in their order; refuses sources that are not there."""
         known = {source: row for row, source in enumerate(self.sources)}
         missing = [source for source in sources if source not in known]
         if missing:
@@ -147,7 +153,7 @@ class MetVectors:
                 f"The met vectors in {self.folder} have no source with token ids {list(missing[0])} ({len(missing)} of "
                 f"{len(sources)} are missing). Make vectors of all sources of the relations."
             )
-        return [known[source] for source in sources]
+        return replace(self, rows=tuple(known[source] for source in sources))
 
     def check(self, weights: HeadWeights) -> "MetVectors":
         """Refuse vectors of another model."""
@@ -158,11 +164,14 @@ class MetVectors:
             )
         return self
 
+    def _path(self, part: int, layer: int) -> Path:
+        return self.folder / f"{_piece(part, layer)}.safetensors"
+
     def _pieces(self, layer: int) -> Iterator[dict[str, Tensor]]:
         for part in range(len(self.parts)):
-            path = _piece_path(self.folder, part, layer)
+            path = self._path(part, layer)
             try:
-                yield unpack(path.read_bytes(), layer, {**self.identity, "part": part})
+                yield unpack(path.read_bytes(), _piece(part, layer), self.identity)
             except (OSError, DamagedPieceError) as error:
                 raise UsageError(
                     f"The met vectors in {path} cannot be read ({error}). Start the same call again: it makes damaged "
@@ -170,8 +179,48 @@ class MetVectors:
                 ) from error
 
 
-def _piece_path(folder: Path, part: int, layer: int) -> Path:
-    return folder / f"part-{part:03d}-layer-{layer:04d}.safetensors"
+def _piece(part: int, layer: int) -> str:
+    return f"part-{part:03d}-layer-{layer:04d}"
+
+
+def meet(
+    weights: HeadWeights,
+    sources: Sequence[Source],
+    *,
+    prompts: str | Sequence[str] | None = None,
+    vectors: "MetVectors | str | Path | None" = None,
+    prepend_bos: bool | None = None,
+    progress: bool = True,
+) -> MetVectors:
+    """Met vectors of an analysis' sources: given ones, or those of the model the weights were read from.
+
+    Args:
+        weights: The model's weights.
+        sources: Token ids of each source.
+        prompts: Prefixes; the bundled ones by default.
+        vectors: Vectors made before, or their folder.
+        prepend_bos: Begin each prefix with BOS; by default as the model does.
+        progress: Show a progress bar on a terminal.
+    """
+    if vectors is not None:
+        made = vectors if isinstance(vectors, MetVectors) else MetVectors.load(vectors)
+        return made.check(weights).select(sources)
+    model = runnable(weights)
+    chosen = neutral_prompts() if prompts is None else (prompts,) if isinstance(prompts, str) else tuple(prompts)
+    prefixes = encode_prefixes(model, chosen, prepends_bos(model, prepend_bos))
+    check_prefixes(model, chosen, sources)
+    return met_vectors(model, sources, prefixes, weights=weights, progress=progress)
+
+
+def runnable(weights: HeadWeights) -> Any:
+    """The model that weights were read from; refuses those of a checkpoint that was never built."""
+    if weights.model is None:
+        raise UsageError(
+            f"preset='met' runs the model, and the weights of {weights.model_name!r} were read from a checkpoint without "
+            "building it. Load the model (load_model(folder), or --model FOLDER), give vectors made where it can run "
+            "(vectors=), or use preset='folded'."
+        )
+    return weights.model
 
 
 def met_vectors(
@@ -218,9 +267,9 @@ def met_vectors(
             start = sum(parts[:part])
             tensors = _capture(model, weights, vectors.sources[start : start + parts[part]], prefixes, keep, bar.update)
             for layer in range(weights.n_layers):
-                piece = {name: tensors[name][layer] for name in keep}
-                with replacing(_piece_path(folder, part, layer)) as temporary:
-                    temporary.write_bytes(pack(layer, piece, {**identity, "part": part}))
+                piece: dict[str, Tensor] = {name: tensors[name][layer] for name in keep}
+                with replacing(vectors._path(part, layer)) as temporary:
+                    temporary.write_bytes(pack(_piece(part, layer), piece, identity))
     if left:
         stated = {"identity": identity, "sources": list(map(list, sources)), "parts": list(parts)}
         with replacing(folder / _DESCRIPTION) as temporary:
@@ -280,9 +329,11 @@ def encode_prefixes(model: Any, prompts: Sequence[str], prepend_bos: bool) -> li
     return [encode_prompt(model, prompt.rstrip(), prepend_bos) for prompt in listed]
 
 
-def check_prefixes(model: Any, prompts: Sequence[str], words: Sequence[str]) -> None:
+def check_prefixes(model: Any, prompts: Sequence[str], sources: Sequence[Source]) -> None:
     """Refuse prompts that contain a source, and prompts whose last token merges with the source behind it."""
     tokenizer = model.tokenizer
+    # Only sources that are words on their own: a letter or a piece of a word may stand anywhere.
+    words = [text for source in sources if (text := tokenizer.decode(list(source))).startswith(" ") and len(text) > 2]
     for prompt in prompts:
         inside = re.findall(r"\w+", prompt.lower())
         plain = tokenizer.encode(prompt.rstrip(), add_special_tokens=False)
@@ -293,8 +344,8 @@ def check_prefixes(model: Any, prompts: Sequence[str], words: Sequence[str]) -> 
                     f"The prompt {prompt!r} contains the source {word!r}, so the model would have met it already. Give "
                     "prompts without any word of the relation's sources."
                 )
-        joined = tokenizer([f"{prompt.rstrip()} {word.strip()}" for word in words], add_special_tokens=False)
-        for word, ids in zip(words, joined["input_ids"], strict=True):
+        joined = tokenizer([prompt.rstrip() + word for word in words], add_special_tokens=False) if words else {}
+        for word, ids in zip(words, joined.get("input_ids", ()), strict=True):
             if ids[: len(plain)] != plain:
                 raise UsageError(
                     f"Behind the prompt {prompt!r} the tokenizer merges the source {word!r} with the prompt's last "
@@ -305,9 +356,9 @@ def check_prefixes(model: Any, prompts: Sequence[str], words: Sequence[str]) -> 
 def _is_whole(vectors: MetVectors, part: int, n_layers: int) -> bool:
     """Whether all files of a part are there and right."""
     for layer in range(n_layers):
-        path = _piece_path(vectors.folder, part, layer)
+        path = vectors._path(part, layer)
         try:
-            unpack(path.read_bytes(), layer, {**vectors.identity, "part": part})
+            unpack(path.read_bytes(), _piece(part, layer), vectors.identity)
         except FileNotFoundError:
             return False
         except (OSError, DamagedPieceError) as error:
