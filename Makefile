@@ -45,7 +45,7 @@ wheel: .venv/tested
 	.venv-wheel/bin/tl-headmaps cite dist/grid.json
 
 # What never meets TransformerLens is not run twice; a new file runs here until it is listed.
-WITHOUT_HOST = citations drawings examples package ranking relations renderers renderers_cli renderers_notebook \
+WITHOUT_HOST = analyses citations cli_signatures drawings examples package ranking relations renderers renderers_cli renderers_notebook \
 	results tasks texts vocabulary
 
 test-tl3: .venv-tl3/tested

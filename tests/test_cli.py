@@ -117,7 +117,7 @@ class TestSalient:
     def test_json_and_terminal(self, run: Callable[..., Run], loaded: Any, tmp_path: Path) -> None:
         out = tmp_path / "s.json"
         heads = ("salient", "--heads", "L23H4,L23H2", "--preset", "maps")
-        done = run(*heads, "--tokens", "3", "--targets", "2", "--out", str(out))
+        done = run(*heads, "--n-tokens", "3", "--n-targets", "2", "--out", str(out))
         assert done.code == 0, done
         assert "' Italian'" in done.out
         found = json.loads(out.read_text(encoding="utf-8"))

@@ -9,8 +9,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from ..capture.running.met import MetVectors, Source, meet, vocabulary_keys
 from ..capture.weights import HeadWeights
-from ..circuits.maps import CircuitMaps
+from ..circuits.maps import CircuitMaps, MetSources
+from ..circuits.ov import stream_map, written_maps
 from ..core.errors import RelationDataError, UsageError
 from ..core.provenance import Provenance
 from ..core.sweep import Step, digest_of_ids, sweep
@@ -21,7 +23,7 @@ from ..renderers.figure import Figure
 from ..renderers.grids import MapLayer
 from ..renderers.text import table_text
 from ..results import Result, cells, largest_heads
-from ..scorers.relation import Pairs, score_layer
+from ..scorers.relation import Pairs, score_layer, shares
 from ..scorers.statistics import q_values, wilson_interval
 
 ScoreDirection: TypeAlias = Literal["promote", "suppress"]
@@ -145,8 +147,13 @@ class RelationScores(Result):
         return largest_heads(getattr(self, direction)[self.number(relation)], n)
 
     def implements(self, score: float = IMPLEMENTS_SCORE, q: float = IMPLEMENTS_Q) -> dict[str, list[HeadIndex]]:
-        """Heads that implement each relation: a score of at least 0.15 that beats its null (q < 0.05)."""
+        """Heads that implement each relation: a score of at least 0.15 that beats its null (q < 0.05).
+
+        With ``preset="met"`` the score must also be above that of the stream itself.
+        """
         found = (self.promote >= score) & (self.q_value < q)
+        if self.stream is not None:
+            found &= self.promote > self.stream[:, :, None]
         result = {}
         for number, name in enumerate(self.relations):
             heads = [HeadIndex(layer, head) for layer, head in found[number].nonzero().tolist()]
@@ -166,7 +173,9 @@ class RelationScores(Result):
         for name in ("promote_ranks", "suppress_ranks"):
             ranks = getattr(self, name)
             changes[name] = None if ranks is None else tuple(ranks[i] for i in numbers)
-        maps = {name: getattr(self, name)[numbers].clone() for name in _MAPS}
+        if self.stream is not None and self.n_several is not None:
+            changes |= {"stream": self.stream[numbers], "n_several": tuple(self.n_several[i] for i in numbers)}
+        maps = {name: getattr(self, name)[numbers].clone() for name in (*_MAPS, *self._met_maps)}
         if heads is not None:
             n_layers, n_heads = self.promote.shape[1:]
             left_out = torch.ones(n_layers, n_heads, dtype=torch.bool)
@@ -177,11 +186,16 @@ class RelationScores(Result):
                 values[:, left_out] = float("nan")
         return replace(self, **changes, **maps)
 
+    @property
+    def _met_maps(self) -> tuple[str, ...]:
+        return tuple(name for name in _MET_MAPS if getattr(self, name) is not None)
+
     def to_rows(self) -> Iterable[dict[str, Any]]:
         """One record per relation and head."""
         for at, labels in cells(self.axes, self.promote):
-            sizes = {"k": self.k[at[0]], "n_kept": self.n_kept[at[0]]}
-            yield labels | sizes | {name: float(getattr(self, name)[at]) for name in _MAPS}
+            record = labels | {"k": self.k[at[0]], "n_kept": self.n_kept[at[0]]}
+            record |= {name: float(getattr(self, name)[at]) for name in (*_MAPS, *self._met_maps)}
+            yield record if self.stream is None else record | {"stream": float(self.stream[at[:2]])}
 
     def figure(self, *, side_by_side: bool = False) -> Figure:
         """Scores of every relation by layer and head, with null, interval and q-value; promotion and suppression.
@@ -269,6 +283,9 @@ def relation_scores(
     circuit: Circuit = "ov",
     heads: HeadLike | Iterable[HeadLike] | None = None,
     multi_token: MultiToken = "skip",
+    prompts: str | Sequence[str] | None = None,
+    vectors: MetVectors | str | Path | None = None,
+    prepend_bos: bool | None = None,
     ranks: bool = False,
     data_dir: str | Path | None = None,
     run_dir: str | Path | None = None,
@@ -280,11 +297,15 @@ def relation_scores(
     Args:
         model: A TransformerBridge, a HookedTransformer, or HeadWeights.
         relations: One or several bundled names, files, or :class:`Relation` objects.
-        preset: ``"folded"``: what the model computes for a token without context. ``"maps"``: the published recipe.
+        preset: ``"met"``: what each layer reads when the model meets the token behind neutral prompts. ``"folded"``: what
+            the model computes for a token without context. ``"maps"``: the published recipe.
         k: Count targets among the k strongest; by default each relation's own k (larger for large vocabularies).
         circuit: ``"ov"``: what a head writes. ``"qk"``: whether a source, as query, attends to its target as key.
         heads: Only these heads; all by default.
         multi_token: ``"skip"`` leaves out targets of several tokens, ``"first"`` takes their first token.
+        prompts: With ``"met"``: prefixes the sources are put behind; by default eight neutral ones.
+        vectors: With ``"met"``: vectors made before (:class:`MetVectors`, or their folder), for weights that cannot run.
+        prepend_bos: With ``"met"``: begin each prefix with BOS; by default as the model does.
         ranks: Also keep the exact rank of every pair (slower: nothing can be left early).
         data_dir: Folder of relations instead of the bundled one.
         run_dir: Keep finished layers in this folder; the same call goes on from there after it was killed.
@@ -308,29 +329,81 @@ def relation_scores(
     weights.require(preset, needs_mlp=max(chosen) > 0)
     n_targets = weights.W_U.shape[0] if circuit == "ov" else weights.n_vocab
     encoded = [
-        encode(relation, weights.tokenizer, n_sources=weights.n_vocab, n_targets=n_targets, multi_token=multi_token)
+        encode(
+            relation,
+            weights.tokenizer,
+            n_sources=weights.n_vocab,
+            n_targets=n_targets,
+            multi_token=multi_token,
+            several=preset == "met",
+        )
         for relation in resolved
     ]
     chosen_k = [checked_k(entry, k, n_targets) for entry in encoded]
-    ids, pairs = _joined(encoded, chosen_k)
-    options = {"preset": preset, "k": k, "multi_token": multi_token, "heads": head_names(heads)}
+    asked = _Asked.of(encoded, chosen_k)
+    options: dict[str, Any] = {"preset": preset, "k": k, "multi_token": multi_token, "heads": head_names(heads)}
+    data = {entry.relation.name: entry.relation.digest for entry in encoded}
+    met = None
+    if preset == "met":
+        rows = meet(
+            weights, asked.sources, prompts=prompts, vectors=vectors, prepend_bos=prepend_bos, progress=progress
+        )
+        met = MetSources(rows, vocabulary_keys(weights, rows, progress=progress) if circuit == "qk" else None)
+        options["prefixes"], data["parameters"] = rows.identity["prefixes"], rows.identity["parameters"]
     swept = sweep(
-        _ScoreLayers(weights, ids, pairs, chosen, circuit, preset, ranks),
+        _ScoreLayers(weights, asked, chosen, circuit, preset, met, ranks),
         list(chosen),
         kind=RelationScores.kind,
-        provenance=weights.provenance(
-            options=options, data={entry.relation.name: entry.relation.digest for entry in encoded}
-        ),
-        details={"circuit": circuit, "ranks": ranks, "token_ids": digest_of_ids(ids, pairs.rows, pairs.columns)},
+        provenance=weights.provenance(options=options, data=data),
+        details={"circuit": circuit, "ranks": ranks, "token_ids": asked.digest},
         run_dir=run_dir,
         executor=executor,
         description=f"{len(encoded)} relations" if len(encoded) > 1 else encoded[0].relation.name,
         progress=progress,
     )
-    tables = _Tables(len(encoded), weights.n_layers, weights.n_heads, len(pairs.rows) if ranks else 0)
+    tables = _Tables(asked, weights.n_layers, weights.n_heads, met is not None, ranks)
     for layer, tensors in swept.layers.items():
         tables.put(layer, chosen[layer], tensors)
-    return tables.result(encoded, pairs, circuit=circuit, provenance=swept.provenance)
+    return tables.result(encoded, circuit=circuit, provenance=swept.provenance)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """The pairs of all relations with their different sources.
+
+    Attributes:
+        sources: Token ids of each source; those of several tokens come last.
+        pairs: Pairs of sources of one token.
+        several: Pairs of sources of several tokens, read at their last; None if there are none.
+    """
+
+    sources: tuple[Source, ...]
+    pairs: Pairs
+    several: Pairs | None
+
+    @classmethod
+    def of(cls, encoded: list[Encoded], k: list[int]) -> "_Asked":
+        single = [[((i,), t) for i, t in zip(e.source_ids, e.target_ids, strict=True)] for e in encoded]
+        several = [list(entry.several) for entry in encoded]
+        sources = sorted({source for part in (*single, *several) for source, _ in part}, key=lambda s: (len(s), s))
+        row_of = {source: row for row, source in enumerate(sources)}
+
+        def pairs(parts: list[list[tuple[Source, int]]]) -> Pairs:
+            rows = [row_of[source] for part in parts for source, _ in part]
+            columns = [target for part in parts for _, target in part]
+            relation = [number for number, part in enumerate(parts) for _ in part]
+            return Pairs(*(torch.tensor(v, dtype=torch.int64, device="cpu") for v in (rows, columns, relation, k)))
+
+        return cls(tuple(sources), pairs(single), pairs(several) if any(several) else None)
+
+    @property
+    def digest(self) -> str:
+        """Digest of all token ids."""
+        parts = [torch.tensor([len(source) for source in self.sources]), self.pairs.rows, self.pairs.columns]
+        parts.append(torch.tensor([token for source in self.sources for token in source]))
+        if self.several is not None:
+            parts += [self.several.rows, self.several.columns]
+        return digest_of_ids(*parts)
 
 
 @dataclass(frozen=True)
@@ -338,27 +411,57 @@ class _ScoreLayers:
     """Scores of all relations for the chosen heads of a layer."""
 
     weights: HeadWeights
-    ids: Int[Tensor, " source"]
-    pairs: Pairs
+    asked: _Asked
     heads: dict[int, list[int]]
     circuit: Circuit
     preset: Preset
+    met: MetSources | None
     ranks: bool
 
     def prepare(self) -> Step:
-        circuits = CircuitMaps(self.weights, self.ids.to(self.weights.device), circuit=self.circuit, preset=self.preset)
-        pairs = self.pairs.to(self.weights.device)
+        device = self.weights.device
+        ids = None if self.met is not None else torch.tensor([s[0] for s in self.asked.sources], device=device)
+        circuits = CircuitMaps(self.weights, ids, circuit=self.circuit, preset=self.preset, met=self.met)
+        pairs = self.asked.pairs.to(device)
 
         def step(layer: int) -> dict[str, Tensor]:
-            scored = score_layer(circuits.layer(layer, self.heads[layer]), pairs, exact_ranks=self.ranks)
+            maps = circuits.layer(layer, self.heads[layer])
+            scored = score_layer(maps, pairs, exact_ranks=self.ranks)
             names = (*_SCORES, "ranks") if self.ranks else _SCORES
-            return {
+            tensors = {
                 f"{side}_{name}": getattr(values, name)
                 for side, values in zip(_SIDES, scored, strict=True)
                 for name in names
             }
+            if self.met is None:
+                return tensors
+            if self.asked.several is not None:
+                tensors["several"] = shares(maps, self.asked.several.to(device))
+            if self.circuit == "ov":
+                tensors["stream"] = shares(stream_map(self.weights, layer, circuits.row_vectors(layer)), pairs)[:, 0]
+                tensors["prompt_low"], tensors["prompt_high"] = self._by_prompt(layer, pairs, tensors["promote_score"])
+            return tensors
 
         return step
+
+    def _by_prompt(self, layer: int, pairs: Pairs, score: Tensor) -> tuple[Tensor, Tensor]:
+        """Smallest and largest score behind one prompt alone; NaN where the averaged vectors score next to nothing."""
+        assert self.met is not None
+        low, high = torch.full_like(score, torch.nan), torch.full_like(score, torch.nan)
+        places = [place for place in range(score.shape[1]) if bool((score[:, place] >= _PROMPT_LEAST).any())]
+        if not places or self.met.rows.n_prompts < 2:
+            return low, high
+        heads = [self.heads[layer][place] for place in places]
+        weights, values = self.weights.layer(layer), self.met.rows.values(layer).to(self.weights.device)
+        group = tuple(self.weights.group_of(head) for head in heads)
+        with torch.no_grad():
+            alone = torch.stack(
+                [shares(written_maps(self.weights, weights, left, group, heads, "met"), pairs) for left in values]
+            )
+        asked = score[:, places] >= _PROMPT_LEAST
+        low[:, places] = torch.where(asked, alone.amin(0), torch.nan)
+        high[:, places] = torch.where(asked, alone.amax(0), torch.nan)
+        return low, high
 
 
 _SIDES = ("promote", "suppress")
@@ -381,22 +484,17 @@ def checked_k(entry: Encoded, k: int | None, n_targets: int) -> int:
     return chosen
 
 
-def _joined(encoded: list[Encoded], k: list[int]) -> tuple[Tensor, Pairs]:
-    """Unique source ids, and all pairs with their rows among them."""
-    sources = torch.tensor([i for entry in encoded for i in entry.source_ids], device="cpu")
-    targets = torch.tensor([i for entry in encoded for i in entry.target_ids], device="cpu")
-    number = torch.tensor([n for n, entry in enumerate(encoded) for _ in entry.source_ids], device="cpu")
-    ids, rows = sources.unique(return_inverse=True)
-    return ids, Pairs(rows, targets, number, torch.tensor(k, device="cpu"))
-
-
 class _Tables:
     """Maps over relation, layer and head, filled layer by layer."""
 
-    def __init__(self, n_relations: int, n_layers: int, n_heads: int, n_ranked_pairs: int) -> None:
+    def __init__(self, asked: _Asked, n_layers: int, n_heads: int, met: bool, ranks: bool) -> None:
+        self.asked, self.met = asked, met
+        n_relations, n_ranked = len(asked.pairs.k), len(asked.pairs.rows) if ranks else 0
         shape = (n_relations, n_layers, n_heads)
         self.maps = [{name: torch.full(shape, float("nan"), device="cpu") for name in _SCORES} for _ in _SIDES]
-        self.ranks = [torch.full((n_ranked_pairs, n_layers, n_heads), -1, device="cpu") for _ in _SIDES]
+        self.ranks = [torch.full((n_ranked, n_layers, n_heads), -1, device="cpu") for _ in _SIDES]
+        self.extra = {name: torch.full(shape, float("nan")) for name in ("several", "prompt_low", "prompt_high")}
+        self.stream = torch.full(shape[:2], float("nan"))
 
     def put(self, layer: int, heads: list[int], tensors: Mapping[str, Tensor]) -> None:
         for side, maps, ranks in zip(_SIDES, self.maps, self.ranks, strict=True):
@@ -404,15 +502,20 @@ class _Tables:
                 values[:, layer, heads] = tensors[f"{side}_{name}"].cpu()
             if len(ranks):
                 ranks[:, layer, heads] = tensors[f"{side}_ranks"].T.cpu()
+        for name, values in self.extra.items():
+            if name in tensors:
+                values[:, layer, heads] = tensors[name].cpu()
+        if "stream" in tensors:
+            self.stream[:, layer] = tensors["stream"].cpu()
 
-    def result(self, encoded: list[Encoded], pairs: Pairs, **details: Any) -> RelationScores:
+    def result(self, encoded: list[Encoded], **details: Any) -> RelationScores:
         promote, suppress = self.maps
-        sizes = pairs.sizes.cpu()
+        sizes = self.asked.pairs.sizes.cpu()
         low, high = wilson_interval(promote["score"], sizes[:, None, None].double())
         split = [ranks.split(sizes.tolist()) if len(ranks) else None for ranks in self.ranks]
         return RelationScores(
             relations=tuple(entry.relation.name for entry in encoded),
-            k=tuple(pairs.k.tolist()),
+            k=tuple(self.asked.pairs.k.tolist()),
             n_pairs=tuple(len(entry.relation.pairs) for entry in encoded),
             n_kept=tuple(len(entry.kept) for entry in encoded),
             dropped=tuple(entry.dropped for entry in encoded),
@@ -429,4 +532,20 @@ class _Tables:
             promote_ranks=split[0],
             suppress_ranks=split[1],
             **details,
+            **(self._met_fields(promote["score"], sizes) if self.met else {}),
         )
+
+    def _met_fields(self, promote: Tensor, sizes: Tensor) -> dict[str, Any]:
+        several = self.asked.several
+        n_several = torch.zeros_like(sizes) if several is None else several.sizes
+        both = (promote * sizes[:, None, None] + self.extra["several"].nan_to_num() * n_several[:, None, None]) / (
+            sizes + n_several
+        )[:, None, None]
+        return {
+            "stream": self.stream,
+            "prompt_low": self.extra["prompt_low"],
+            "prompt_high": self.extra["prompt_high"],
+            "n_several": tuple(n_several.tolist()),
+            "several": self.extra["several"],
+            "together": both,
+        }

@@ -5,9 +5,8 @@ from typing import Annotated
 
 import typer
 
-from ..analyses.association_heads import Measure
 from ..core.errors import UsageError
-from ..scorers.partitions import GroupMethod
+from ..core.types import GroupMethod, Measure
 from .options import DeviceOption, ModelOption, NoCheckpointOption, OutOption
 from .output import check_outputs, comma_parts, parse_heads, show_and_save
 

@@ -39,7 +39,7 @@ NoCheckpointOption = Annotated[
 
 RunDirOption = Annotated[
     Path | None,
-    typer.Option("--run-dir", metavar="DIR", help="Keep finished layers here; go on from there after a kill."),
+    typer.Option("--run-dir", metavar="DIR", help="Save finished layers here, so an interrupted run resumes."),
 ]
 WorkersOption = Annotated[
     int | None,
@@ -47,12 +47,17 @@ WorkersOption = Annotated[
 ]
 DeviceOption = Annotated[str | None, typer.Option("--device", help="cpu, cuda, mps; default: the model's own.")]
 PresetOption = Annotated[
-    Preset, typer.Option("--preset", help="folded: what the model computes; maps: the published recipe.")
+    Preset | None,
+    typer.Option("--preset", help="folded: what the model computes; maps: the published recipe; default: folded."),
 ]
-CircuitOption = Annotated[Circuit, typer.Option("--circuit", help="ov: what is written; qk: what is attended to.")]
+CircuitOption = Annotated[
+    Circuit | None, typer.Option("--circuit", help="ov: what is written; qk: what is attended to; default: ov.")
+]
 VocabularyOption = Annotated[
-    Literal["all", "words"],
-    typer.Option("--vocabulary", help="words: without byte fragments, control tokens and untrained tokens."),
+    Literal["all", "words"] | None,
+    typer.Option(
+        "--vocabulary", help="words: without byte fragments, control tokens and untrained tokens; default: all."
+    ),
 ]
 OutOption = Annotated[
     list[Path] | None,

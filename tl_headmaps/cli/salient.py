@@ -1,4 +1,4 @@
-"""``tl-headmaps salient`` and ``tl-headmaps name-heads``."""
+"""Commands about what heads do when nobody says what to look for."""
 
 from typing import Annotated
 
@@ -15,6 +15,7 @@ from .options import (
     RunDirOption,
     VocabularyOption,
     WorkersOption,
+    given,
     open_weights,
     worker_pool,
 )
@@ -23,12 +24,16 @@ from .output import check_outputs, parse_heads, show_and_save
 
 def salient(
     heads: Annotated[str | None, typer.Option("--heads", help="Heads to look at: L23H4,L23H2.")] = None,
-    everything: Annotated[bool, typer.Option("--all", help="All heads of the model.")] = False,
-    tokens: Annotated[int, typer.Option("--tokens", help="Salient tokens of each head.")] = 15,
-    targets: Annotated[int, typer.Option("--targets", help="Promoted and suppressed targets of each token.")] = 5,
-    vocabulary: VocabularyOption = "all",
-    circuit: CircuitOption = "ov",
-    preset: PresetOption = "folded",
+    all_heads: Annotated[bool, typer.Option("--all", help="All heads of the model.")] = False,
+    n_tokens: Annotated[
+        int | None, typer.Option("--n-tokens", help="Salient tokens of each head; default: 30.")
+    ] = None,
+    n_targets: Annotated[
+        int | None, typer.Option("--n-targets", help="Promoted and suppressed targets of each token; default: 5.")
+    ] = None,
+    vocabulary: VocabularyOption = None,
+    circuit: CircuitOption = None,
+    preset: PresetOption = None,
     model: ModelOption = None,
     checkpoint: CheckpointOption = None,
     run_dir: RunDirOption = None,
@@ -40,28 +45,26 @@ def salient(
     from .. import salient_operations
 
     paths = check_outputs(out)
-    if (heads is None) != everything:
+    if (heads is None) != all_heads:
         raise UsageError("Say which heads: either --heads L23H4,L23H2 or --all.")
-    chosen = None if heads is None else parse_heads(heads)
+    options = given(
+        heads=None if heads is None else parse_heads(heads),
+        n_tokens=n_tokens,
+        n_targets=n_targets,
+        vocabulary=vocabulary,
+        circuit=circuit,
+        preset=preset,
+        run_dir=run_dir,
+    )
     with worker_pool(workers, checkpoint) as pool:
-        result = salient_operations(
-            open_weights(model, checkpoint, device),
-            chosen,
-            n_tokens=tokens,
-            n_targets=targets,
-            vocabulary=vocabulary,
-            circuit=circuit,
-            preset=preset,
-            run_dir=run_dir,
-            executor=pool,
-        )
+        result = salient_operations(open_weights(model, checkpoint, device), executor=pool, **options)
     show_and_save(result, paths)
 
 
 def name_heads(
-    vocabulary: VocabularyOption = "all",
-    circuit: CircuitOption = "ov",
-    preset: PresetOption = "folded",
+    vocabulary: VocabularyOption = None,
+    circuit: CircuitOption = None,
+    preset: PresetOption = None,
     model: ModelOption = None,
     checkpoint: CheckpointOption = None,
     run_dir: RunDirOption = None,
@@ -73,13 +76,7 @@ def name_heads(
     from .. import name_heads as analyse
 
     paths = check_outputs(out)
+    options = given(vocabulary=vocabulary, circuit=circuit, preset=preset, run_dir=run_dir)
     with worker_pool(workers, checkpoint) as pool:
-        result = analyse(
-            open_weights(model, checkpoint, device),
-            vocabulary=vocabulary,
-            circuit=circuit,
-            preset=preset,
-            run_dir=run_dir,
-            executor=pool,
-        )
+        result = analyse(open_weights(model, checkpoint, device), executor=pool, **options)
     show_and_save(result, paths)

@@ -233,8 +233,7 @@ def open_run(folder: Path, record: RunRecord) -> Iterator[RunFolder]:
         lock.acquire()
     except Timeout as error:
         raise UsageError(
-            f"Another process is working on the run in {folder}. Wait for it ('tl-headmaps runs {folder}' shows how "
-            "far it is), or give another folder."
+            f"Another process is working on the run in {folder}. Wait for it, or give another folder."
         ) from error
     except (NotImplementedError, OSError):
         # File systems without locks: two processes would do the same work and write the same pieces.

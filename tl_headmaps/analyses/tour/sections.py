@@ -157,7 +157,7 @@ def operations(tour: Tour) -> Finding:
         "salient_operations",
         found,
         (
-            *("salient", "--heads", str(head), "--tokens", str(n_tokens), "--targets", str(n_targets)),
+            *("salient", "--heads", str(head), "--n-tokens", str(n_tokens), "--n-targets", str(n_targets)),
             *("--vocabulary", "words"),
         ),
         f"The tokens {head} does most about, and what it promotes: {shown}. {named}",

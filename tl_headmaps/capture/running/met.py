@@ -47,6 +47,12 @@ _PART_BYTES = 256 << 20
 _BATCH_BYTES = 128 << 20
 """Memory a batch of sources may take while it runs: keys and values of the prefix, and some vectors a layer."""
 
+VOCABULARY_PROMPTS = 2
+"""Prefixes used where every token of a vocabulary is met."""
+
+_OPERATIONS_PER_SECOND = 5e10
+"""For estimates alone: what two cores do, roughly."""
+
 _SAME = {torch.float32: 1e-3, torch.float64: 1e-3, torch.float16: 2e-2, torch.bfloat16: 8e-2}
 """Largest difference to a whole pass, relative to the largest entry, that is still rounding."""
 
@@ -210,6 +216,31 @@ def meet(
     prefixes = encode_prefixes(model, chosen, prepends_bos(model, prepend_bos))
     check_prefixes(model, chosen, sources)
     return met_vectors(model, sources, prefixes, weights=weights, progress=progress)
+
+
+def vocabulary_keys(weights: HeadWeights, rows: MetVectors, *, progress: bool = True) -> MetVectors:
+    """Keys of every token of the vocabulary behind the first two prefixes that rows were met behind.
+
+    They are what QK maps rank a row's targets among: thousands of tokens, so an estimate is printed first.
+    """
+    model = runnable(weights)
+    prefixes = rows.identity["prefixes"][:VOCABULARY_PROMPTS]
+    size = 4 * weights.n_layers * weights.n_vocab * weights.n_kv_heads * weights.d_head
+    announce(weights, weights.n_vocab * len(prefixes), f"{size / 2**30:.1f} GiB on disk, ")
+    everything = [(token,) for token in range(weights.n_vocab)]
+    return met_vectors(model, everything, prefixes, weights=weights, keep=("keys",), progress=progress)
+
+
+def announce(weights: HeadWeights, n_tokens: int, also: str = "") -> None:
+    """Say on stderr how long meeting many tokens may take: two operations per parameter and token."""
+    n_parameters = sum(parameter.numel() for parameter in runnable(weights).parameters())
+    seconds = 2 * n_parameters * n_tokens / _OPERATIONS_PER_SECOND
+    if seconds > 10:
+        tqdm.write(
+            f"Meeting {n_tokens:,} tokens: {also}about {seconds / 60:.0f} minutes on two cores; read from the cache next "
+            "time where it is kept.",
+            file=sys.stderr,
+        )
 
 
 def runnable(weights: HeadWeights) -> Any:

@@ -1,0 +1,117 @@
+"""Commands that ask about tokens you choose: a grid of a few, and the pairs of relations."""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..data.relations import MultiToken
+from .options import (
+    CheckpointOption,
+    CircuitOption,
+    DeviceOption,
+    ModelOption,
+    OutOption,
+    PresetOption,
+    RunDirOption,
+    WorkersOption,
+    given,
+    open_weights,
+    worker_pool,
+)
+from .output import check_outputs, comma_parts, parse_heads, show_and_save
+
+if TYPE_CHECKING:
+    from ..data.relations import Relation
+
+
+def grid(
+    head: Annotated[str, typer.Option("--head", help="A head such as L23H4.")],
+    sources: Annotated[str, typer.Option("--sources", help="Row words, separated by commas; #123 is a token id.")],
+    targets: Annotated[str, typer.Option("--targets", help="Column words, likewise.")],
+    circuit: CircuitOption = None,
+    preset: PresetOption = None,
+    model: ModelOption = None,
+    checkpoint: CheckpointOption = None,
+    device: DeviceOption = None,
+    out: OutOption = None,
+) -> None:
+    """Show what one head does with a few chosen tokens."""
+    from .. import HeadIndex, token_grid
+
+    paths = check_outputs(out)
+    HeadIndex.parse(head)
+    rows, columns = split_tokens(sources), split_tokens(targets)
+    weights = open_weights(model, checkpoint, device)
+    show_and_save(token_grid(weights, head, rows, columns, **given(circuit=circuit, preset=preset)), paths)
+
+
+def split_tokens(text: str) -> list[str | int]:
+    """``France,Germany,#4649``: words, or token ids after a hash."""
+    return [int(word[1:]) if word.startswith("#") and word[1:].isdecimal() else word for word in comma_parts(text)]
+
+
+def relations(
+    relations: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME|FILE]...", help="Bundled names or files; default: all bundled.")
+    ] = None,
+    show_list: Annotated[bool, typer.Option("--list", help="List the bundled relations and exit.")] = False,
+    category: Annotated[str | None, typer.Option("--category", help="Bundled relations of one category.")] = None,
+    k: Annotated[int | None, typer.Option("--k", help="Top-k; default: each relation's own.")] = None,
+    heads: Annotated[str | None, typer.Option("--heads", help="Only these heads: L23H4,L23H2.")] = None,
+    multi_token: Annotated[
+        MultiToken | None,
+        typer.Option("--multi-token", help="Targets of several tokens: skip, or take the first; default: skip."),
+    ] = None,
+    ranks: Annotated[bool, typer.Option("--ranks", help="Also save the exact rank of every pair (slower).")] = False,
+    circuit: CircuitOption = None,
+    preset: PresetOption = None,
+    model: ModelOption = None,
+    checkpoint: CheckpointOption = None,
+    device: DeviceOption = None,
+    run_dir: RunDirOption = None,
+    workers: WorkersOption = None,
+    out: OutOption = None,
+) -> None:
+    """Score how accurately each head implements relations such as country to capital."""
+    from .. import load_relations, relation_scores
+    from ..data.relations import resolve
+
+    paths = check_outputs(out)
+    if show_list:
+        typer.echo(_relation_list(load_relations(category), open_weights(model, checkpoint, device)))
+        return
+    options = given(
+        k=k,
+        heads=None if heads is None else parse_heads(heads),
+        multi_token=multi_token,
+        ranks=ranks,
+        circuit=circuit,
+        preset=preset,
+        run_dir=run_dir,
+    )
+    named = [resolve(name) for name in relations or []]
+    with worker_pool(workers, checkpoint) as pool:
+        weights = open_weights(model, checkpoint, device)
+        chosen = named or load_relations(category, model=weights)
+        result = relation_scores(weights, chosen, executor=pool, **options)
+    show_and_save(result, paths)
+
+
+def _relation_list(listed: list["Relation"], model: Any) -> str:
+    from ..data.relations import kept_pairs
+    from ..renderers.text import table_text
+
+    rows = [
+        [
+            relation.category,
+            relation.name,
+            len(relation.pairs),
+            "-" if model.tokenizer is None else kept_pairs(relation, model.tokenizer),
+            relation.k,
+            relation.title,
+        ]
+        for relation in listed
+    ]
+    titles = ["category", "relation", "pairs", "single-token", "k", "title"]
+    columns = [(title, "right" if title in ("pairs", "single-token", "k") else "left") for title in titles]
+    return table_text(columns, rows)
