@@ -297,14 +297,14 @@ def relation_scores(
     Args:
         model: A TransformerBridge, a HookedTransformer, or HeadWeights.
         relations: One or several bundled names, files, or :class:`Relation` objects.
-        preset: ``"met"``: what each layer reads when the model meets the token behind neutral prompts. ``"folded"``: what
-            the model computes for a token without context. ``"maps"``: the published recipe.
+        preset: ``"met"``: what each layer reads when the model meets the token behind neutral prompts. ``"folded"``:
+            what the model computes for a token without context. ``"maps"``: the published recipe.
         k: Count targets among the k strongest; by default each relation's own k (larger for large vocabularies).
         circuit: ``"ov"``: what a head writes. ``"qk"``: whether a source, as query, attends to its target as key.
         heads: Only these heads; all by default.
         multi_token: ``"skip"`` leaves out targets of several tokens, ``"first"`` takes their first token.
         prompts: With ``"met"``: prefixes the sources are put behind; by default eight neutral ones.
-        vectors: With ``"met"``: vectors made before (:class:`MetVectors`, or their folder), for weights that cannot run.
+        vectors: With ``"met"``: vectors made before (:class:`MetVectors` or their folder), for weights that cannot run.
         prepend_bos: With ``"met"``: begin each prefix with BOS; by default as the model does.
         ranks: Also keep the exact rank of every pair (slower: nothing can be left early).
         data_dir: Folder of relations instead of the bundled one.
@@ -383,7 +383,9 @@ class _Asked:
 
     @classmethod
     def of(cls, encoded: list[Encoded], k: list[int]) -> "_Asked":
-        single = [[((i,), t) for i, t in zip(e.source_ids, e.target_ids, strict=True)] for e in encoded]
+        single: list[list[tuple[Source, int]]] = [
+            [((i,), t) for i, t in zip(entry.source_ids, entry.target_ids, strict=True)] for entry in encoded
+        ]
         several = [list(entry.several) for entry in encoded]
         sources = sorted({source for part in (*single, *several) for source, _ in part}, key=lambda s: (len(s), s))
         row_of = {source: row for row, source in enumerate(sources)}
@@ -454,10 +456,12 @@ class _ScoreLayers:
         heads = [self.heads[layer][place] for place in places]
         weights, values = self.weights.layer(layer), self.met.rows.values(layer).to(self.weights.device)
         group = tuple(self.weights.group_of(head) for head in heads)
+        n_prompts, _, n_rows, _ = values.shape
+        # The prompts' rows below each other, so that one scan of the vocabulary serves them all.
+        left = values.transpose(0, 1).flatten(1, 2)
         with torch.no_grad():
-            alone = torch.stack(
-                [shares(written_maps(self.weights, weights, left, group, heads, "met"), pairs) for left in values]
-            )
+            maps = written_maps(self.weights, weights, left, group, heads, "met")
+            alone = shares(maps, pairs.repeated(n_prompts, n_rows)).view(n_prompts, len(pairs.k), -1)
         asked = score[:, places] >= _PROMPT_LEAST
         low[:, places] = torch.where(asked, alone.amin(0), torch.nan)
         high[:, places] = torch.where(asked, alone.amax(0), torch.nan)

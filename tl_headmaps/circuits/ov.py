@@ -24,7 +24,7 @@ from ..capture.parts import LayerWeights
 from ..capture.weights import HeadWeights
 from ..core.types import HeadIndex, Preset
 from .cache import cache_of
-from .factored import LayerMaps, ProductColumns
+from .factored import LayerMaps, ProductColumns, TokenColumns
 from .vectors import read_by
 
 
@@ -94,16 +94,14 @@ def stream_map(weights: HeadWeights, layer: int, vectors: Float[Tensor, "row d_m
         layer: The layer whose input the vectors are.
         vectors: Normalised inputs of the layer, from met vectors.
     """
-    middle = torch.eye(weights.d_model, device=weights.device)[None]
-    if weights.ln_final is not None:
-        middle = weights.ln_final.folded_into(middle)
+    left = vectors if weights.ln_final is None else weights.ln_final.folded_into(vectors)
     cache = cache_of(weights)
     return LayerMaps(
         heads=(HeadIndex(layer, 0),),
-        left=vectors[None],
+        left=left[None],
         group=(0,),
-        columns=ProductColumns(weights.W_U, middle, cache.unembedding_order, cache.ordered_unembedding),
-        offset=(vectors @ (middle[0] @ cache.mean_unembedding))[None],
+        columns=TokenColumns(weights.W_U, cache.unembedding_order, cache.ordered_unembedding),
+        offset=(left @ cache.mean_unembedding)[None],
     )
 
 

@@ -51,6 +51,16 @@ class Pairs:
         """The same pairs on another device."""
         return Pairs(*(getattr(self, entry.name).to(device) for entry in fields(self)))
 
+    def repeated(self, n: int, n_rows: int) -> "Pairs":
+        """The same pairs for ``n`` blocks of ``n_rows`` rows each: every block's relations are counted apart."""
+        block = torch.arange(n, device=self.rows.device).repeat_interleave(len(self.rows))
+        return Pairs(
+            self.rows.repeat(n) + block * n_rows,
+            self.columns.repeat(n),
+            self.relation.repeat(n) + block * len(self.k),
+            self.k.repeat(n),
+        )
+
     @property
     def sizes(self) -> Int[Tensor, " relation"]:
         """Number of pairs of each relation."""

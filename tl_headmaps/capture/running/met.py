@@ -237,8 +237,7 @@ def announce(weights: HeadWeights, n_tokens: int, also: str = "") -> None:
     seconds = 2 * n_parameters * n_tokens / _OPERATIONS_PER_SECOND
     if seconds > 10:
         tqdm.write(
-            f"Meeting {n_tokens:,} tokens: {also}about {seconds / 60:.0f} minutes on two cores; read from the cache next "
-            "time where it is kept.",
+            f"Meeting {n_tokens:,} tokens: {also}about {seconds / 60:.0f} minutes on two cores.",
             file=sys.stderr,
         )
 
@@ -247,9 +246,9 @@ def runnable(weights: HeadWeights) -> Any:
     """The model that weights were read from; refuses those of a checkpoint that was never built."""
     if weights.model is None:
         raise UsageError(
-            f"preset='met' runs the model, and the weights of {weights.model_name!r} were read from a checkpoint without "
-            "building it. Load the model (load_model(folder), or --model FOLDER), give vectors made where it can run "
-            "(vectors=), or use preset='folded'."
+            f"preset='met' runs the model, and the weights of {weights.model_name!r} were read from a checkpoint "
+            "without building it. Load the model (load_model(folder), or --model FOLDER), give vectors made where it can "
+            "run (vectors=), or use preset='folded'."
         )
     return weights.model
 
