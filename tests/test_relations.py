@@ -62,7 +62,7 @@ def test_seed_examples_are_among_the_name_variations() -> None:
 
 def test_load_relations_by_category_and_for_a_tokenizer() -> None:
     assert {relation.category for relation in load_relations("knowledge")} == {"knowledge"}
-    with pytest.raises(RelationDataError, match="There is no category 'cooking'; there are algorithmic, knowledge"):
+    with pytest.raises(RelationDataError, match="no category 'cooking'; the categories are algorithmic, knowledge"):
         load_relations("cooking")
 
 
@@ -104,8 +104,8 @@ def test_files_of_users(tmp_path: Path, name: str, text: str, expected: Any) -> 
         ("a.json", '[["France", " "]]', "pair 0: ' ' is an empty word"),
         ("a.json", '[["France", null]]', "is not a pair of two words"),
         ("a.json", '{"pairs": [["a", "b"]], "templates": {"eliciting": ["no placeholder"]}}', "must contain <X>"),
-        ("a.csv", "", "holds no rows"),
-        ("a.csv", "source,target\nFrance\n", "row 2: .* has no two columns"),
+        ("a.csv", "", "has no rows"),
+        ("a.csv", "source,target\nFrance\n", "row 2: .* does not have two columns"),
         ("a.csv", "source,target\n", "Relation 'a' is empty"),
     ],
 )

@@ -54,10 +54,10 @@ class ReproducedRelation:
         relation: Its name.
         n_pairs: Pairs behind the agreement.
         pearson_without, pearson_with: Agreement of static and dynamic scores without and with context.
-        status: Of the ablation: ``tested``, ``not testable``, ``no heads`` or ``no template``.
-        n_heads: Heads switched off.
-        base_accuracy, final_accuracy: On the relation, before and after.
-        random_accuracy: With as many random heads switched off instead, mean over draws.
+        status: Status of the ablation: ``tested``, ``not testable``, ``no heads`` or ``no template``.
+        n_heads: Number of heads switched off.
+        base_accuracy, final_accuracy: Accuracy on the relation before and after.
+        random_accuracy: Accuracy with as many random heads switched off instead, mean over draws.
         drop, random_drop, control_drop: Share of the accuracy lost.
         controls: Names of the control relations.
     """
@@ -141,7 +141,7 @@ class Reproduction(Result):
         return (asdict(row) | {"controls": " ".join(row.controls)} for row in self.rows)
 
     def figure(self) -> Figure:
-        """Agreement, then what is lost without the heads; one row per relation, the published figures below ours."""
+        """Agreement, then what is lost without the heads; one row per relation, the published values below ours."""
         title = f"Published experiments ({self.experiment}) on {self.provenance.model}"
         return tables_figure([self.agreement_table(), self.drops_table()], title=title, text=str(self))
 
@@ -235,7 +235,7 @@ def reproduce(
     )
     identity = identity_of(Reproduction.kind, provenance, _details(provenance, candidates))
     with open_run(Path(out), RunRecord(identity, (), provenance.to_dict())) as run:
-        # Not there while the folder is being completed.
+        # Only a complete folder has a manifest.
         (run.folder / _MANIFEST).unlink(missing_ok=True)
         checks = _validations(run, model, weights, chosen, prepend_bos, progress)
         curves = _ablations(run, model, weights, chosen, candidates, checks, n_random, prepend_bos, progress)
@@ -254,7 +254,7 @@ _MANIFEST = "manifest.json"
 
 
 def _details(provenance: Provenance, candidates: Sequence[Relation]) -> dict[str, Any]:
-    """What the numbers depend on and the provenance's options and data do not say."""
+    """What the numbers depend on beyond the options and data in the provenance."""
     return {
         "model": provenance.model,
         "hosts": {name: provenance.versions[name] for name in ("transformer-lens", "transformers")},

@@ -1,8 +1,8 @@
 """Relations: named lists of (source, target) words, and their token ids for a model.
 
 A relation file is JSON with the fields of :class:`Relation` (``relations_data/<category>/<name>.json``). Users may also
-bring a plain JSON list of [source, target], a CSV file with a header, a TSV file, or a ``datasets.Dataset``. Words
-carry no leading space; see :mod:`.vocabulary` for which token a word means. ``<X>`` is the placeholder of prompt
+bring a plain JSON list of [source, target], a CSV file with a header, a TSV file, or a ``datasets.Dataset``. Words have
+no leading space; :mod:`tl_headmaps.core.vocabulary` says which token a word means. ``<X>`` is the placeholder of prompt
 templates.
 """
 
@@ -26,7 +26,7 @@ NEUTRAL_TEMPLATES = (
     "This is a document about <X>",
     "When I think about <X> I think about",
 )
-"""Prompts of the published activation experiment, which say nothing about any relation."""
+"""Prompts of the published activation experiment; they hint at no relation."""
 
 MultiToken: TypeAlias = Literal["skip", "first"]
 
@@ -183,7 +183,7 @@ def _table(path: Path, text: str) -> list[tuple[str, str]]:
     delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
     rows = [row for row in csv.reader(text.splitlines(), delimiter=delimiter) if any(cell.strip() for cell in row)]
     if not rows:
-        raise RelationDataError(f"{path} holds no rows; it needs (source, target) pairs.")
+        raise RelationDataError(f"{path} has no rows; it needs (source, target) pairs.")
     header = [cell.strip().lower() for cell in rows[0]]
     named = "source" in header and "target" in header
     columns = (header.index("source"), header.index("target")) if named else (0, 1)
@@ -191,7 +191,7 @@ def _table(path: Path, text: str) -> list[tuple[str, str]]:
     # A CSV file has a header by definition; a TSV file may start with its first pair.
     for number, row in enumerate(rows[1:] if named or delimiter == "," else rows, start=2):
         if len(row) <= max(columns):
-            raise RelationDataError(f"{path}, row {number}: {row!r} has no two columns.")
+            raise RelationDataError(f"{path}, row {number}: {row!r} does not have two columns.")
         pairs.append((row[columns[0]].strip(), row[columns[1]].strip()))
     return pairs
 
@@ -218,10 +218,10 @@ def load_relations(
     """All bundled relations, or those of one category (algorithmic, knowledge, linguistic, translation).
 
     Args:
-        category: Only this category.
-        model: Leave out relations of which this model's tokenizer writes no pair in single tokens
-            (``next_year``, where a tokenizer splits numbers).
-        data_dir: Folder of relations instead of the bundled one.
+        category: Only relations of this category.
+        model: Leave out relations without a pair of single tokens for this model's tokenizer (such as ``next_year``,
+            where a tokenizer splits numbers).
+        data_dir: Folder of relations to use instead of the bundled one.
 
     Example:
         >>> from tl_headmaps import load_relations
@@ -231,20 +231,20 @@ def load_relations(
     paths = _bundled(data_dir).values()
     categories = sorted({path.parent.name for path in paths})
     if category is not None and category not in categories:
-        raise RelationDataError(f"There is no category {category!r}; there are {', '.join(categories)}.")
+        raise RelationDataError(f"There is no category {category!r}; the categories are {', '.join(categories)}.")
     relations = [Relation.from_file(path) for path in paths if category in (None, path.parent.name)]
     tokenizer = getattr(model, "tokenizer", None)
     return [relation for relation in relations if tokenizer is None or kept_pairs(relation, tokenizer)]
 
 
 def kept_pairs(relation: Relation, tokenizer: Any) -> int:
-    """How many pairs are single tokens on both sides."""
+    """Number of pairs that are single tokens on both sides."""
     size = len(tokenizer)
     return len(encode(relation, tokenizer, n_sources=size, n_targets=size).kept)
 
 
 def resolve(relation: RelationLike, data_dir: str | Path | None = None) -> Relation:
-    """A Relation itself, the one in a file (by suffix), or the bundled one of that name."""
+    """The relation itself, the one in a file (a name with a suffix), or the bundled one with this name."""
     if isinstance(relation, Relation):
         return relation
     if isinstance(relation, Path) or str(relation).lower().endswith(_FILE_SUFFIXES):
@@ -279,7 +279,7 @@ def resolve_relations(
 
 @dataclass(frozen=True)
 class Encoded:
-    """Token ids of the pairs of a relation that a model can be asked about.
+    """Token ids of those pairs of a relation that a model can be scored on.
 
     Attributes:
         kept: Positions of these pairs in ``relation.pairs``.
@@ -308,8 +308,8 @@ def encode(
 
     Args:
         relation: The relation.
-        tokenizer: The model's tokenizer (None only for pairs of token ids).
-        n_sources: Number of rows of the map, the model's embedded tokens.
+        tokenizer: The model's tokenizer; None only for pairs of token ids.
+        n_sources: Number of rows of the map: the tokens the model embeds.
         n_targets: Number of columns of the map.
         multi_token: ``"skip"`` drops targets of several tokens, ``"first"`` takes their first token.
         several: Give pairs whose source has several tokens too, apart from the others, instead of dropping them.
@@ -342,7 +342,7 @@ def encode(
 
 
 def _single_tokens(relation: Relation, tokenizer: Any) -> dict[TokenLike, int]:
-    """Words that are plainly one token, encoded in one batch; the rest is judged word by word."""
+    """Words that are plainly one token, encoded in one batch; the others are looked at one by one."""
     words = sorted(
         {word for pair in relation.pairs for word in pair if isinstance(word, str) and not word[:1].isspace()}
     )

@@ -1,8 +1,7 @@
 r"""Relation scores of what heads write while the model runs, and how well those of the weights alone agree with them.
 
-A prompt has the source of a pair somewhere and a last position. What head h writes there is ``z_h W_O``; the pair
-counts when fewer than k tokens have a strictly greater entry in ``z_h W_O W_U`` than its target (suppression:
-strictly smaller).
+A prompt contains the source of a pair. What head h writes at the last position is ``z_h W_O``; the pair counts when
+fewer than k tokens have a strictly greater entry in ``z_h W_O W_U`` than its target (suppression: strictly smaller).
 
 **Without context** the last row of the pattern is put wholly on the source token. Then ``z_h`` is the head's value
 vector at the source position, and since values do not depend on the pattern of their own layer, the clean run has it
@@ -81,8 +80,8 @@ class Hits:
 def hits(maps: LayerMaps, targets: Int[Tensor, " row"], k: int, *, budget: int = DEFAULT_BUDGET) -> Hits:
     """For each row of each head, whether its target is among the first k, in both directions."""
     rows = torch.arange(len(targets), device=targets.device)
-    found = ranks(maps, rows, targets, limit=k, budget=budget)
-    return Hits(found.greater < k, found.less < k)
+    at_targets = ranks(maps, rows, targets, limit=k, budget=budget)
+    return Hits(at_targets.greater < k, at_targets.less < k)
 
 
 @dataclass(frozen=True)
@@ -125,14 +124,14 @@ def agreement(
     # Counts instead of shares: correlations do not see the difference, and equal counts are exactly equal.
     at = _correlations(left.sum(0)[None], right.sum(0)[None], n_templates)
     generator = np.random.default_rng(seed)
-    found: list[NDArray[np.float64]] = []
+    resampled: list[NDArray[np.float64]] = []
     step = max(1, _AT_A_TIME // (n_templates * n_cells))
     for start in range(0, n_resamples, step):
         size = min(step, n_resamples - start)
         weights = [_resample(generator, len(part), size) for part in ((right,) if same_pairs else (left, right))]
-        found.append(_correlations(weights[0] @ left, weights[-1] @ right, n_templates))
-    resampled = np.concatenate(found)
-    return Agreement(*(_with_interval(float(at[0, number]), resampled[:, number]) for number in range(2)))
+        resampled.append(_correlations(weights[0] @ left, weights[-1] @ right, n_templates))
+    draws = np.concatenate(resampled)
+    return Agreement(*(_with_interval(float(value), draws[:, place]) for place, value in enumerate(at[0])))
 
 
 def _with_interval(value: float, resampled: NDArray[np.float64]) -> Correlation:

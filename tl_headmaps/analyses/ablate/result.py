@@ -61,7 +61,7 @@ class Control:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class AblationCurves(Result):
-    """Accuracy on a relation while heads are switched off, beside random heads and other relations.
+    """Accuracy on a relation while heads are switched off, compared with random heads and with other relations.
 
     Attributes:
         relation: Name of the relation.
