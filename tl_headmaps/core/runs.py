@@ -31,7 +31,7 @@ from .files import replacing
 RUN_FILE = "run.json"
 _LOCK = "run.lock"
 _TIMES = "times.jsonl"
-_FORMAT = 1
+_FORMAT = 2
 
 
 class DamagedPieceError(ValueError):
@@ -107,7 +107,10 @@ class RunRecord:
                 f"{path} is damaged ({type(error).__name__}: {error}). Remove the folder and start the run again."
             ) from error
         if not known:
-            raise OutputError(f"{path} was written by another version of this package. Give another folder.")
+            raise OutputError(
+                f"{path} was written by another version of this package, which this one cannot continue. Give another "
+                "folder, or remove this one."
+            )
         return record
 
     def write(self, folder: Path) -> None:

@@ -280,7 +280,7 @@ class Lab:
             random_heads=tuple(tuple(drawn) for drawn in random),
             random_curves=random_curves,
             controls=watched,
-            provenance=weights.provenance(options=options, data=data, seed=0 if random else None),
+            provenance=weights.provenance(runs_model=True, options=options, data=data, seed=0 if random else None),
         )
 
     def _static(

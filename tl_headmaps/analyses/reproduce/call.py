@@ -116,7 +116,7 @@ def reproduce(
     rows = tuple(_row(name, checks[name], curves.get(name)) for name in names)
     options = {"experiment": experiment, "seeds": seeds, "prepend_bos": prepend_bos}
     data = {relation.name: relation.digest for relation in chosen}
-    result = Reproduction(experiment, rows, weights.provenance(options=options, data=data, seed=0))
+    result = Reproduction(experiment, rows, weights.provenance(runs_model=True, options=options, data=data, seed=0))
     _tables(folder.path / "tables", {"agreement": agreement_table(result), "ablation": drops_table(result)})
     for relation in chosen:
         drawn: dict[str, Result] = {"validation": checks[relation.name]}

@@ -110,6 +110,7 @@ def validated(
     ) as bar:
         checked = [_checked(model, weights, plan, settings, bar.update) for plan in plans]
     provenance = weights.provenance(
+        runs_model=True,
         options={name: value for name, value in vars(settings).items() if name != "seed"},
         data={relation.name: relation.digest for relation in resolved},
         seed=settings.seed,
