@@ -15,6 +15,7 @@ from torch import Tensor
 import tl_headmaps
 from tl_headmaps import AblationCurves, HeadIndex, HeadWeights, Relation, Result, ablate
 from tl_headmaps.analyses.ablate.call import AblationExperiment, AblationSettings
+from tl_headmaps.capture.host import parameters_digest
 from tl_headmaps.capture.running import last_position
 from tl_headmaps.capture.running.last_position import LastPosition
 from tl_headmaps.cli.app import main
@@ -230,7 +231,9 @@ def test_automatic_controls_come_from_the_folder_of_relations(knowing: Any, tmp_
         (folder / f"{relation.name}.json").write_text(json.dumps(content))
     result = ablate(knowing, "capital", ["L0H1"], data_dir=tmp_path, progress=False)
     assert [control.relation for control in result.controls] == ["follow"]
-    assert result.provenance.data == {"capital": CAPITAL.digest, "follow": FOLLOW.digest}
+    data = result.provenance.data
+    assert data.pop("parameters") == parameters_digest(knowing)
+    assert data == {"capital": CAPITAL.digest, "follow": FOLLOW.digest}
 
 
 def test_a_relation_is_asked_with_the_template_the_model_answers_best(knowing: Any) -> None:

@@ -9,18 +9,25 @@ import pytest
 import yaml
 
 import tl_headmaps
-from tl_headmaps import cite, value_mixing_from
-from tl_headmaps import results as base
-from tl_headmaps.core.citations import HOSTS, PUBLICATIONS, bibtex
+from tl_headmaps import Result, cite, value_mixing_from
+from tl_headmaps.core.citations import HOSTS, REFERENCES, bibtex, publications
 from tl_headmaps.core.errors import UsageError
+from tl_headmaps.results import kinds
+from tl_headmaps.scorers.components import METRICS
 
 ENTRY = re.compile(r"@(\w+)\{(\w+),\n((?:  \w+ = \{.*\},?\n)+)\}")
 WITHOUT_METHOD = {"model_description", "run_state"}
 
 
-def kinds() -> dict[str, type]:
-    base._learn_kinds()
-    return {kind: found for kind, found in base._KINDS.items() if found.__module__.startswith("tl_headmaps.")}
+METHODS = [
+    *(
+        (f"methods of {kind!r} ({result.__module__})", key)
+        for kind, result in kinds().items()
+        for key in result.methods
+    ),
+    *((f"cites of the metric {name!r}", key) for name, metric in METRICS.items() for key in metric.cites),
+]
+"""Who cites what: every key must have an entry."""
 
 
 def printed(result: Any = None) -> str:
@@ -29,33 +36,41 @@ def printed(result: Any = None) -> str:
     return stream.getvalue()
 
 
-@pytest.mark.parametrize("key", PUBLICATIONS)
+@pytest.mark.parametrize("key", publications())
 def test_every_entry_is_bibtex_of_its_key(key: str) -> None:
-    match = ENTRY.fullmatch(PUBLICATIONS[key])
+    entry = publications()[key]
+    match = ENTRY.fullmatch(entry)
     assert match is not None and match[2] == key
     fields = dict(re.findall(r"  (\w+) = \{(.*)\}", match[3]))
     assert {"title", "author", "year"} <= set(fields)
     assert key.startswith(re.split(r"[ ,]", fields["author"].split(" and ")[0])[-1].lower()[:4]) or "von" in key
     assert fields["year"] in key
-    assert PUBLICATIONS[key].count("{") == PUBLICATIONS[key].count("}")
+    assert entry.count("{") == entry.count("}")
+
+
+def test_every_line_belongs_to_an_entry() -> None:
+    written = REFERENCES.read_text(encoding="utf-8")
+    assert written.count("\n@") + 1 == len(publications()) + 1
+    assert ENTRY.sub("", written).strip() == ""
+
+
+@pytest.mark.parametrize(("cited_by", "key"), METHODS)
+def test_every_key_has_an_entry(cited_by: str, key: str) -> None:
+    missing = f"@misc{{{key},\n  title = {{...}},\n  author = {{...}},\n  year = {{...}}\n}}"
+    assert key in publications(), f"{cited_by} names {key!r}; add to {REFERENCES.name}:\n\n{missing}"
 
 
 def test_every_kind_of_result_names_published_methods() -> None:
-    found = kinds()
-    assert set(found) > WITHOUT_METHOD
-    for kind, result_class in found.items():
-        methods = result_class.methods  # type: ignore[attr-defined]
-        assert set(methods) <= set(PUBLICATIONS), kind
-        by_value = result_class.references is not base.Result.references  # type: ignore[attr-defined]
-        assert bool(methods) or by_value or kind in WITHOUT_METHOD, f"{kind} says nothing about whom to cite"
+    assert set(kinds()) > WITHOUT_METHOD
+    for kind, result_class in kinds().items():
+        by_value = result_class.references is not Result.references
+        assert bool(result_class.methods) or by_value or kind in WITHOUT_METHOD, (
+            f"{kind} says nothing about whom to cite"
+        )
 
 
 def test_every_entry_is_cited_by_something() -> None:
-    from tl_headmaps.scorers.components import METRICS
-
-    used = {key for found in kinds().values() for key in found.methods}  # type: ignore[attr-defined]
-    used |= {key for metric in METRICS.values() for key in metric.cites}
-    assert used | set(HOSTS) == set(PUBLICATIONS)
+    assert {key for _, key in METHODS} | set(HOSTS) == set(publications())
 
 
 def test_the_tool_is_cited_as_in_the_citation_file() -> None:

@@ -13,10 +13,12 @@ from conftest import TL_MAJOR
 from planted import quiet, save_checkpoint, source_model
 
 from tl_headmaps import HeadWeights, Relation, relation_scores, token_grid
+from tl_headmaps.capture.host import parameters_digest
 from tl_headmaps.circuits.extremes import row_norms, top_k
 from tl_headmaps.circuits.maps import CircuitMaps
 
 RELATION = Relation.from_pairs("all", [(s, t) for s in range(3, 20) for t in (s + 1, 40 - s)])
+PARTS = ("model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head", *(f"model.layers.{n}" for n in range(3)))
 KINDS = ("llama", "gpt2", "gemma3", "neox")
 
 
@@ -29,9 +31,7 @@ def offloaded(folder: Path, here: tuple[str, ...]) -> Any:
     """A bridge whose other parts lie on disk."""
     from transformer_lens.model_bridge import TransformerBridge
 
-    parts = ["model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head"]
-    parts += [f"model.layers.{layer}" for layer in range(3)]
-    where = {part: "cpu" if part in (*here, "model.rotary_emb") else "disk" for part in parts}
+    where = {part: "cpu" if part in (*here, "model.rotary_emb") else "disk" for part in PARTS}
     with quiet():
         return TransformerBridge.boot_transformers(
             str(folder), device_map=where, offload_folder=str(folder / "offload"), dtype=torch.float32
@@ -56,6 +56,7 @@ def test_weights_on_disk_are_brought_in_as_needed(here: tuple[str, ...], tmp_pat
     weights, expected = HeadWeights.from_model(model), HeadWeights.from_checkpoint(folder)
     assert weights.device.type == "cpu"
     assert weights.fingerprint == expected.fingerprint
+    assert weights.parameters_digest == parameters_digest(offloaded(folder, PARTS))
     one, other = (relation_scores(w, RELATION, ranks=True, progress=False) for w in (weights, expected))
     for name in ("promote_ranks", "suppress_ranks"):
         assert torch.equal(getattr(one, name)[0], getattr(other, name)[0])

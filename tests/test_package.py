@@ -203,7 +203,7 @@ def test_the_wheel_holds_everything(wheel: Path) -> None:
     assert {path.relative_to(ROOT).as_posix() for path in MODULES} <= names
     assets = {path.relative_to(ROOT).as_posix() for path in (PACKAGE / "renderers" / "assets").iterdir()}
     assert assets and assets <= names
-    assert "tl_headmaps/py.typed" in names
+    assert {"tl_headmaps/py.typed", "tl_headmaps/core/references.bib"} <= names
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
     assert not [name for name in names if "__pycache__" in name or name.startswith("tests/")]
 

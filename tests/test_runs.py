@@ -225,6 +225,13 @@ class TestDamage:
         with pytest.raises(OutputError, match=r"run.json is damaged .*Remove the folder and start the run again"):
             scores(weights, tmp_path)
 
+    def test_a_run_of_an_older_version_is_refused(self, weights: HeadWeights, tmp_path: Path) -> None:
+        scores(weights, tmp_path)
+        record = json.loads((tmp_path / RUN_FILE).read_text())
+        (tmp_path / RUN_FILE).write_text(json.dumps(record | {"format": record["format"] - 1}))
+        with pytest.raises(OutputError, match=r"written by another version of this package.* Give another folder"):
+            scores(weights, tmp_path)
+
     def test_leftovers_of_a_kill_are_removed(self, weights: HeadWeights, tmp_path: Path) -> None:
         (tmp_path / ".layer-0001.safetensors.abc.part").write_text("half")
         scores(weights, tmp_path)

@@ -22,6 +22,7 @@ from sklearn.linear_model import LogisticRegression
 
 from tl_headmaps import (
     HeadIndex,
+    HeadWeights,
     Result,
     TaskItem,
     TaskMaps,
@@ -32,7 +33,8 @@ from tl_headmaps import (
     verify_tasks,
 )
 from tl_headmaps.analyses.verify_tasks import _random_heads
-from tl_headmaps.capture.fingerprint import model_fingerprint
+from tl_headmaps.capture import tensors
+from tl_headmaps.capture.host import parameters_digest
 from tl_headmaps.capture.running.activations import run
 from tl_headmaps.capture.running.answers import _runs, answer_likelihoods, encode_question
 from tl_headmaps.capture.running.head_features import capture_head_features
@@ -147,9 +149,9 @@ def test_the_last_position_and_the_mlp_probe_find_them_too(planted: Any, tmp_pat
 def test_same_input_same_bytes(planted: Any, planted_maps: TaskMaps, tmp_path: Path) -> None:
     again = task_maps(planted, slot_tasks(), cache_dir=tmp_path, progress=False).to_dict()
     first = planted_maps.to_dict()
-    assert (
-        first.pop("provenance")["fingerprint"] == again.pop("provenance")["fingerprint"] == model_fingerprint(planted)
-    )
+    made, remade = first.pop("provenance"), again.pop("provenance")
+    assert made["fingerprint"] == remade["fingerprint"] == HeadWeights.from_model(planted).fingerprint
+    assert made["data"]["parameters"] == remade["data"]["parameters"] == parameters_digest(planted)
     assert first == again
 
 
@@ -380,7 +382,7 @@ def test_features_are_the_mean_z_over_the_span(kind: str, tmp_path: Path) -> Non
     model = shared_model(kind)
     prompts = [[3, 4, 5, 6, 7], [8, 9, 10], [11, 12, 13, 14, 15]]
     spans = [(2, 5), (1, 2), (0, 5)]
-    found = capture_head_features(model, prompts, spans, cache_dir=tmp_path)
+    found = capture_head_features(model, prompts, spans, parameters="", cache_dir=tmp_path)
     assert (found.n_items, found.n_layers, found.n_heads, found.n_captured) == (3, 3, 4, 1)
     for item, (prompt, (first, end)) in enumerate(zip(prompts, spans, strict=True)):
         _, cache = model.run_with_cache(torch.tensor([prompt]))
@@ -410,14 +412,14 @@ def test_kept_features_are_not_captured_again(
             signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
-        capture_head_features(planted, prompts, spans, cache_dir=tmp_path, progress=stop)
+        capture_head_features(planted, prompts, spans, parameters="", cache_dir=tmp_path, progress=stop)
     kept = sorted(tmp_path.iterdir())
     assert len(kept) == 2 and all(path.suffix == ".safetensors" for path in kept)
-    rest = capture_head_features(planted, prompts, spans, cache_dir=tmp_path)
+    rest = capture_head_features(planted, prompts, spans, parameters="", cache_dir=tmp_path)
     assert rest.n_captured == 2 and len(rest.chunks) == 4
-    again = capture_head_features(planted, prompts, spans, cache_dir=tmp_path)
+    again = capture_head_features(planted, prompts, spans, parameters="", cache_dir=tmp_path)
     assert again.n_captured == 0
-    fresh = capture_head_features(planted, prompts, spans, cache_dir=tmp_path / "other")
+    fresh = capture_head_features(planted, prompts, spans, parameters="", cache_dir=tmp_path / "other")
     assert torch.equal(again.layer(0), fresh.layer(0))
 
 
@@ -425,17 +427,16 @@ def test_other_positions_prompts_models_and_damaged_files_are_captured_anew(tmp_
     model = random_model("gpt2")
     prompts, spans = [[3, 4, 5], [6, 7, 8]], [(1, 3), (1, 3)]
 
-    def captured(*arguments: Any) -> int:
-        return capture_head_features(*arguments, cache_dir=tmp_path).n_captured
+    def captured(model: Any, *arguments: Any) -> int:
+        parameters = parameters_digest(model)
+        return capture_head_features(model, *arguments, parameters=parameters, cache_dir=tmp_path).n_captured
 
     assert captured(model, prompts, spans) == 1
     assert captured(model, prompts, spans) == 0
     assert captured(model, prompts, [(1, 3), (2, 3)]) == 1
     assert captured(model, [[3, 4, 5], [6, 7, 9]], spans) == 1
-    before = model_fingerprint(model)
     with torch.no_grad():
         next(iter(model.blocks[2].mlp.parameters()))[0] += 1e-3
-    assert model_fingerprint(model) != before
     assert captured(model, prompts, spans) == 1
     for path in tmp_path.iterdir():
         path.write_bytes(path.read_bytes()[:100])
@@ -505,8 +506,8 @@ def test_ablating_the_heads_of_a_function_breaks_that_function_alone(planted_map
     importance = torch.zeros(5, 4, 1, 8)
     for number, function in enumerate(planted_maps.functions):
         importance[:, number, 0, NAMES.index(function)] = 1
-    made_from = {"fingerprint": model_fingerprint(model), "data": {tasks.name: tasks.digest}}
-    provenance = replace(planted_maps.provenance, **made_from)
+    data = {tasks.name: tasks.digest, "parameters": parameters_digest(model)}
+    provenance = replace(planted_maps.provenance, data=data)
     maps = replace(planted_maps, folds=folds, fold_importance=importance, provenance=provenance)
     options = {"max_heads": 1, "progress": False}
     found = verify_tasks(model, maps, tasks, n_items=10, **options)
@@ -602,7 +603,8 @@ def test_heads_are_chosen_without_the_item_they_are_ablated_for(planted: Any, pl
     turned[0] = turned[0].flip(-1)
     options = {"n_items": None, "n_random": 1, "max_heads": 1, "progress": False}
     model, tasks = slot_model(MARKERS, ANSWERS), slot_tasks(by_function=True)
-    provenance = replace(planted_maps.provenance, fingerprint=model_fingerprint(model), data={tasks.name: tasks.digest})
+    data = {tasks.name: tasks.digest, "parameters": parameters_digest(model)}
+    provenance = replace(planted_maps.provenance, data=data)
     plain, other = (
         verify_tasks(model, replace(planted_maps, fold_importance=values, provenance=provenance), tasks, **options)
         for values in (planted_maps.fold_importance, turned)
@@ -792,3 +794,13 @@ def test_wrong_usage_of_the_command_is_a_usage_error(command: Any, arguments: tu
     done = command(*arguments)
     assert isinstance(done.exception, UsageError)
     assert message in str(done.exception)
+
+
+def test_all_parameters_are_hashed_once_per_call(planted: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed: list[int] = []
+    of_bytes = tensors._bytes_digest
+    monkeypatch.setattr(
+        tensors, "_bytes_digest", lambda tensor: (hashed.append(tensor.data_ptr()), of_bytes(tensor))[1]
+    )
+    task_maps(planted, slot_tasks(), cache_dir=tmp_path, n_null=1, progress=False)
+    assert hashed.count(planted.blocks[-1].mlp.W_out.data_ptr()) == 1

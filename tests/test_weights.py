@@ -1,6 +1,7 @@
 """Reading models: every architecture, raw and processed, against the parameters of the transformers model itself."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,13 +13,28 @@ from planted import (
     hosted,
     needs_hooked,
     random_model,
+    save_checkpoint,
     shared_model,
     source_model,
 )
 from torch import Tensor
 
-from tl_headmaps import HeadWeights
+from tl_headmaps import (
+    HeadWeights,
+    Relation,
+    attention_groups,
+    component_map,
+    describe_model,
+    grouping_profile,
+    relation_scores,
+    salient_operations,
+    token_grid,
+    value_mixing,
+)
+from tl_headmaps.capture.components.matrices import component_source
+from tl_headmaps.capture.host import parameters_digest
 from tl_headmaps.capture.parts import LayerWeights
+from tl_headmaps.capture.tensors import joint_digest, tensor_digests
 from tl_headmaps.circuits.extremes import entries
 from tl_headmaps.circuits.ov import ov_maps
 from tl_headmaps.circuits.qk import qk_maps
@@ -460,6 +476,52 @@ class TestFingerprint:
         # Embedding, unembedding, final norm, attention and ln1 of two layers, ln2 and the MLP of the first.
         assert len(read_here) == 3 + 2 * 5 + 4
         assert all(read_here.values()), [name for name, changed in read_here.items() if not changed]
+
+    def test_field_order_does_not_matter_but_names_do(self) -> None:
+        one, other = torch.arange(6.0).view(2, 3), torch.zeros(2, 3)
+        digest = joint_digest(tensor_digests({"W_E": one, "W_U": other}))
+        assert digest == joint_digest(tensor_digests({"W_U": other.clone(), "W_E": one}))
+        renamed = {"W_E": other, "W_U": one}, {"W_E": one, "W_O": other}, {"W_E": one.view(3, 2), "W_U": other}
+        stored = {"W_E": one.half(), "W_U": other}
+        others = {joint_digest(tensor_digests(tensors)) for tensors in (*renamed, stored)}
+        assert len(others) == 4 and digest not in others
+
+    @pytest.mark.parametrize("kind", ["llama", "gpt2"])
+    def test_every_result_of_a_model_and_of_its_checkpoint_has_the_same(self, kind: str, tmp_path: Path) -> None:
+        folder = save_checkpoint(source_model(kind), tmp_path)
+        model, weights = shared_model(kind), HeadWeights.from_checkpoint(folder)
+        text = " word3 word4 word5 word3 word4"
+        pairs = Relation.from_pairs("own", [(3, 4), (5, 6)])
+        read = [describe_model(source) for source in (model, weights)]
+        read += [relation_scores(source, pairs, progress=False) for source in (model, weights)]
+        read += [token_grid(source, "L1H0", [3], [4]) for source in (model, weights)]
+        read += [salient_operations(source, "L1H0", n_tokens=4, progress=False) for source in (model, weights)]
+        matrices = [component_map(source, "frobenius") for source in (model, weights)]
+        ran = [attention_groups(model, text), value_mixing(model, text, "L1H0"), grouping_profile(model, [text])]
+        ran.append(component_map(model, "contribution", [text]))
+        assert {result.provenance.fingerprint for result in (*read, *matrices, *ran)} == {weights.fingerprint}
+        assert not any({"parameters", "mlp_weights"} & set(result.provenance.data) for result in read)
+        heads = [component_source(source, attention_only=True).provenance() for source in (model, weights)]
+        assert {(made.fingerprint, len(made.data)) for made in heads} == {(weights.fingerprint, 0)}
+        assert len({result.provenance.data["mlp_weights"] for result in matrices}) == 1
+        assert {result.provenance.data["parameters"] for result in ran} == {parameters_digest(model)}
+
+    def test_edits_in_place_are_seen_by_the_next_call(self) -> None:
+        model, text = random_model("llama"), " word3 word4 word5"
+
+        def digests() -> tuple[str, str, str]:
+            ran, read = value_mixing(model, text, "L1H0").provenance, component_map(model, "frobenius").provenance
+            assert ran.fingerprint == read.fingerprint
+            return ran.fingerprint, ran.data["parameters"], read.data["mlp_weights"]
+
+        before = digests()
+        # No counter of torch's sees an edit of .data, so nothing may be kept from call to call.
+        model.blocks[2].mlp.W_out.data[3, 5] += 1e-3
+        after = digests()
+        assert [old == new for old, new in zip(before, after, strict=True)] == [True, False, False]
+        with torch.no_grad():
+            model.blocks[2].attn.W_O[1, 2, 3] += 1e-3
+        assert [old == new for old, new in zip(after, digests(), strict=True)] == [False, False, True]
 
     def test_processing_changes_it(self) -> None:
         assert read("llama").fingerprint != read("llama", processed=True).fingerprint

@@ -68,7 +68,7 @@ class Result(ABC):
 
     @property
     def references(self) -> tuple[str, ...]:
-        """Publications whose methods made this result, by their keys in :mod:`tl_headmaps.core.citations`."""
+        """Publications whose methods made this result, by their keys in ``core/references.bib``."""
         return self.methods
 
     @property

@@ -35,7 +35,7 @@ from tl_headmaps import (
 )
 from tl_headmaps.capture.components.gradients import mean_loss
 from tl_headmaps.capture.components.matrices import ModelComponents
-from tl_headmaps.capture.fingerprint import model_fingerprint
+from tl_headmaps.capture.host import parameters_digest
 from tl_headmaps.capture.running.activations import run
 from tl_headmaps.capture.running.answers import encode_question
 from tl_headmaps.capture.running.batches import token_batches
@@ -248,7 +248,7 @@ def bench_spectra(weights: HeadWeights) -> dict[str, Any]:
     """Whole maps of the spectral metrics, their random baselines included, against svdvals of every matrix."""
     source = ModelComponents(load_default_model(device="cpu"))
     matrices = [source.matrix(layer, name) for layer in range(source.n_layers) for name in source.components]
-    assert source.fingerprint  # hashed once for the provenance of all maps
+    source.provenance()  # hashed once for the provenance of all maps
 
     def obvious() -> list[torch.Tensor]:
         return [torch.linalg.svdvals(matrix) for matrix in matrices]
@@ -373,11 +373,11 @@ def bench_tasks(weights: HeadWeights) -> dict[str, Any]:
 
     def capture() -> None:
         with tempfile.TemporaryDirectory() as folder:
-            capture_head_features(model, prompts, spans, cache_dir=folder)
+            capture_head_features(model, prompts, spans, parameters="", cache_dir=folder)
 
     run(model, prompts[:8])  # warms up
     times = interleaved({"forward": lambda: run(model, prompts), "capture": capture}, repeats=3)
-    times["fingerprint"] = seconds(lambda: model_fingerprint(model))
+    times["fingerprint"] = seconds(lambda: parameters_digest(model))
     with peak_memory() as peak:
         task_maps(model, tasks, n_null=1, progress=False)  # captures what is not on disk yet
         times["kept_run"] = seconds(lambda: task_maps(model, tasks, progress=False))

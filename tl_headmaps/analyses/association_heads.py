@@ -209,6 +209,6 @@ def association_heads(
         query=q,
         key=k,
         measure=measure,
-        provenance=weights.provenance(options=options),
+        provenance=weights.provenance(runs_model=True, options=options),
         **maps,
     )

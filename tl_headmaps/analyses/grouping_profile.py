@@ -219,7 +219,7 @@ def grouping_profile(
     if not tally.n_texts:
         raise UsageError("There is no text of at least two tokens. Give texts, a file, or another dataset column.")
     options = {"max_texts": max_texts, "max_tokens": max_tokens, "prepend_bos": prepend_bos}
-    return tally.result(weights.provenance(options=options, data={"texts": tally.digest.hexdigest()}))
+    return tally.result(weights.provenance(runs_model=True, options=options, data={"texts": tally.digest.hexdigest()}))
 
 
 class _Tally:

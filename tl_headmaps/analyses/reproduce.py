@@ -229,6 +229,7 @@ def reproduce(
     # Controls may be any bundled relation, even when only a few are reproduced.
     candidates = [*chosen, *(relation for relation in bundled if relation.name not in names)]
     provenance = weights.provenance(
+        runs_model=True,
         options={"n_random": n_random, "prepend_bos": prepend_bos},
         data={relation.name: relation.digest for relation in chosen},
         seed=0,

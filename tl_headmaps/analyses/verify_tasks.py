@@ -7,7 +7,7 @@ and random heads are compared on the same items; where the whole model is at cha
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,7 +17,6 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from ..capture.fingerprint import model_fingerprint
 from ..capture.running.activations import DEFAULT_BUDGET
 from ..capture.running.answers import answer_likelihoods, encode_question
 from ..capture.weights import HeadWeights
@@ -275,8 +274,7 @@ def verify_tasks(
     chosen = resolve_tasks(tasks)
     _require_same_items(maps, chosen)
     weights = HeadWeights.from_model(model)
-    fingerprint = model_fingerprint(model)
-    _require_same_model(maps, weights.model_name, fingerprint)
+    _require_same_model(maps, weights)
     prepend_bos = bool(maps.provenance.options["prepend_bos"]) if prepend_bos is None else prepend_bos
     seed = int(maps.provenance.seed or 0) if seed is None else seed
     items = with_alternatives(chosen).items
@@ -307,10 +305,7 @@ def verify_tasks(
         )
     right = torch.tensor([values[0] > max(values[1:]) for values in likelihoods]).view(len(masks), -1)
     options = {"n_items": n_items, "n_random": n_random, "max_heads": max_heads, "prepend_bos": prepend_bos}
-    provenance = replace(
-        weights.provenance(options=maps.provenance.options | options, data=maps.provenance.data, seed=seed),
-        fingerprint=fingerprint,
-    )
+    provenance = weights.provenance(options=maps.provenance.options | options, data=maps.provenance.data, seed=seed)
     return _result(maps, right, labels[asked], sizes, [len(question.options) for question in questions], provenance)
 
 
@@ -323,10 +318,10 @@ def _require_same_items(maps: TaskMaps, tasks: Tasks) -> None:
         )
 
 
-def _require_same_model(maps: TaskMaps, name: str, fingerprint: str) -> None:
-    if fingerprint != maps.provenance.fingerprint:
+def _require_same_model(maps: TaskMaps, weights: HeadWeights) -> None:
+    if weights.parameters_digest != maps.provenance.data.get("parameters"):
         raise UsageError(
-            f"These maps were made from {maps.provenance.model!r}, and {name!r} has other weights. Pass the model of "
+            f"These maps were made from {maps.provenance.model!r}, and {weights.model_name!r} has other weights. Pass the model of "
             "the maps, loaded the same way, or make new maps with task_maps()."
         )
 

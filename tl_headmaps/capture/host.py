@@ -19,7 +19,7 @@ from torch import Tensor
 from ..core.errors import UnsupportedModelError, UsageError
 from ..core.types import Basis
 from .parts import ACTIVATIONS, MLP, LayerWeights, Norm, basis_of
-from .tensors import check_finite, in_float64
+from .tensors import check_finite, in_float64, joint_digest, tensor_digests
 
 _CHECK_TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3, torch.float16: 2e-2, torch.bfloat16: 8e-2}
 """Largest accepted difference to the model's own computation, relative to the largest value."""
@@ -47,9 +47,12 @@ def silenced(module: torch.nn.Module) -> Iterator[None]:
 
 def all_modules(model: torch.nn.Module) -> list[torch.nn.Module]:
     """Every module that runs: a bridge runs some of transformers' that are not below it (GPT-2's first dropout)."""
+    return list(dict.fromkeys(module for root in _roots(model) for module in root.modules()))
+
+
+def _roots(model: torch.nn.Module) -> list[torch.nn.Module]:
     inner = getattr(model, "original_model", None)
-    found = [*model.modules(), *(inner.modules() if isinstance(inner, torch.nn.Module) else ())]
-    return list(dict.fromkeys(found))
+    return [model, inner] if isinstance(inner, torch.nn.Module) else [model]
 
 
 @contextmanager
@@ -139,6 +142,27 @@ def _architecture(model: Any) -> str:
     return str(named or type(model).__name__)
 
 
+def parameters_digest(model: Any) -> str:
+    """SHA-256 over all parameters and buffers of a model, under the names its host gives them.
+
+    Raw and processed weights differ, and so do hosts.
+    """
+    here: dict[str, Tensor] = {}
+    digests = {"host": type(model).__name__}
+    for prefix, module in [part for root in _roots(model) for part in root.named_modules()]:
+        if any(tensor.is_meta for tensor in _own_tensors(prefix, module).values()):
+            with present(module):
+                digests |= tensor_digests(_own_tensors(prefix, module))
+        else:
+            here |= _own_tensors(prefix, module)
+    return joint_digest(digests | tensor_digests(here))
+
+
+def _own_tensors(prefix: str, module: torch.nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers of a module, not of the modules inside it."""
+    return dict([*module.named_parameters(prefix, recurse=False), *module.named_buffers(prefix, recurse=False)])
+
+
 class _Reader:
     """Reads tensors of one model onto one device as float32."""
 
@@ -184,6 +208,7 @@ class _Reader:
             "mlp_refusal": refusal,
             "read_layer": self.layer,
             "tokenizer": getattr(model, "tokenizer", None),
+            "model": model,
         }
 
     def stored(self, tensor: Tensor) -> Tensor:

@@ -12,8 +12,7 @@ Conventions (TransformerLens' names and shapes):
 :mod:`.parts`; neither knows this file.
 """
 
-import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -27,9 +26,9 @@ from ..core.errors import UnsupportedModelError, UsageError, WeightBasisError
 from ..core.provenance import Provenance
 from ..core.types import Basis, HeadIndex, HeadLike, Preset, head_list
 from .checkpoint.reader import CheckpointOrigin, open_checkpoint
-from .host import read_model
+from .host import parameters_digest, read_model
 from .parts import MLP, LayerWeights, Norm
-from .tensors import hash_tensor
+from .tensors import joint_digest, tensor_digests
 
 if TYPE_CHECKING:
     from typing import Self
@@ -97,7 +96,7 @@ class HeadWeights:
             model: A loaded TransformerLens model, raw or processed, in float32, bfloat16 or float16.
             device: Where to compute; the model's own device by default.
         """
-        return cls(**read_model(model, device), model=model)
+        return cls(**read_model(model, device))
 
     @classmethod
     def from_checkpoint(
@@ -200,11 +199,21 @@ class HeadWeights:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 over all the bytes of all weights read here, in their stored type: over one digest for each part."""
-        digest = hashlib.sha256(self.shared_digest.encode())
-        for layer in range(self.n_layers):
-            digest.update(self.layer_digest(layer).encode())
-        return digest.hexdigest()
+        """SHA-256 that stands for the model in every result: over names, types, shapes and bytes of all tensors here.
+
+        They are embedding and unembedding, the final norm, the first MLP with its norms, and attention and its norms of
+        every layer, so that a checkpoint need not be read as a whole. A loaded model and its checkpoint have the same
+        fingerprint. Embeddings and MLP count in their stored type: a bfloat16 checkpoint and the same model loaded in
+        float32 differ, as do raw and processed weights.
+        """
+        layers = {f"layer {layer}": self.layer_digest(layer) for layer in range(self.n_layers)}
+        return joint_digest({"shared": self.shared_digest, **layers})
+
+    @cached_property
+    def parameters_digest(self) -> str:
+        """SHA-256 over all parameters and buffers of the loaded model, which an analysis that runs it depends on."""
+        assert self.model is not None
+        return parameters_digest(self.model)
 
     @cached_property
     def shared_digest(self) -> str:
@@ -218,13 +227,24 @@ class HeadWeights:
     def _digest(self, name: str, read: "Callable[[], HeadWeights | LayerWeights]") -> str:
         known = None if self.origin is None else self.origin.digests.get(name)
         if known is None:
-            known = digest_of(read())
+            known = joint_digest(tensor_digests(dict(_tensors(read()))))
             if self.origin is not None:
                 self.origin.digests[name] = known
         return known
 
-    def provenance(self, **details: Any) -> Provenance:
-        """Provenance of a result computed from these weights."""
+    def provenance(
+        self, *, runs_model: bool = False, data: Mapping[str, str] | None = None, **details: Any
+    ) -> Provenance:
+        """Provenance of a result computed from these weights.
+
+        Args:
+            runs_model: The analysis runs the model, so all its parameters are among the data, as ``parameters``.
+            data: Digests of what else was read.
+            **details: Other fields of :class:`Provenance`.
+        """
+        read = dict(data or {})
+        if runs_model:
+            read["parameters"] = self.parameters_digest
         return Provenance(
             model=self.model_name,
             fingerprint=self.fingerprint,
@@ -232,6 +252,7 @@ class HeadWeights:
             basis=self.basis,
             dtype=f"{str(self.W_E.dtype).removeprefix('torch.')} stored, float32 computed",
             device=str(self.device),
+            data=read,
             **details,
         )
 
@@ -243,18 +264,10 @@ def _reopened(origin: CheckpointOrigin) -> HeadWeights:
     return HeadWeights(**origin.fields(with_tokenizer=False))
 
 
-def _tensors(part: "HeadWeights | LayerWeights | Norm | MLP") -> Iterator[Tensor]:
+def _tensors(part: "HeadWeights | LayerWeights | Norm | MLP", prefix: str = "") -> Iterator[tuple[str, Tensor]]:
     for entry in fields(part):
         value = getattr(part, entry.name)
         if isinstance(value, Tensor):
-            yield value
+            yield f"{prefix}{entry.name}", value
         elif isinstance(value, Norm | MLP):
-            yield from _tensors(value)
-
-
-def digest_of(part: "HeadWeights | LayerWeights") -> str:
-    """SHA-256 over all tensors of a part."""
-    digest = hashlib.sha256()
-    for tensor in _tensors(part):
-        hash_tensor(digest, tensor)
-    return digest.hexdigest()
+            yield from _tensors(value, f"{entry.name}.")

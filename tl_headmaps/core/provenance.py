@@ -30,13 +30,15 @@ class Provenance:
 
     Attributes:
         model: Name or folder the model was loaded from.
-        fingerprint: SHA-256 over every weight the analyses read, in a canonical layout.
+        fingerprint: The model: SHA-256 over embeddings, first MLP, and attention and norms of every layer, the same for
+            all analyses (:attr:`HeadWeights.fingerprint`); of given arrays, SHA-256 over them.
         architecture: Class of the underlying model.
         basis: Whether the weights were raw, folded or centred when they were read.
         dtype: Stored type of the weights and the type computed in.
         device: Where it was computed.
         options: Every option of the call that can change a number.
-        data: SHA-256 of each data file used.
+        data: SHA-256 of what else was read: data files, and parts of the model that the fingerprint leaves out
+            (``parameters``: all of them, where the model was run; ``mlp_weights``).
         seed: Seed of anything random, None if nothing was.
         versions: Versions of the packages involved.
         created: UTC time; the only part that differs between two identical runs.

@@ -34,7 +34,7 @@ from .provenance import Provenance
 RUN_FILE = "run.json"
 _LOCK = "run.lock"
 _TIMES = "times.jsonl"
-_FORMAT = 1
+_FORMAT = 2
 _COMPUTING = ("tl-headmaps", "torch", "numpy")
 """Packages that must have the same version wherever pieces of one run are computed."""
 
@@ -125,7 +125,10 @@ class RunRecord:
                 f"{path} is damaged ({type(error).__name__}: {error}). Remove the folder and start the run again."
             ) from error
         if not known:
-            raise OutputError(f"{path} was written by another version of this package. Give another folder.")
+            raise OutputError(
+                f"{path} was written by another version of this package, which this one cannot continue. Give another "
+                "folder, or remove this one."
+            )
         return record
 
     def write(self, folder: Path) -> None:

@@ -44,7 +44,7 @@ class Metric:
         measure: The registered function.
         normalised: Whether values are divided by their sum over the map.
         chance: For ``change``: what unrelated matrices give, None if nothing is known.
-        cites: Publications the metric is from, by their keys in :mod:`tl_headmaps.core.citations`.
+        cites: Publications the metric is from, by their keys in ``core/references.bib``.
     """
 
     name: str

@@ -283,7 +283,7 @@ class AblationExperiment:
             random_heads=tuple(tuple(drawn) for drawn in random),
             random_curves=random_curves,
             controls=control_curves,
-            provenance=weights.provenance(options=options, data=data, seed=0 if random else None),
+            provenance=weights.provenance(runs_model=True, options=options, data=data, seed=0 if random else None),
         )
 
     def _static(

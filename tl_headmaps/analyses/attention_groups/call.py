@@ -109,7 +109,7 @@ def attention_groups(
         "from_cache": cache is not None,
     }
     found = _Grouping(visit, chosen, prompt.tokens, method, drop_sink, threshold, n_groups, null_draws)
-    return found.result(lambda more: weights.provenance(options={**options, **more}, seed=0))
+    return found.result(lambda more: weights.provenance(runs_model=True, options={**options, **more}, seed=0))
 
 
 def attention_groups_from_pattern(

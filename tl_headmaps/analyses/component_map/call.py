@@ -232,7 +232,8 @@ class _Maker:
 
     def _provenance(self) -> Provenance:
         seed = self.options.seed if self.metric.kind == "weights" else None
-        return self.source.provenance(options=self.recorded, data=self.data, seed=seed)
+        runs_model = self.metric.needs_text
+        return self.source.provenance(runs_model=runs_model, options=self.recorded, data=self.data, seed=seed)
 
     def _measured(self) -> tuple[Estimate, Cells | None]:
         if self.metric.kind == "weights":
@@ -322,6 +323,7 @@ class _Maker:
         self._require_same_basis(theirs.basis)
         self.recorded |= {"against": theirs.model, "k": k}
         self.data["against"] = theirs.fingerprint
+        self.data |= {f"against_{name}": digest for name, digest in theirs.data.items()}
 
         def change(new: Matrix, key: Key) -> Change:
             old = self._matrix(other, key)

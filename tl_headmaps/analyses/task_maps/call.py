@@ -7,7 +7,7 @@ formats tell alone, and the main probe starts from what the words tell: importan
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -18,7 +18,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from ...capture.fingerprint import model_fingerprint
 from ...capture.running.activations import DEFAULT_BUDGET
 from ...capture.running.answers import Question, encode_question
 from ...capture.running.head_features import HeadFeatures, capture_head_features
@@ -103,6 +102,7 @@ def task_maps(
             model,
             [question.answered for question in questions],
             [_span(question, positions) for question in questions],
+            parameters=weights.parameters_digest,
             cache_dir=cache_dir,
             budget=budget,
             progress=bar.update,
@@ -119,10 +119,7 @@ def task_maps(
         "n_null": n_null,
         "prepend_bos": prepend_bos,
     }
-    provenance = replace(
-        weights.provenance(options=options, data={chosen.name: chosen.digest}, seed=seed),
-        fingerprint=model_fingerprint(model),
-    )
+    provenance = weights.provenance(runs_model=True, options=options, data={chosen.name: chosen.digest}, seed=seed)
     return _result(found, again, chosen, labels, counts, positions=positions, probe=probe, provenance=provenance)
 
 

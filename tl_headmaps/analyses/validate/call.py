@@ -106,6 +106,7 @@ def validate_with_weights(
     ) as bar:
         scored = [_scored(model, weights, entry, settings, bar.update) for entry in prompted]
     provenance = weights.provenance(
+        runs_model=True,
         options={name: value for name, value in vars(settings).items() if name != "seed"},
         data={relation.name: relation.digest for relation in relations},
         seed=settings.seed,

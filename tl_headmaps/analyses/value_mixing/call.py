@@ -87,7 +87,7 @@ def value_mixing(
         normalised=False,
         head=index,
         reconstruction_error=error,
-        provenance=weights.provenance(options=options),
+        provenance=weights.provenance(runs_model=True, options=options),
         key=place,
     )
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from ...core.errors import OutputError
 from ...core.files import cache_folder, replacing
 
-_FORMAT = "1"
+_FORMAT = "2"
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 

@@ -8,10 +8,11 @@ Both hosts show a matrix as a view of the parameter that stores it, also where t
 tensor. The view says which entries of the parameter (and of its gradient) belong to the component.
 """
 
-import hashlib
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -20,7 +21,7 @@ from torch import Tensor
 from ...core.errors import UnsupportedModelError, UsageError
 from ...core.provenance import Provenance
 from ...core.types import ATTENTION_COMPONENTS, MLP_COMPONENTS
-from ..tensors import check_finite
+from ..tensors import check_finite, joint_digest, tensor_digests
 from ..weights import HeadWeights
 
 _HOST_NAMES = {
@@ -35,21 +36,40 @@ _HOST_NAMES = {
 }
 
 
-@runtime_checkable
-class ComponentSource(Protocol):
+class ComponentSource(ABC):
     """What a component map reads: a model, weights already read, or a checkpoint."""
 
-    weights: HeadWeights
-    n_layers: int
-    n_heads: int
-    n_kv_heads: int
-    components: tuple[str, ...]
+    components: tuple[str, ...] = ATTENTION_COMPONENTS
 
+    def __init__(self, weights: HeadWeights) -> None:
+        self.weights = weights
+        self.n_layers, self.n_heads, self.n_kv_heads = weights.n_layers, weights.n_heads, weights.n_kv_heads
+
+    @abstractmethod
     def matrix(self, layer: int, component: str) -> Float[Tensor, "rows columns"]:
         """One matrix in its stored type, rows inputs and columns outputs."""
 
-    def provenance(self, **details: Any) -> Provenance:
-        """Provenance of a result computed from these matrices."""
+    @cached_property
+    def _mlp_digest(self) -> str:
+        names = [name for name in self.components if name in MLP_COMPONENTS]
+        digests: dict[str, str] = {}
+        for layer in range(self.n_layers):
+            # Rows inputs in memory too: hosts and checkpoints store them one way or the other.
+            matrices = {f"layer {layer} {name}": self.matrix(layer, name).contiguous() for name in names}
+            digests |= tensor_digests(matrices)
+        return joint_digest(digests)
+
+    def provenance(
+        self, *, runs_model: bool = False, data: Mapping[str, str] | None = None, **details: Any
+    ) -> Provenance:
+        """Provenance of a result computed from these matrices; what the fingerprint leaves out is among its data."""
+        read = dict(data or {})
+        # The fingerprint covers the attention; all parameters cover the rest where the model runs.
+        if not runs_model and set(self.components) - set(ATTENTION_COMPONENTS):
+            read["mlp_weights"] = self._mlp_digest
+        provenance = self.weights.provenance(runs_model=runs_model, data=read, **details)
+        stored = provenance.dtype.partition(" ")[0]
+        return replace(provenance, dtype=f"{stored} stored, reduced in float64 (spectra: or in float32)")
 
 
 def heads_of(source: ComponentSource, layer: int, component: str) -> Float[Tensor, "part rows columns"]:
@@ -105,16 +125,13 @@ class Location:
         return found if found.ndim == 3 else found[None]
 
 
-class ModelComponents:
+class ModelComponents(ComponentSource):
     """The matrices of a loaded TransformerBridge or HookedTransformer, read when they are asked for."""
 
     def __init__(self, model: Any, *, attention_only: bool = False) -> None:
         _require_floats(model)
-        self.weights = HeadWeights.from_model(model)
+        super().__init__(HeadWeights.from_model(model))
         self.model = model
-        self.n_layers, self.n_heads = self.weights.n_layers, self.weights.n_heads
-        self.n_kv_heads = self.weights.n_kv_heads
-        self.components = ATTENTION_COMPONENTS
         if not attention_only:
             self.components += tuple(name for name in MLP_COMPONENTS if self._find(0, name) is not None)
             for layer in range(self.n_layers):
@@ -175,13 +192,6 @@ class ModelComponents:
         offset = int(view.storage_offset()) - int(base.storage_offset())
         return Location(base, tuple(view.shape), view.stride(), offset)
 
-    @cached_property
-    def fingerprint(self) -> str:
-        return fingerprint(self)
-
-    def provenance(self, **details: Any) -> Provenance:
-        return _provenance(self.weights, self.fingerprint, details)
-
 
 def _require_floats(model: Any) -> None:
     """Before anything is read: the forward pass of a quantised model may not even run here."""
@@ -194,66 +204,23 @@ def _require_floats(model: Any) -> None:
             )
 
 
-class AttentionComponents:
+class AttentionComponents(ComponentSource):
     """The attention matrices of weights already read; they keep no MLP but the first."""
-
-    components = ATTENTION_COMPONENTS
-
-    def __init__(self, weights: HeadWeights) -> None:
-        self.weights = weights
-        self.n_layers, self.n_heads, self.n_kv_heads = weights.n_layers, weights.n_heads, weights.n_kv_heads
 
     def matrix(self, layer: int, component: str) -> Float[Tensor, "rows columns"]:
         parts = getattr(self.weights.layer(layer), f"W_{component[-1].upper()}")
         matrix: Tensor = parts.flatten(0, 1) if component == "attn.o" else parts.transpose(0, 1).flatten(1)
         return matrix
 
-    @cached_property
-    def fingerprint(self) -> str:
-        return fingerprint(self)
 
-    def provenance(self, **details: Any) -> Provenance:
-        return _provenance(self.weights, self.fingerprint, details)
-
-
-class CheckpointComponents:
+class CheckpointComponents(ComponentSource):
     """All matrices of a checkpoint, read from its files one at a time."""
 
     def __init__(self, weights: HeadWeights) -> None:
+        super().__init__(weights)
         assert weights.origin is not None
-        self.weights, self.origin = weights, weights.origin
-        self.n_layers, self.n_heads, self.n_kv_heads = weights.n_layers, weights.n_heads, weights.n_kv_heads
+        self.origin = weights.origin
         self.components = self.origin.components
 
     def matrix(self, layer: int, component: str) -> Float[Tensor, "rows columns"]:
         return self.origin.component(layer, component)
-
-    @cached_property
-    def fingerprint(self) -> str:
-        return fingerprint(self)
-
-    def provenance(self, **details: Any) -> Provenance:
-        return _provenance(self.weights, self.fingerprint, details)
-
-
-def fingerprint(source: ComponentSource) -> str:
-    """SHA-256 over all the bytes of all matrices, in one layout for every host."""
-    digest = hashlib.sha256()
-    for layer in range(source.n_layers):
-        for component in source.components:
-            matrix = source.matrix(layer, component)
-            digest.update(f"{layer} {component} {tuple(matrix.shape)}".encode())
-            digest.update(matrix.cpu().contiguous().view(torch.uint8).numpy().data)
-    return digest.hexdigest()
-
-
-def _provenance(weights: HeadWeights, mark: str, details: dict[str, Any]) -> Provenance:
-    return Provenance(
-        model=weights.model_name,
-        fingerprint=mark,
-        architecture=weights.architecture,
-        basis=weights.basis,
-        dtype=f"{str(weights.W_E.dtype).removeprefix('torch.')} stored, reduced in float64 (spectra: or in float32)",
-        device=str(weights.device),
-        **details,
-    )

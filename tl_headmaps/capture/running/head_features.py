@@ -2,7 +2,7 @@
 
 For each prompt and head: z (the mixed values, before W_O) averaged over a span of positions, usually the answer's
 tokens. Prompts are taken in chunks of similar length. A chunk that is done is a file, named after the model's
-fingerprint, the token ids and spans: a run that was killed goes on with the next chunk, a second run reads them
+parameters, the token ids and spans: a run that was killed goes on with the next chunk, a second run reads them
 all, and a different model, text or position can never be mistaken for this one.
 """
 
@@ -18,7 +18,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ...core.files import cache_folder, replacing
-from ..fingerprint import model_fingerprint
 from .activations import DEFAULT_BUDGET, Seen, check_prompts, run
 
 _CHUNK = 128
@@ -60,6 +59,7 @@ def capture_head_features(
     prompts: Sequence[Sequence[int]],
     spans: Sequence[Span],
     *,
+    parameters: str,
     cache_dir: str | Path | None = None,
     budget: int = DEFAULT_BUDGET,
     progress: Callable[[int], object] | None = None,
@@ -70,20 +70,20 @@ def capture_head_features(
         model: TransformerBridge or HookedTransformer.
         prompts: Token ids.
         spans: First position and the one after the last, for each prompt.
+        parameters: Digest of all parameters of the model, a part of the files' names.
         cache_dir: Where to keep them; default: ``activations`` in the cache folder.
         budget: Bytes a batch may take.
         progress: Called with the number of prompts that are done.
     """
     check_prompts(model, prompts)
     folder = Path(cache_dir) if cache_dir is not None else cache_folder() / "activations"
-    fingerprint = model_fingerprint(model)
     sizes = (len(model.blocks), int(model.cfg.n_heads), int(model.cfg.d_head))
     order = sorted(range(len(prompts)), key=lambda row: (len(prompts[row]), row))
     chunks, n_captured = [], 0
     for start in range(0, len(order), _CHUNK):
         rows = tuple(order[start : start + _CHUNK])
         content = [[list(prompts[row]), list(spans[row])] for row in rows]
-        key = hashlib.sha256(json.dumps([_VERSION, fingerprint, "mean z", content]).encode()).hexdigest()
+        key = hashlib.sha256(json.dumps([_VERSION, parameters, "mean z", content]).encode()).hexdigest()
         path = folder / f"{key}.safetensors"
         if not _is_whole(path, len(rows), sizes):
             chosen = [prompts[row] for row in rows]

@@ -31,7 +31,6 @@ from ...core.errors import UnsupportedModelError, UsageError
 from ...core.files import cache_folder, replacing
 from ...core.runs import DamagedPieceError, pack, unpack
 from ...data.prompts import neutral_prompts
-from ..fingerprint import model_fingerprint
 from ..parts import LayerWeights
 from ..weights import HeadWeights
 from .activations import as_found, check_prompts, encode_prompt, hook_name, model_device, prepends_bos
@@ -247,8 +246,8 @@ def runnable(weights: HeadWeights) -> Any:
     if weights.model is None:
         raise UsageError(
             f"preset='met' runs the model, and the weights of {weights.model_name!r} were read from a checkpoint "
-            "without building it. Load the model (load_model(folder), or --model FOLDER), give vectors made where it can "
-            "run (vectors=), or use preset='folded'."
+            "without building it. Load the model (load_model(folder), or --model FOLDER), give vectors made where it "
+            "can run (vectors=), or use preset='folded'."
         )
     return weights.model
 
@@ -281,7 +280,7 @@ def met_vectors(
     identity = {
         "format": _FORMAT,
         "weights": weights.fingerprint,
-        "parameters": model_fingerprint(model),
+        "parameters": weights.parameters_digest,
         "prefixes": [list(prefix) for prefix in prefixes],
         "sources": hashlib.sha256(json.dumps(list(map(list, sources))).encode()).hexdigest(),
         "kept": list(keep),
