@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from ..core.errors import UsageError
-from ..core.types import Positions, Probe
+from ..core.types import Positions
 from .options import DeviceOption, ModelOption, NoCheckpointOption, OutOption
 from .output import check_outputs, comma_parts, show_and_save
 
@@ -33,7 +33,6 @@ def tasks(
     positions: Annotated[
         Positions, typer.Option("--positions", help="answer: its tokens; last: the token before it.")
     ] = "answer",
-    probe: Annotated[Probe, typer.Option("--probe", help="linear, or mlp: one hidden layer.")] = "linear",
     folds: Annotated[int, typer.Option("--folds", help="Parts for cross-validation.")] = 5,
     seed: Annotated[int, typer.Option("--seed", help="Decides folds, shuffles and draws.")] = 0,
     verify: Annotated[bool, typer.Option("--verify", help="Then ablate each function's heads (minutes).")] = False,
@@ -69,7 +68,6 @@ def tasks(
         loaded,
         chosen,
         positions=positions,
-        probe=probe,
         folds=folds,
         seed=seed,
         prepend_bos=prepend_bos,

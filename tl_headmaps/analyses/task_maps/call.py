@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,9 +24,10 @@ from ...capture.running.answers import Question, encode_question
 from ...capture.running.head_features import HeadFeatures, capture_head_features
 from ...capture.weights import HeadWeights
 from ...core.errors import UsageError
-from ...core.types import HeadIndex, Positions, Probe, check_choice
+from ...core.types import HeadIndex, Positions, check_choice
 from ...data.task_files import load_tasks, read_tasks
 from ...data.tasks import Tasks
+from ...scorers.probe import calibrated, cross_logits, majority_predictions, word_counts
 from ...scorers.statistics import wilson_interval
 from ...scorers.tasks import (
     bootstrap_interval,
@@ -37,10 +38,7 @@ from ...scorers.tasks import (
     probe_fold,
     rank_correlations,
 )
-from ...scorers.words import calibrated, cross_logits, majority_predictions, word_counts
 from .result import TaskMaps
-
-Features: TypeAlias = Literal["z"]
 
 _PLAIN, _BEYOND = 0, 1
 """The first two fits: on heads alone, and beyond words. Shuffled ones follow."""
@@ -50,9 +48,7 @@ def task_maps(
     model: Any,
     tasks: Tasks | str | Path | None = None,
     *,
-    features: Features = "z",
     positions: Positions = "answer",
-    probe: Probe = "linear",
     folds: int = 5,
     seed: int = 0,
     n_null: int = 10,
@@ -66,9 +62,7 @@ def task_maps(
     Args:
         model: TransformerBridge or HookedTransformer with a tokenizer.
         tasks: Items, or a file for :func:`read_tasks`; the bundled items by default.
-        features: What is read from a head: ``"z"``, its mixed values before W_O.
         positions: Averaged over the answer's tokens, or at the last token before the answer.
-        probe: Linear (its parts add up exactly) or with one hidden layer.
         folds: Parts for cross-validation; contents stay whole.
         seed: Decides folds, shuffles and bootstrap. A second seed is run to see whether the maps are stable.
         n_null: How often labels are shuffled for the null.
@@ -86,9 +80,7 @@ def task_maps(
         >>> maps.functions, maps.probe_accuracy.tolist()
         (('retrieval', 'math_calculation'), [1.0, 1.0])
     """
-    check_choice(features, Features, "features")
     check_choice(positions, Positions, "positions")
-    check_choice(probe, Probe, "probe")
     if n_null < 1:
         raise UsageError(f"n_null={n_null}: at least one shuffle is needed, no map is given without its null.")
     chosen = resolve_tasks(tasks)
@@ -108,13 +100,11 @@ def task_maps(
             progress=bar.update,
         )
     counts = word_counts([f"{item.prompt} {item.answer}" for item in chosen.items])
-    run = partial(_probed, captured, chosen, labels, counts, probe=probe, progress=progress)
+    run = partial(_probed, captured, chosen, labels, counts, progress=progress)
     found = run(split, n_null=n_null, seed=seed)
     again = run(_split(chosen, labels, folds, seed + 1), n_null=0, seed=seed + 1)
     options = {
-        "features": features,
         "positions": positions,
-        "probe": probe,
         "folds": folds,
         "n_null": n_null,
         "prepend_bos": prepend_bos,
@@ -123,7 +113,7 @@ def task_maps(
         weights.provenance(options=options, data={chosen.name: chosen.digest}, seed=seed),
         fingerprint=model_fingerprint(model),
     )
-    return _result(found, again, chosen, labels, counts, positions=positions, probe=probe, provenance=provenance)
+    return _result(found, again, chosen, labels, counts, positions=positions, provenance=provenance)
 
 
 def resolve_tasks(tasks: Tasks | str | Path | None) -> Tasks:
@@ -162,7 +152,6 @@ def _probed(
     counts: Float[Tensor, "item word"],
     folds: Int[Tensor, " item"],
     *,
-    probe: Probe,
     n_null: int,
     seed: int,
     progress: bool,
@@ -187,8 +176,6 @@ def _probed(
             tested,
             n_classes,
             offsets=offsets,
-            probe=probe,
-            seed=seed,
         )
         parts[:, tested] = found.parts
         predicted[:, tested] = found.logits.argmax(-1)
