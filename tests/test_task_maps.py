@@ -680,8 +680,8 @@ def test_tables_selections_and_text(planted: Any, planted_maps: TaskMaps, tmp_pa
     [
         ({"positions": "first"}, "positions='first' is not known"),
         ({"n_null": 0}, "no map is given without its null"),
-        ({"folds": 2}, "folds=2 is too few"),
-        ({"folds": 11}, "have 10 contents, which cannot be split into 11 folds"),
+        ({"n_folds": 2}, "n_folds=2 is too few"),
+        ({"n_folds": 11}, "have 10 contents, which cannot be split into 11 folds"),
     ],
 )
 def test_bad_options_are_refused_before_the_model_runs(options: dict[str, Any], message: str) -> None:
@@ -730,16 +730,15 @@ def command(planted: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> An
 
 def test_the_command_reads_maps_verifies_and_writes(command: Any, tmp_path: Path) -> None:
     records = [
-        {"q": item.question, "a": item.answer, "skill": item.function, "content": item.content}
+        {"question": item.question, "answer": item.answer, "function": item.function, "content": item.content}
         for item in slot_tasks(20).items
     ]
-    records += [{"q": "x", "a": "y", "skill": "chess"}]
+    records += [{"question": "x", "answer": "y", "function": "chess"}]
     data = tmp_path / "mine.jsonl"
     data.write_text("\n".join(json.dumps(record) for record in records))
-    names = ("--column", "question=q", "--column", "answer=a", "--column", "function=skill")
     outs = ("--out", tmp_path / "t.json", "--out", tmp_path / "t.html")
     chosen = ("--functions", "retrieval,inference", "--sample", 15)
-    done = command("--data", data, *names, *chosen, "--verify", "--items", 2, *outs)
+    done = command("--data", data, *chosen, "--verify", "--n-items", 2, *outs)
     assert done.exit_code == 0, done.output
     assert TaskMaps.load(tmp_path / "t.json").n_items == (15, 15)
     assert "Task maps, linear probe" in done.stdout and "Task maps verified" in done.stdout
@@ -756,9 +755,9 @@ def test_the_command_reads_maps_verifies_and_writes(command: Any, tmp_path: Path
         (("--functions", "chess,go"), "There is no function 'chess' here"),
         (("--functions", "retrieval"), "only 'retrieval'"),
         (("--sample", "5"), "sample(5) is too small: a function needs at least 10 items"),
-        (("--label", "a=b"), "describe --data; give the file too"),
+        (("--drop-duplicates",), "--drop-duplicates is about the file of --data; give the file too"),
+        (("--max-heads", "3"), "--max-heads is an option of the verification; add --verify"),
         (("--data", "none.json"), "Cannot read the task file none.json"),
-        (("--data", "none.json", "--column", "question"), "'question' is not of the form NAME=NAME"),
         (("--out", "t.xyz"), "the suffix chooses what is written"),
     ],
 )

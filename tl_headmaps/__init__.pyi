@@ -47,10 +47,9 @@ from .core.provenance import Provenance as Provenance
 from .core.types import HeadIndex as HeadIndex
 from .data.relations import Relation as Relation
 from .data.relations import load_relations as load_relations
-from .data.task_files import load_tasks as load_tasks
-from .data.task_files import read_tasks as read_tasks
 from .data.tasks import TaskItem as TaskItem
 from .data.tasks import Tasks as Tasks
+from .data.tasks import load_tasks as load_tasks
 from .naming.predicates import predicate as predicate
 from .renderers.figure import Figure as Figure
 from .results import Result as Result

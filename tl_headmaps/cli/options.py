@@ -62,6 +62,11 @@ OutOption = Annotated[
 ]
 
 
+def given(**options: Any) -> dict[str, Any]:
+    """The options that were set on the command line; the others keep the defaults of the call they go to."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
 def open_weights(model: str | None, checkpoint: str | None, device: str | None) -> Any:
     """The model or the checkpoint asked for; the default model if neither was."""
     from .. import HeadWeights, load_model

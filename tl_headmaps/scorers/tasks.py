@@ -36,7 +36,7 @@ def content_folds(
         UsageError: Fewer than three folds, fewer contents than folds, or a function in fewer than three folds.
     """
     if n_folds < 3:
-        raise UsageError(f"folds={n_folds} is too few: one is tested and the baselines need two others. Use 3 or more.")
+        raise UsageError(f"n_folds={n_folds} is too few: one is tested, and baselines need two others. Use 3 or more.")
     groups = {content: number for number, content in enumerate(dict.fromkeys(contents))}
     if len(groups) < n_folds:
         raise UsageError(

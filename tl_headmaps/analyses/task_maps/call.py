@@ -25,8 +25,7 @@ from ...capture.running.head_features import HeadFeatures, capture_head_features
 from ...capture.weights import HeadWeights
 from ...core.errors import UsageError
 from ...core.types import HeadIndex, Positions, check_choice
-from ...data.task_files import load_tasks, read_tasks
-from ...data.tasks import Tasks
+from ...data.tasks import Tasks, load_tasks
 from ...scorers.probe import calibrated, cross_logits, majority_predictions, word_counts
 from ...scorers.statistics import wilson_interval
 from ...scorers.tasks import (
@@ -49,9 +48,9 @@ def task_maps(
     tasks: Tasks | str | Path | None = None,
     *,
     positions: Positions = "answer",
-    folds: int = 5,
-    seed: int = 0,
+    n_folds: int = 5,
     n_null: int = 10,
+    seed: int = 0,
     prepend_bos: bool = False,
     budget: int = DEFAULT_BUDGET,
     cache_dir: str | Path | None = None,
@@ -61,11 +60,11 @@ def task_maps(
 
     Args:
         model: TransformerBridge or HookedTransformer with a tokenizer.
-        tasks: Items, or a file for :func:`read_tasks`; the bundled items by default.
+        tasks: The items, or a file for :meth:`Tasks.from_file`; the bundled items by default.
         positions: Averaged over the answer's tokens, or at the last token before the answer.
-        folds: Parts for cross-validation; contents stay whole.
-        seed: Decides folds, shuffles and bootstrap. A second seed is run to see whether the maps are stable.
+        n_folds: Parts for cross-validation; contents stay whole.
         n_null: How often labels are shuffled for the null.
+        seed: Decides folds, shuffles and bootstrap. A second seed is run to see whether the maps are stable.
         prepend_bos: Begin every prompt with the BOS token.
         budget: Bytes a batch of prompts may take.
         cache_dir: Where activations are kept; default: the cache folder.
@@ -76,7 +75,7 @@ def task_maps(
         >>> sums = [TaskItem(f"{n} + 1 =", str(n + 1), "math_calculation", content=str(n)) for n in range(10)]
         >>> cups = [TaskItem(f"{n} is", "red", "retrieval", f"Cup {n} is red.", content=str(n)) for n in range(10)]
         >>> tasks = Tasks((*sums, *cups))
-        >>> maps = task_maps(load_default_model(), tasks, folds=3, n_null=1, cache_dir="cache", progress=False)
+        >>> maps = task_maps(load_default_model(), tasks, n_folds=3, n_null=1, cache_dir="cache", progress=False)
         >>> maps.functions, maps.probe_accuracy.tolist()
         (('retrieval', 'math_calculation'), [1.0, 1.0])
     """
@@ -85,7 +84,7 @@ def task_maps(
         raise UsageError(f"n_null={n_null}: at least one shuffle is needed, no map is given without its null.")
     chosen = resolve_tasks(tasks)
     labels = torch.tensor([chosen.functions.index(item.function) for item in chosen.items])
-    split = _split(chosen, labels, folds, seed)
+    split = _split(chosen, labels, n_folds, seed)
     weights = HeadWeights.from_model(model)
     questions = [
         encode_question(model, item.prompt, (item.answer, *item.alternatives), prepend_bos) for item in chosen.items
@@ -102,10 +101,10 @@ def task_maps(
     counts = word_counts([f"{item.prompt} {item.answer}" for item in chosen.items])
     run = partial(_probed, captured, chosen, labels, counts, progress=progress)
     found = run(split, n_null=n_null, seed=seed)
-    again = run(_split(chosen, labels, folds, seed + 1), n_null=0, seed=seed + 1)
+    again = run(_split(chosen, labels, n_folds, seed + 1), n_null=0, seed=seed + 1)
     options = {
         "positions": positions,
-        "folds": folds,
+        "n_folds": n_folds,
         "n_null": n_null,
         "prepend_bos": prepend_bos,
     }
@@ -120,11 +119,11 @@ def resolve_tasks(tasks: Tasks | str | Path | None) -> Tasks:
     """Items themselves, those of a file, or the bundled ones."""
     if tasks is None:
         return load_tasks()
-    return tasks if isinstance(tasks, Tasks) else read_tasks(tasks)
+    return tasks if isinstance(tasks, Tasks) else Tasks.from_file(tasks)
 
 
-def _split(tasks: Tasks, labels: Tensor, folds: int, seed: int) -> Int[Tensor, " item"]:
-    return content_folds([item.content for item in tasks.items], labels, folds, seed, tasks.functions)
+def _split(tasks: Tasks, labels: Tensor, n_folds: int, seed: int) -> Int[Tensor, " item"]:
+    return content_folds([item.content for item in tasks.items], labels, n_folds, seed, tasks.functions)
 
 
 def _span(question: Question, positions: Positions) -> tuple[int, int]:

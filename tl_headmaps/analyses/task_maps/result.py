@@ -77,7 +77,7 @@ class TaskMaps(Result):
         >>> sums = [TaskItem(f"{n} + 1 =", str(n + 1), "math_calculation", content=str(n)) for n in range(10)]
         >>> cups = [TaskItem(f"{n} is", "red", "retrieval", f"Cup {n} is red.", content=str(n)) for n in range(10)]
         >>> tasks = Tasks((*sums, *cups))
-        >>> maps = task_maps(load_default_model(), tasks, folds=3, n_null=1, cache_dir="cache", progress=False)
+        >>> maps = task_maps(load_default_model(), tasks, n_folds=3, n_null=1, cache_dir="cache", progress=False)
         >>> maps.n_items, maps.overall_accuracy["words"]  # such items give their function away by their words
         ((10, 10), 1.0)
         >>> maps.select("retrieval").functions, tuple(maps.importance.shape)

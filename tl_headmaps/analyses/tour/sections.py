@@ -6,8 +6,7 @@ made from its own result, so that no number can be older than the run.
 
 from ...core.types import HeadIndex
 from ...data.relations import kept_pairs, resolve
-from ...data.task_files import load_tasks
-from ...data.tasks import FUNCTIONS
+from ...data.tasks import FUNCTIONS, load_tasks
 from ...renderers.text import quoted
 from ..ablate.call import ablate
 from ..association_heads.call import association_heads
