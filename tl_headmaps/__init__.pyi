@@ -8,7 +8,6 @@ from .analyses.attention_groups.call import attention_groups as attention_groups
 from .analyses.attention_groups.call import attention_groups_from_pattern as attention_groups_from_pattern
 from .analyses.attention_groups.result import AttentionGroups as AttentionGroups
 from .analyses.component_map.call import component_map as component_map
-from .analyses.component_map.call import head_component_map as head_component_map
 from .analyses.component_map.result import ComponentMap as ComponentMap
 from .analyses.component_map.result import HeadComponentMap as HeadComponentMap
 from .analyses.describe_model import ModelDescription as ModelDescription
