@@ -4,6 +4,7 @@ import json
 import pickle
 import shutil
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ from tl_headmaps import (
     HeadWeights,
     Relation,
     component_map,
-    head_component_map,
     name_heads,
     relation_scores,
     salient_operations,
@@ -610,24 +610,24 @@ def test_every_analysis_of_weights_takes_a_checkpoint(kind: str, tmp_path: Path)
     torch.testing.assert_close(maps[0].values, maps[1].values)
 
 
-@pytest.mark.parametrize("call", [component_map, head_component_map])
+@pytest.mark.parametrize("by_head", [False, True])
 @pytest.mark.parametrize("metric", ["stable_rank", "relative_change"])
-def test_component_maps_go_on_after_a_kill(call: Any, metric: str, tmp_path: Path) -> None:
+def test_component_maps_go_on_after_a_kill(by_head: bool, metric: str, tmp_path: Path) -> None:
     folder = save_checkpoint(source_model("llama"), tmp_path / "one")
     weights = HeadWeights.from_checkpoint(folder)
     against = None
     if metric == "relative_change":
         against = save_checkpoint(source_model("llama", seed=5), tmp_path / "other")
-    options = {"against": against, "progress": False}
-    plain = call(weights, metric, **options)
-    whole = call(weights, metric, run_dir=tmp_path / "run", **options)
+    call = partial(component_map, weights, by_head=by_head, progress=False)
+    plain = call(metric, against=against)
+    whole = call(metric, against=against, run_dir=tmp_path / "run")
     assert without_time_and_place(plain) == without_time_and_place(whole)
     (tmp_path / "run" / "layer-0001.safetensors").unlink()
-    assert call(weights, metric, run_dir=tmp_path / "run", **options) == whole
+    assert call(metric, against=against, run_dir=tmp_path / "run") == whole
     with pytest.raises(UsageError, match=r"started with options.metric = .*another folder"):
-        call(weights, "frobenius", run_dir=tmp_path / "run", progress=False)
+        call("frobenius", run_dir=tmp_path / "run")
     with pytest.raises(UsageError, match=r"contribution runs texts .* leave run_dir out"):
-        call(weights, "contribution", run_dir=tmp_path / "new", progress=False)
+        call("contribution", run_dir=tmp_path / "new")
 
 
 def test_a_checkpoint_is_compared_with_a_folder_without_building_either(

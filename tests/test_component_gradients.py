@@ -104,7 +104,7 @@ def test_gradient_norms_are_those_of_autograd(kind: str) -> None:
 
 
 def test_matrices_that_only_multiply_each_other_contribute_the_same() -> None:
-    found = component_map(shared_model("llama"), text=TEXTS)
+    found = component_map(shared_model("llama"), "contribution", TEXTS)
     q, k, v, o, up, down, gate = found.values.T
     for one, other in ((q, k), (v, o), (up, down)):
         assert torch.allclose(one, other, rtol=1e-3, atol=1e-6)
@@ -114,7 +114,7 @@ def test_matrices_that_only_multiply_each_other_contribute_the_same() -> None:
 
 
 def test_a_norm_behind_queries_and_keys_leaves_them_nothing() -> None:
-    found = component_map(shared_model("qwen3"), text=TEXTS)
+    found = component_map(shared_model("qwen3"), "contribution", TEXTS)
     assert float(found.values[:, :2].max()) < 1e-5 < float(found.values[:, 2:].min())
 
 
@@ -122,7 +122,8 @@ def test_contribution_does_not_depend_on_folding() -> None:
     """Where norms have no bias. TransformerLens 3 computes processed gated MLPs with copies: see the refusal."""
     if TL_MAJOR < 4:
         pytest.skip("a processed bridge of TransformerLens 3 has no gradients; run make test")
-    raw, processed = (component_map(shared_model("llama", processed=flag), text=TEXTS) for flag in (False, True))
+    models = (shared_model("llama", processed=flag) for flag in (False, True))
+    raw, processed = (component_map(model, "contribution", TEXTS) for model in models)
     assert torch.allclose(raw.values, processed.values, rtol=1e-2, atol=1e-6)
     assert (raw.provenance.basis, processed.provenance.basis) == ("raw", "folded")
 
@@ -130,7 +131,7 @@ def test_contribution_does_not_depend_on_folding() -> None:
 @pytest.mark.skipif(TL_MAJOR >= 4, reason="only bridges of TransformerLens 3 keep copies; run make test-tl3")
 def test_a_matrix_without_gradient_is_refused() -> None:
     with pytest.raises(UnsupportedModelError, match=r"no gradient for mlp.* uses a copy of that matrix"):
-        component_map(shared_model("llama", processed=True), text=TEXTS)
+        component_map(shared_model("llama", processed=True), "contribution", TEXTS)
 
 
 def test_gradients_are_dropped_as_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,7 +146,7 @@ def test_gradients_are_dropped_as_they_come(monkeypatch: pytest.MonkeyPatch) -> 
         return reduce(parts)
 
     monkeypatch.setattr(gradients_module, "_sums", watching)
-    component_map(model, text=TEXTS, progress=False)
+    component_map(model, "contribution", TEXTS, progress=False)
     assert len(held) > 100 and max(held) == 0
 
 
@@ -234,27 +235,27 @@ def test_also_after_an_exception(monkeypatch: pytest.MonkeyPatch, where: str) ->
 
     monkeypatch.setattr(gradients_module, name, failing)
     with pytest.raises(KeyboardInterrupt):
-        component_map(model, text=TEXTS)
+        component_map(model, "contribution", TEXTS)
     remembered.assert_unchanged()
 
 
 def test_dropout_is_off_in_a_model_that_trains() -> None:
     """Of GPT-2, which has dropout in three places, one of them outside a bridge's own modules."""
     model = random_model("gpt2")
-    resting = component_map(model, text=TEXTS).values
+    resting = component_map(model, "contribution", TEXTS).values
     model.train()
-    assert torch.equal(component_map(model, text=TEXTS).values, resting)
+    assert torch.equal(component_map(model, "contribution", TEXTS).values, resting)
 
 
 def test_inference_tensors_are_refused() -> None:
     with torch.inference_mode():
         model = random_model("llama")
     with pytest.raises(UnsupportedModelError, match=r"inference_mode.*Load it outside"):
-        component_map(model, text=TEXTS)
+        component_map(model, "contribution", TEXTS)
 
 
 def test_it_runs_inside_inference_mode() -> None:
     model = random_model("llama")
-    outside = component_map(model, text=TEXTS)
+    outside = component_map(model, "contribution", TEXTS)
     with torch.inference_mode():
-        assert torch.equal(component_map(model, text=TEXTS).values, outside.values)
+        assert torch.equal(component_map(model, "contribution", TEXTS).values, outside.values)

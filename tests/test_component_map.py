@@ -16,7 +16,7 @@ from planted import DECODERS, Anatomy, hosted, needs_hooked, random_model, share
 from torch import Tensor
 
 import tl_headmaps
-from tl_headmaps import ComponentMap, HeadComponentMap, HeadWeights, component_map, head_component_map
+from tl_headmaps import ComponentMap, HeadComponentMap, HeadIndex, HeadWeights, component_map
 from tl_headmaps.capture.components.matrices import ModelComponents, component_source, heads_of
 from tl_headmaps.cli.app import main
 from tl_headmaps.core.errors import UnsupportedModelError, UsageError, WeightBasisError
@@ -55,8 +55,11 @@ def test_hosts_agree_to_the_byte(kind: str) -> None:
 @pytest.mark.parametrize("name", ["contribution", "gradient_ratio", "output_share"])
 @pytest.mark.parametrize("kind", ["neox", "llama", "gemma3"])
 def test_hosts_agree_on_text(kind: str, name: str) -> None:
-    for call in (component_map, head_component_map):
-        ours, theirs = (call(shared_model(kind, host=host), name, TEXTS).values for host in ("bridge", "hooked"))
+    for by_head in (False, True):
+        ours, theirs = (
+            component_map(shared_model(kind, host=host), name, TEXTS, by_head=by_head).values
+            for host in ("bridge", "hooked")
+        )
         # The norm of queries and keys leaves rounding alone in contribution.
         assert torch.allclose(ours, theirs, rtol=1e-3, atol=1e-6, equal_nan=True)
 
@@ -66,15 +69,16 @@ def test_weights_give_the_attention_columns() -> None:
     whole, attention = (component_map(source, "spectral") for source in (model, HeadWeights.from_model(model)))
     assert attention.components == SIX[:4]
     assert torch.equal(attention.values, whole.values[:, :4])
-    heads = [head_component_map(source, "spectral").values for source in (model, HeadWeights.from_model(model))]
+    sources = (model, HeadWeights.from_model(model))
+    heads = [component_map(source, "spectral", by_head=True).values for source in sources]
     assert torch.equal(*(values.nan_to_num() for values in heads))
 
 
 def test_mixtures_of_experts_are_refused_and_their_heads_are_not() -> None:
     model = shared_model("mixtral")
-    with pytest.raises(UnsupportedModelError, match=r"layer 0 is a MoEBridge .*mixture of experts.*head_component_map"):
+    with pytest.raises(UnsupportedModelError, match=r"layer 0 is a MoEBridge .*mixture of experts.*by_head=True"):
         component_map(model, "frobenius")
-    assert head_component_map(model, "frobenius").values.shape == (4, 3, 4)
+    assert component_map(model, "frobenius", by_head=True).values.shape == (4, 3, 4)
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8])
@@ -120,9 +124,9 @@ def test_an_edit_shows_in_exactly_one_cell() -> None:
 def test_a_fused_edit_shows_in_its_head() -> None:
     source = source_model("neox")
     Anatomy(source, "neox").write_value(2, 3, torch.zeros(32, 8))
-    found = head_component_map(hosted(source, "neox"), "relative_change", against=shared_model("neox"))
+    found = component_map(hosted(source, "neox"), "relative_change", against=shared_model("neox"), by_head=True)
     assert found.values.nonzero().tolist() == [[2, 2, 3]]
-    assert found.top(1) == [("attn.v", (found.top(1)[0][1]), 1.0)] and str(found.top(1)[0][1]) == "L2H3"
+    assert found.top(1) == [(("attn.v", HeadIndex(2, 3)), 1.0)]
 
 
 def test_a_model_overlaps_with_itself_and_by_chance_with_others() -> None:
@@ -198,11 +202,11 @@ def test_a_registered_function_is_a_metric(monkeypatch: pytest.MonkeyPatch) -> N
         del METRICS["largest"]
 
 
-@pytest.mark.parametrize("call", [component_map, head_component_map])
+@pytest.mark.parametrize("by_head", [False, True])
 @pytest.mark.parametrize("name", ["contribution", "tail_exponent"])
 @pytest.mark.parametrize("suffix", [".json", ".safetensors"])
-def test_maps_load_back_equal(call: Any, name: str, suffix: str, tmp_path: Path) -> None:
-    result = call(shared_model("llama"), name, TEXTS if name == "contribution" else None)
+def test_maps_load_back_equal(by_head: bool, name: str, suffix: str, tmp_path: Path) -> None:
+    result = component_map(shared_model("llama"), name, TEXTS if name == "contribution" else None, by_head=by_head)
     again = type(result).load(result.save(tmp_path / f"map{suffix}"))
     assert again == result
     assert str(again) == str(result)
@@ -215,13 +219,13 @@ def test_json_says_what_it_holds(tmp_path: Path) -> None:
     assert read["axes"] == {"layer": [0, 1, 2], "component": [*SIX, "mlp.gate"]}
     assert [len(row) for row in read["values"]] == [7, 7, 7]
     assert read["provenance"]["seed"] == 0
-    head = json.loads(head_component_map(shared_model("llama"), "stable_rank").to_json())
+    head = json.loads(component_map(shared_model("llama"), "stable_rank", by_head=True).to_json())
     assert head["kind"] == "head_component_map" and list(head["axes"]) == ["component", "layer", "head"]
     assert head["values"][1][0][2:] == [None, None]
     rows = list(result.to_rows())
     assert len(rows) == 21 and rows[8]["component"] == "attn.k" and rows[8]["layer"] == 1
     assert rows[8]["value"] == float(result.values[1, 1])
-    assert len(list(head_component_map(shared_model("llama"), "stable_rank").to_rows())) == 3 * (4 + 2 + 2 + 4)
+    assert len(list(component_map(shared_model("llama"), "stable_rank", by_head=True).to_rows())) == 3 * (4 + 2 + 2 + 4)
 
 
 def test_undefined_cells_are_null() -> None:
@@ -237,23 +241,26 @@ def test_undefined_cells_are_null() -> None:
 
 def test_cells_can_be_looked_up() -> None:
     found = component_map(shared_model("llama"), "frobenius")
-    layer, component, value = found.top(1)[0]
+    (layer, component), value = found.top(1)[0]
     assert value == float(found.values.max()) == found.at(layer, component)
     with pytest.raises(UsageError, match=r"no component 'attn.x'; it has attn.q"):
         found.at(0, "attn.x")
-    heads = head_component_map(shared_model("llama"), "frobenius")
-    assert heads.top(1, "attn.k")[0][2] == float(heads.of("attn.k").max())
+    heads = component_map(shared_model("llama"), "frobenius", by_head=True)
+    (component, head), value = heads.top(1, "attn.k")[0]
+    assert component == "attn.k" and value == float(heads.of("attn.k").max())
+    assert value == float(heads.of("attn.k")[head.layer, head.head])
+    assert [value for _, value in heads.top(1000)] == sorted(heads.values[~heads.values.isnan()].tolist(), reverse=True)
 
 
 def test_the_text_form_shows_the_map() -> None:
-    shown = str(component_map(shared_model("gpt2"), text=TEXTS))
+    shown = str(component_map(shared_model("gpt2"), "contribution", TEXTS))
     assert shown.startswith("Component map of tiny-gpt2: contribution, ")
     assert all(name in shown for name in SIX) and "mlp.gate" not in shown
     assert "share of |sum(w * dLoss/dw)| over the map; from " in shown
-    shown = str(head_component_map(shared_model("gpt2"), text=TEXTS))
+    shown = str(component_map(shared_model("gpt2"), "contribution", TEXTS, by_head=True))
     assert "Component map by head of tiny-gpt2" in shown and "key/value heads" in shown
     assert "95%" in shown and "random" not in shown
-    shown = str(head_component_map(shared_model("gpt2"), "frobenius", relative=True))
+    shown = str(component_map(shared_model("gpt2"), "frobenius", relative=True, by_head=True))
     assert "95%" not in shown and "random:" not in shown and shown.count("divided by") == 2
     # Baselines by size, not by their first digit.
     found = component_map(shared_model("llama"), "frobenius")
@@ -270,18 +277,18 @@ def test_wrong_calls_are_sentences() -> None:
         ({"metric": "nonsense"}, r"no metric 'nonsense'.*contribution.*frobenius.*relative_change"),
         ({"metric": "relative_change"}, r"compares two models.*against="),
         ({"metric": "frobenius", "against": model}, r"looks at one model, but against="),
-        ({"metric": "frobenius", "text": "words"}, r"reads the weights alone, but a text was given"),
-        ({"relative": True}, r"contribution has no random baseline"),
+        ({"metric": "frobenius", "texts": "words"}, r"reads the weights alone, but texts were given"),
+        ({"metric": "contribution", "relative": True}, r"contribution has no random baseline"),
         ({"metric": "relative_change", "against": model, "relative": True}, r"no random baseline"),
         ({"metric": "subspace_overlap", "against": model, "k": 17}, r"k=17 is impossible.*16 directions"),
         ({"metric": "subspace_overlap", "against": model, "k": 0}, r"k=0 is impossible"),
         ({"metric": "stable_rank", "k": 3}, r"stable_rank compares no subspaces, but k=3 was given"),
         ({"metric": "relative_change", "against": model, "k": 3}, r"relative_change compares no subspaces"),
-        ({"text": f" {word(5)}"}, r"too short: the longest text has 1 token, .*at least two tokens"),
-        ({"text": []}, r"too short: there is no text"),
-        ({"text": ["", "  "]}, r"too short: there is no text"),
-        ({"text": 5}, r"int is not a source of texts"),
-        ({"text": TEXTS, "max_tokens": 1}, r"max_tokens=1 is too few"),
+        ({"texts": f" {word(5)}"}, r"too short: the longest text has 1 token, .*at least two tokens"),
+        ({"texts": []}, r"too short: there is no text"),
+        ({"texts": ["", "  "]}, r"too short: there is no text"),
+        ({"texts": 5}, r"int is not a source of texts"),
+        ({"texts": TEXTS, "max_tokens": 1}, r"max_tokens=1 is too few"),
     ]
     for options, message in cases:
         with pytest.raises(UsageError, match=message):
@@ -291,12 +298,12 @@ def test_wrong_calls_are_sentences() -> None:
     with pytest.raises(UsageError, match=r"is not a TransformerLens model"):
         component_map(object(), "frobenius")
     with pytest.raises(UnsupportedModelError, match="no tokenizer"):
-        component_map(shared_model("llama", tokenizer=False), text=TEXTS)
+        component_map(shared_model("llama", tokenizer=False), "contribution", TEXTS)
 
 
 def test_head_subspaces_are_limited_by_the_head() -> None:
     with pytest.raises(UsageError, match=r"k=9 is impossible: the smallest matrix has 8 directions"):
-        head_component_map(shared_model("llama"), "subspace_overlap", against=shared_model("llama"), k=9)
+        component_map(shared_model("llama"), "subspace_overlap", against=shared_model("llama"), k=9, by_head=True)
 
 
 def test_nan_weights_are_refused() -> None:
@@ -306,9 +313,8 @@ def test_nan_weights_are_refused() -> None:
 
 
 def test_signature_is_the_documented_one() -> None:
-    for call in (component_map, head_component_map):
-        names = list(inspect.signature(call).parameters)
-        assert names[:4] == ["model_or_weights", "metric", "text", "against"]
+    names = list(inspect.signature(component_map).parameters)
+    assert names[:5] == ["model", "metric", "texts", "against", "by_head"]
 
 
 # The default model
@@ -324,7 +330,7 @@ def test_the_default_model_maps_thirty_layers_by_seven(default_map: ComponentMap
     assert default_map.values.shape == (30, 7) and default_map.components == (*SIX, "mlp.gate")
     assert float(default_map.values.sum()) == pytest.approx(1, abs=1e-5)
     assert default_map.n_tokens == 200
-    assert default_map.provenance.options["text"] == "bundled sample english.txt"
+    assert default_map.provenance.options["texts"] == "bundled sample english.txt"
 
 
 @pytest.mark.model
@@ -351,16 +357,16 @@ def test_the_command_writes_json(
     text = tmp_path / "text.txt"
     text.write_text(f" {word(5)} {word(6)}-\n\n {word(9)} {word(8)}\n", encoding="utf-8")
     out = tmp_path / "c.json"
-    assert run("--text", str(text), "--metric", "output_share", "--out", str(out)) == 0
+    assert run("--texts", str(text), "--metric", "output_share", "--out", str(out)) == 0
     saved = json.loads(out.read_text("utf-8"))
     assert saved["kind"] == "component_map" and saved["axes"]["component"] == [*SIX, "mlp.gate"]
     assert saved["n_batches"] == 2 and "output_share, 5 tokens" in capsys.readouterr().out
-    assert run("--metric", "frobenius", "--heads", "--out", str(out)) == 0
+    assert run("--metric", "frobenius", "--by-head", "--out", str(out)) == 0
     assert json.loads(out.read_text("utf-8"))["kind"] == "head_component_map"
     capsys.readouterr()
     for arguments, message in (
         (["--metric", "loudness"], "There is no metric 'loudness'"),
-        (["--text", str(tmp_path / "none.txt")], "Cannot read the text file"),
+        (["--texts", str(tmp_path / "none.txt")], "Cannot read the text file"),
         (["--against", str(tmp_path)], "is not a folder with a model"),
     ):
         assert run(*arguments) == 2
@@ -370,4 +376,4 @@ def test_the_command_writes_json(
 
 def test_results_are_of_their_classes() -> None:
     assert isinstance(component_map(shared_model("gpt2"), "frobenius"), ComponentMap)
-    assert isinstance(head_component_map(shared_model("gpt2"), "frobenius"), HeadComponentMap)
+    assert isinstance(component_map(shared_model("gpt2"), "frobenius", by_head=True), HeadComponentMap)

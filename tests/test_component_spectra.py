@@ -12,7 +12,7 @@ from matrices import SIX
 from planted import shared_model
 from torch import Tensor
 
-from tl_headmaps import component_map, head_component_map
+from tl_headmaps import component_map
 from tl_headmaps.capture.components.matrices import component_source, heads_of
 from tl_headmaps.scorers.components import METRICS, random_baseline
 from tl_headmaps.scorers.spectra import _FLOAT32_ERROR, Matrix, random_matrix, side_by_side
@@ -202,7 +202,7 @@ def test_maps_of_weights_run_inside_inference_mode() -> None:
 
 def test_head_maps_are_maps_of_slices() -> None:
     source = component_source(shared_model("llama"))
-    found = head_component_map(shared_model("llama"), "effective_rank")
+    found = component_map(shared_model("llama"), "effective_rank", by_head=True)
     assert found.values.shape == (4, 3, 4)
     assert found.of("attn.k").shape == found.of("attn.v").shape == (3, 2)
     for number, name in enumerate(SIX[:4]):

@@ -12,7 +12,7 @@ from planted import Anatomy, random_model, shared_model, source_model
 from scipy.stats import t as student
 from torch import Tensor
 
-from tl_headmaps import component_map, head_component_map
+from tl_headmaps import component_map
 from tl_headmaps.capture.components.gradients import component_gradients
 from tl_headmaps.capture.components.matrices import ModelComponents
 from tl_headmaps.capture.running.batches import Batch, Batches, token_batches
@@ -52,7 +52,7 @@ def test_output_shares_are_those_of_the_modules(kind: str, host: str) -> None:
     source = source_model(kind)
     parts = Anatomy(source, kind)
     found = component_map(model, "output_share", TEXTS)
-    by_head = head_component_map(model, "output_share", TEXTS)
+    by_head = component_map(model, "output_share", TEXTS, by_head=True)
     layer = 1
     block, attn, mlp = parts.layers[layer], parts.part(layer, "attn"), parts.part(layer, "mlp")
     modules = {"attn.q": attn.q_proj, "attn.k": attn.k_proj, "attn.v": attn.v_proj, "o": attn.o_proj, "block": block}
@@ -160,7 +160,7 @@ def test_max_tokens_stops_reading() -> None:
             assert number < 100, "more was read than needed"
             yield TEXTS[0]
 
-    assert component_map(shared_model("gpt2"), text=endless(), max_tokens=100).n_tokens == 100
+    assert component_map(shared_model("gpt2"), "contribution", endless(), max_tokens=100).n_tokens == 100
 
 
 def test_bos_is_prepended_when_asked_for() -> None:
@@ -168,7 +168,7 @@ def test_bos_is_prepended_when_asked_for() -> None:
     batches = token_ids(model, TEXTS[:1], prepend_bos=True)
     assert batches.items[0].tokens[0, 0] == 2
     assert batches.n_tokens == token_ids(model, TEXTS[:1]).n_tokens + 1
-    found = [component_map(model, text=TEXTS, prepend_bos=flag) for flag in (False, True)]
+    found = [component_map(model, "contribution", TEXTS, prepend_bos=flag) for flag in (False, True)]
     assert not torch.allclose(found[0].values, found[1].values)
     assert found[1].provenance.options["prepend_bos"] is True
 
@@ -201,9 +201,9 @@ def test_intervals_cover_shares_as_often_as_they_say() -> None:
 
 
 def test_one_batch_has_no_interval() -> None:
-    found = component_map(shared_model("gpt2"), text=TEXTS[0])
+    found = component_map(shared_model("gpt2"), "contribution", TEXTS[0])
     assert (found.n_batches, found.interval_low, found.interval_high) == (1, None, None)
-    several = component_map(shared_model("gpt2"), text=TEXTS)
+    several = component_map(shared_model("gpt2"), "contribution", TEXTS)
     assert several.n_batches == len(TEXTS)
     assert several.interval_low is not None and several.interval_high is not None
     assert bool((several.interval_low <= several.values).all() and (several.values <= several.interval_high).all())

@@ -14,7 +14,6 @@ from tl_headmaps import (
     attention_groups_from_pattern,
     component_map,
     grouping_profile,
-    head_component_map,
     validate,
     value_mixing_from,
 )
@@ -138,6 +137,6 @@ def test_component_maps(model: Any) -> None:
     layer = relative.figure().data.layers[0]
     assert layer.null is None and [name for name, _ in layer.details] == ["divided by"]
     assert "random:" not in layer.scale.unit and "Divided by the values of random" in relative.figure().html
-    opened = head_component_map(model, "frobenius", progress=False)
+    opened = component_map(model, "frobenius", progress=False, by_head=True)
     assert [layer.name for layer in opened.figure().data.layers] == list(opened.components)
     assert "one column for each key/value head" in opened.figure().html

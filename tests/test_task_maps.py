@@ -40,10 +40,9 @@ from tl_headmaps.capture.running.answers import _runs, answer_likelihoods, encod
 from tl_headmaps.capture.running.head_features import capture_head_features
 from tl_headmaps.core.errors import TaskDataError, UsageError
 from tl_headmaps.data.tasks import with_alternatives
-from tl_headmaps.scorers.probe import fit_linear, fit_mlp
+from tl_headmaps.scorers.probe import calibrated, cross_logits, fit_linear, majority_predictions, word_counts
 from tl_headmaps.scorers.statistics import paired_p_value
 from tl_headmaps.scorers.tasks import content_folds, elbow, probe_fold, rank_correlations
-from tl_headmaps.scorers.words import calibrated, cross_logits, majority_predictions, word_counts
 
 MARKERS = (5, 6, 7, 8)
 ANSWERS = (30, 31, 32, 33)
@@ -137,13 +136,11 @@ def test_words_that_give_the_label_away_leave_nothing_to_the_heads(tmp_path: Pat
     assert float(found.importance_plain.max()) > 4 * float(found.importance.max())
 
 
-def test_the_last_position_and_the_mlp_probe_find_them_too(planted: Any, tmp_path: Path) -> None:
-    options = {"cache_dir": tmp_path, "progress": False, "n_null": 1, "positions": "last"}
-    for probe in ("linear", "mlp"):
-        found = task_maps(planted, slot_tasks(), probe=probe, **options)
-        assert float(found.probe_accuracy.min()) > 0.9
-        for function, head in zip(NAMES, range(4), strict=True):
-            assert found.top(1, function)[0][0] == HeadIndex(0, head)
+def test_the_last_position_finds_them_too(planted: Any, tmp_path: Path) -> None:
+    found = task_maps(planted, slot_tasks(), positions="last", n_null=1, cache_dir=tmp_path, progress=False)
+    assert float(found.probe_accuracy.min()) > 0.9
+    for function, head in zip(NAMES, range(4), strict=True):
+        assert found.top(1, function)[0][0] == HeadIndex(0, head)
 
 
 def test_same_input_same_bytes(planted: Any, planted_maps: TaskMaps, tmp_path: Path) -> None:
@@ -199,27 +196,6 @@ def test_an_offset_that_knows_everything_leaves_nothing_to_learn() -> None:
     features, labels = random_problem()
     offsets = 50 * torch.nn.functional.one_hot(labels, 3).float()[None]
     assert float(fit_linear(features, labels[None], 3, penalty=0.01, offsets=offsets).weight.abs().max()) < 1e-4
-
-
-def test_gradients_are_those_of_autograd() -> None:
-    features, labels = random_problem(20)
-    sets = torch.stack([labels, labels.flip(0)])
-    for fitted in (fit_linear(features, sets, 3, penalty=0.1), fit_mlp(features, sets, 3, seed=0)):
-        ours = fitted.gradients(features, sets)
-        for number, row in enumerate(sets):
-            with torch.enable_grad():
-                x = features.clone().requires_grad_()
-                fitted.logits(x)[number].gather(1, row[:, None]).sum().backward()
-            torch.testing.assert_close(ours[number], x.grad, atol=1e-5, rtol=1e-4)
-
-
-def test_mlp_fits_do_not_influence_each_other() -> None:
-    features, labels = random_problem()
-    sets = torch.stack([labels, labels.flip(0)])
-    both = fit_mlp(features, sets, 3, seed=1)
-    for number in range(2):
-        alone = fit_mlp(features, sets[number : number + 1], 3, seed=1)
-        torch.testing.assert_close(both.logits(features)[number], alone.logits(features)[0], atol=1e-3, rtol=1e-3)
 
 
 def features_of_heads(n_items: int = 80, seed: int = 0) -> torch.Tensor:
@@ -704,12 +680,10 @@ def test_tables_selections_and_text(planted: Any, planted_maps: TaskMaps, tmp_pa
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"features": "q"}, "features='q' is not known"),
         ({"positions": "first"}, "positions='first' is not known"),
-        ({"probe": "tree"}, "probe='tree' is not known"),
         ({"n_null": 0}, "no map is given without its null"),
-        ({"folds": 2}, "folds=2 is too few"),
-        ({"folds": 11}, "have 10 contents, which cannot be split into 11 folds"),
+        ({"n_folds": 2}, "n_folds=2 is too few"),
+        ({"n_folds": 11}, "have 10 contents, which cannot be split into 11 folds"),
     ],
 )
 def test_bad_options_are_refused_before_the_model_runs(options: dict[str, Any], message: str) -> None:
@@ -758,16 +732,15 @@ def command(planted: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> An
 
 def test_the_command_reads_maps_verifies_and_writes(command: Any, tmp_path: Path) -> None:
     records = [
-        {"q": item.question, "a": item.answer, "skill": item.function, "content": item.content}
+        {"question": item.question, "answer": item.answer, "function": item.function, "content": item.content}
         for item in slot_tasks(20).items
     ]
-    records += [{"q": "x", "a": "y", "skill": "chess"}]
+    records += [{"question": "x", "answer": "y", "function": "chess"}]
     data = tmp_path / "mine.jsonl"
     data.write_text("\n".join(json.dumps(record) for record in records))
-    names = ("--column", "question=q", "--column", "answer=a", "--column", "function=skill")
     outs = ("--out", tmp_path / "t.json", "--out", tmp_path / "t.html")
     chosen = ("--functions", "retrieval,inference", "--sample", 15)
-    done = command("--data", data, *names, *chosen, "--verify", "--items", 2, *outs)
+    done = command("--data", data, *chosen, "--verify", "--n-items", 2, *outs)
     assert done.exit_code == 0, done.output
     assert TaskMaps.load(tmp_path / "t.json").n_items == (15, 15)
     assert "Task maps, linear probe" in done.stdout and "Task maps verified" in done.stdout
@@ -784,9 +757,9 @@ def test_the_command_reads_maps_verifies_and_writes(command: Any, tmp_path: Path
         (("--functions", "chess,go"), "There is no function 'chess' here"),
         (("--functions", "retrieval"), "only 'retrieval'"),
         (("--sample", "5"), "sample(5) is too small: a function needs at least 10 items"),
-        (("--label", "a=b"), "describe --data; give the file too"),
+        (("--drop-duplicates",), "--drop-duplicates is about the file of --data; give the file too"),
+        (("--max-heads", "3"), "--max-heads is an option of the verification; add --verify"),
         (("--data", "none.json"), "Cannot read the task file none.json"),
-        (("--data", "none.json", "--column", "question"), "'question' is not of the form NAME=NAME"),
         (("--out", "t.xyz"), "the suffix chooses what is written"),
     ],
 )

@@ -15,7 +15,7 @@ import pytest
 from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.linear_model import LogisticRegression
 
-from tl_headmaps import TaskItem, Tasks, load_tasks, read_tasks
+from tl_headmaps import TaskItem, Tasks, load_tasks
 from tl_headmaps.core.errors import TaskDataError
 from tl_headmaps.data.relations import data_folder
 from tl_headmaps.data.tasks import FUNCTIONS
@@ -216,7 +216,7 @@ def test_a_sample_keeps_sets_whole_and_functions_contents_and_formats_even(bundl
 
 def test_a_sample_of_more_than_there_is_takes_all(bundled: Tasks) -> None:
     assert bundled.sample(1000) == bundled
-    uneven = Tasks(tuple(read_tasks([*flat(30, ("retrieval",)), *flat(12, ("inference",))]).items))
+    uneven = Tasks(tuple(Tasks.from_records([*flat(30, ("retrieval",)), *flat(12, ("inference",))]).items))
     assert uneven.sample(20).counts == {"retrieval": 20, "inference": 12}
     with pytest.raises(TaskDataError, match=r"sample\(9\) is too small: a function needs at least 10 items"):
         bundled.sample(9)
@@ -243,23 +243,23 @@ def test_every_file_form_reads_the_same(tmp_path: Path, suffix: str) -> None:
             writer = csv.DictWriter(stream, list(records[0]), delimiter="\t" if suffix == ".tsv" else ",")
             writer.writeheader()
             writer.writerows({**record, "alternatives": "|".join(record["alternatives"])} for record in records)
-    read = read_tasks(path)
-    assert read.items == read_tasks(records).items
+    read = Tasks.from_file(path)
+    assert read.items == Tasks.from_records(records).items
     assert read.name == path.name
     item = read.items[0]
     assert item.prompt == 'He said "x",\nthen left. Question: What is retrieval 0?\nAnswer:'
     assert (item.answer, item.alternatives, item.content) == ("a0", ("b, c", "d"), 'He said "x",\nthen left.')
 
 
-def test_a_dataset_and_other_column_names_are_read() -> None:
+def test_a_dataset_is_read() -> None:
     from datasets import Dataset, DatasetDict
 
-    records = [{"q": r["question"], "a": i, "skill": r["function"], "where": "here"} for i, r in enumerate(flat())]
-    columns = {"question": "q", "answer": "a", "function": "skill", "content": "where"}
-    read = read_tasks(Dataset.from_list(records), columns=columns, template="{question}")
+    records = [{**record, "answer": number, "content": "here"} for number, record in enumerate(flat())]
+    read = Tasks.from_records(Dataset.from_list(records), template="{question}", name="mine")
     assert read.items[1] == TaskItem("What is retrieval 1?", "1", "retrieval", content="here")
+    assert read.name == "mine"
     with pytest.raises(TaskDataError, match=r"dictionary of datasets \(train\); pass one of them"):
-        read_tasks(DatasetDict({"train": Dataset.from_list(records)}))
+        Tasks.from_records(DatasetDict({"train": Dataset.from_list(records)}))
 
 
 def nested(skills: list[str]) -> list[dict[str, Any]]:
@@ -277,42 +277,43 @@ def nested(skills: list[str]) -> list[dict[str, Any]]:
 
 
 def test_the_nested_form_is_taken_apart_and_unknown_labels_are_counted() -> None:
-    read = read_tasks(
-        nested(["Retrieval", "Decision-making", "Math Calculation", "Other", "Calc"]), labels={"calc": "inference"}
-    )
-    assert read.counts == {"retrieval": 10, "decision_making": 10, "inference": 10, "math_calculation": 10}
+    read = Tasks.from_records(nested(["Retrieval", "Decision-making", "Math", "Other"]))
+    assert read.counts == {"retrieval": 10, "decision_making": 10, "math_calculation": 10}
     assert read.unknown_labels == {"Other": 10}
     first = read.items[0]
     assert first.prompt == "Main 0? Question: Sub Retrieval of 0?\nAnswer:"
     assert (first.answer, first.content) == ("Retrieval 0", "Main 0?")
 
 
-def test_labels_may_name_functions_of_ones_own() -> None:
-    read = read_tasks(flat(functions=("Chess", "Go")), labels={"Chess": "chess", "Go": "go"})
-    assert read.functions == ("chess", "go")
+def test_items_may_have_functions_of_ones_own() -> None:
+    tasks = Tasks(tuple(TaskItem(**record, content=record["question"]) for record in flat(functions=("go", "chess"))))
+    assert tasks.functions == ("chess", "go")
+    assert tasks.select(["go", "chess"]) == tasks
 
 
 def test_unknown_labels_alone_are_refused() -> None:
-    with pytest.raises(TaskDataError, match=r"no item is labelled with a function \(found 'chess', 'go'\).*labels="):
-        read_tasks(flat(functions=("chess", "go")))
+    with pytest.raises(
+        TaskDataError, match=r"no item is labelled with a function \(found 'chess', 'go'\).*from TaskItem objects"
+    ):
+        Tasks.from_records(flat(functions=("chess", "go")))
 
 
 def test_unlabelled_items_are_refused_with_their_numbers() -> None:
     records = flat()
     records[3]["function"] = records[20]["function"] = None
     with pytest.raises(TaskDataError, match=r"2 of 24 items have no label in 'function' \(items 3, 20\)"):
-        read_tasks(records)
+        Tasks.from_records(records)
     for record in records:
         del record["function"]
-    with pytest.raises(TaskDataError, match=r"24 of 24 items .*\(items 0, 1, 2, 3, 4, …\).*columns="):
-        read_tasks(records)
+    with pytest.raises(TaskDataError, match=r"24 of 24 items .*\(items 0, 1, 2, 3, 4, …\).*label or remove"):
+        Tasks.from_records(records)
 
 
 def test_few_items_and_single_functions_are_refused() -> None:
     with pytest.raises(TaskDataError, match=r"fewer than 10 items of inference \(9\)\. Add items"):
-        read_tasks([*flat(12, ("retrieval",)), *flat(9, ("inference",))])
+        Tasks.from_records([*flat(12, ("retrieval",)), *flat(9, ("inference",))])
     with pytest.raises(TaskDataError, match=r"only 'inference'; telling functions apart needs at least two"):
-        read_tasks(flat(12, ("inference",)))
+        Tasks.from_records(flat(12, ("inference",)))
     with pytest.raises(TaskDataError, match="no labelled item"):
         Tasks(())
 
@@ -322,26 +323,27 @@ def test_duplicates_across_contents_are_refused_with_the_pair() -> None:
     with pytest.raises(
         TaskDataError, match=r"Items 3 and 24 .*'item 3' and 'item 24'.*-> a3' \(retrieval\).*-> other' \(inf"
     ):
-        read_tasks(records)
-    dropped = read_tasks(records, duplicates="drop")
-    assert dropped.items == read_tasks(flat()).items
+        Tasks.from_records(records)
+    dropped = Tasks.from_records(records, duplicates="drop")
+    assert dropped.items == Tasks.from_records(flat()).items
     assert dropped.n_dropped == 1
     # The same content is never split, so there the same prompt does no harm.
-    assert len(read_tasks([{**record, "content": "one"} for record in records])) == 25
+    assert len(Tasks.from_records([{**record, "content": "one"} for record in records])) == 25
 
 
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        (7, "int is no task data; give a file"),
+        (7, "A int is not a list of records; give a datasets.Dataset"),
+        ("mine.json", r"A str is not a list of records.*Tasks.from_file reads files"),
         ({"train": []}, "dictionary of datasets"),
         ([], r"no item is labelled with a function \(found no record\)"),
         (["text"], r"record 0: a str was found; records are objects"),
         (
             [{"question": "q", "answer": "", "function": "retrieval"}],
-            r"item 0 has no answer in 'answer' \(its fields are",
+            r"item 0 has no answer \(its fields are 'question', 'answer', 'function'\)",
         ),
-        ([{"answer": "a", "function": "retrieval"}], r"item 0 has no question in 'question'.*columns=\{'question'"),
+        ([{"answer": "a", "function": "retrieval"}], r"item 0 has no question .*give its column the name 'question'"),
         ([{"question": ["q"], "answer": "a", "function": "retrieval"}], "question is a list; it must be text"),
         ([{"question": "q", "answer": True, "function": "retrieval"}], "answer is a bool; it must be text"),
         (
@@ -354,7 +356,7 @@ def test_duplicates_across_contents_are_refused_with_the_pair() -> None:
 )
 def test_bad_records_are_refused_in_a_sentence(source: Any, message: str) -> None:
     with pytest.raises(TaskDataError, match=message):
-        read_tasks(source)
+        Tasks.from_records(source)
 
 
 @pytest.mark.parametrize(
@@ -363,7 +365,7 @@ def test_bad_records_are_refused_in_a_sentence(source: Any, message: str) -> Non
         ("x.json", b"{", r"x\.json, line 1: not valid JSON"),
         ("x.jsonl", b'{"a": 1}\n{', r"x\.jsonl, line 2: not valid JSON"),
         ("x.json", b"\xff\xfe\x00", r"Cannot read the task file .*x\.json"),
-        ("x.txt", b"hello", r"x\.txt is no \.json, \.jsonl, \.csv or \.tsv file"),
+        ("x.txt", b"hello", r"x\.txt is not a \.json, \.jsonl, \.csv or \.tsv file"),
         ("x.json", b"3", "record 0: a int was found"),
         ("x.csv", b"question,answer\nonly", "1 of 1 items have no label"),
     ],
@@ -372,13 +374,11 @@ def test_bad_files_are_refused_in_a_sentence(tmp_path: Path, name: str, content:
     path = tmp_path / name
     path.write_bytes(content)
     with pytest.raises(TaskDataError, match=message):
-        read_tasks(path)
+        Tasks.from_file(path)
 
 
 def test_a_missing_file_and_bad_options_are_refused(tmp_path: Path) -> None:
     with pytest.raises(TaskDataError, match="No such file"):
-        read_tasks(tmp_path / "none.json")
-    with pytest.raises(TaskDataError, match=r"columns= names wrong; our columns are context"):
-        read_tasks(flat(), columns={"wrong": "x"})
+        Tasks.from_file(tmp_path / "none.json")
     with pytest.raises(TaskDataError, match=r"must contain \{question\} exactly once"):
-        read_tasks(flat(), template="Q:")
+        Tasks.from_records(flat(), template="Q:")

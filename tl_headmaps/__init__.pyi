@@ -8,7 +8,6 @@ from .analyses.attention_groups.call import attention_groups as attention_groups
 from .analyses.attention_groups.call import attention_groups_from_pattern as attention_groups_from_pattern
 from .analyses.attention_groups.result import AttentionGroups as AttentionGroups
 from .analyses.component_map.call import component_map as component_map
-from .analyses.component_map.call import head_component_map as head_component_map
 from .analyses.component_map.result import ComponentMap as ComponentMap
 from .analyses.component_map.result import HeadComponentMap as HeadComponentMap
 from .analyses.describe_model import ModelDescription as ModelDescription
@@ -47,10 +46,9 @@ from .core.provenance import Provenance as Provenance
 from .core.types import HeadIndex as HeadIndex
 from .data.relations import Relation as Relation
 from .data.relations import load_relations as load_relations
-from .data.task_files import load_tasks as load_tasks
-from .data.task_files import read_tasks as read_tasks
 from .data.tasks import TaskItem as TaskItem
 from .data.tasks import Tasks as Tasks
+from .data.tasks import load_tasks as load_tasks
 from .naming.catalogue import predicate as predicate
 from .renderers.figure import Figure as Figure
 from .results import Result as Result

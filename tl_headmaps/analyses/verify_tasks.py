@@ -83,7 +83,7 @@ class TaskVerification(Result):
         >>> sums = [TaskItem(f"{n} + 1 =", str(n + 1), "math_calculation", "", ("0",), "", str(n)) for n in range(10)]
         >>> cups = [TaskItem(f"{n} is", "red", "retrieval", f"No {n} is red.", ("wet",), "", str(n)) for n in range(10)]
         >>> model, tasks = load_default_model(), Tasks((*sums, *cups))
-        >>> maps = task_maps(model, tasks, folds=3, n_null=1, cache_dir="cache", progress=False)
+        >>> maps = task_maps(model, tasks, n_folds=3, n_null=1, cache_dir="cache", progress=False)
         >>> verified = verify_tasks(model, maps, tasks, n_items=5, n_random=1, max_heads=2, progress=False)
         >>> verified.functions, verified.n_items, verified.chance.tolist()
         (('retrieval', 'math_calculation'), (5, 5), [0.5, 0.5])
@@ -263,7 +263,7 @@ def verify_tasks(
         >>> sums = [TaskItem(f"{n} + 1 =", str(n + 1), "math_calculation", "", ("0",), "", str(n)) for n in range(10)]
         >>> cups = [TaskItem(f"{n} is", "red", "retrieval", f"No {n} is red.", ("wet",), "", str(n)) for n in range(10)]
         >>> model, tasks = load_default_model(), Tasks((*sums, *cups))
-        >>> maps = task_maps(model, tasks, folds=3, n_null=1, cache_dir="cache", progress=False)
+        >>> maps = task_maps(model, tasks, n_folds=3, n_null=1, cache_dir="cache", progress=False)
         >>> verified = verify_tasks(model, maps, tasks, n_items=5, n_random=1, max_heads=2, progress=False)
         >>> verified.n_items, verified.verdicts
         ((5, 5), ('no difference', 'not testable'))
@@ -321,8 +321,8 @@ def _require_same_items(maps: TaskMaps, tasks: Tasks) -> None:
 def _require_same_model(maps: TaskMaps, weights: HeadWeights) -> None:
     if weights.parameters_digest != maps.provenance.data.get("parameters"):
         raise UsageError(
-            f"These maps were made from {maps.provenance.model!r}, and {weights.model_name!r} has other weights. Pass the model of "
-            "the maps, loaded the same way, or make new maps with task_maps()."
+            f"These maps were made from {maps.provenance.model!r}, and {weights.model_name!r} has other "
+            "weights. Pass the model of the maps, loaded the same way, or make new maps with task_maps()."
         )
 
 

@@ -35,9 +35,6 @@ MLP_COMPONENTS: tuple[str, ...] = ("mlp.up", "mlp.down", "mlp.gate")
 WRITING_COMPONENTS: tuple[str, ...] = ("attn.o", "mlp.down")
 """Those whose output goes to the residual stream; the others read from it."""
 
-Probe: TypeAlias = Literal["linear", "mlp"]
-"""A classifier that reads a label from heads: without or with a hidden layer."""
-
 Positions: TypeAlias = Literal["answer", "last"]
 """Where heads are read: at the answer's tokens, or at the last token before it."""
 

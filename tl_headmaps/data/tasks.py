@@ -2,10 +2,11 @@
 
 An item is what a model reads (``context`` and ``question``, joined by a space), the ``answer`` that follows, and wrong
 answers that fit as well (``alternatives``), so that even a small model can be scored: which does it find likeliest?
-Items with the same ``content`` stay together on one side of every split: a probe must not be tested on facts it
-was trained on.
+Items with the same ``content`` stay together on one side of every split: a probe must not be tested on facts it was
+trained on.
 
-Nothing here reads files: see :mod:`.task_files`.
+The bundled items are in ``relations_data/tasks/`` (CC0), written by the script beside them, which explains why their
+words do not give their function away. :meth:`Tasks.from_file` and :meth:`Tasks.from_records` read a user's own.
 """
 
 import hashlib
@@ -15,8 +16,12 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
 
 from ..core.errors import TaskDataError
+from .relations import data_folder
+from .task_files import flat_records, item_fields, listed_records, records_of_file
 
 FUNCTIONS = {
     "knowledge_recall": "Knowledge Recall",
@@ -32,6 +37,12 @@ FUNCTIONS = {
 
 FEWEST_ITEMS = 10
 """Items a function needs before anything is said about it."""
+
+Duplicates: TypeAlias = Literal["refuse", "drop"]
+
+_ALIASES = {"math": "math_calculation", "mathematical_calculation": "math_calculation", "recall": "knowledge_recall"}
+_TEMPLATE = "Question: {question}\nAnswer:"
+_SHOWN = 5
 
 
 @dataclass(frozen=True)
@@ -77,7 +88,7 @@ class Tasks:
     Attributes:
         items: The items.
         name: Where they come from.
-        unknown_labels: How many items each label had that is none of the functions; those were left out.
+        unknown_labels: How many items each label had that is not one of the functions; those were left out.
         n_dropped: Duplicates that were left out.
 
     Raises:
@@ -99,15 +110,85 @@ class Tasks:
     n_dropped: int = 0
 
     def __post_init__(self) -> None:
-        for number, item in enumerate(self.items):
+        for index, item in enumerate(self.items):
             for part in ("question", "answer", "function"):
                 if not getattr(item, part).strip():
                     raise TaskDataError(
-                        f"Item {number} of {self.name} has no {part}: {_shown(item)}. Every item needs a question, an "
+                        f"Item {index} of {self.name} has no {part}: {_shown(item)}. Every item needs a question, an "
                         "answer and a function; fill it in or remove the item."
                     )
         _check_counts(self)
         _check_duplicates(self)
+
+    @classmethod
+    def from_file(cls, path: str | Path, *, template: str = _TEMPLATE, duplicates: Duplicates = "refuse") -> "Tasks":
+        """Items of a ``.json``, ``.jsonl``, ``.csv`` or ``.tsv`` file; see :meth:`from_records`.
+
+        Example:
+            >>> import json
+            >>> from pathlib import Path
+            >>> from tl_headmaps import Tasks
+            >>> sums = [{"question": f"{n} + 1 =", "answer": n + 1, "function": "Math"} for n in range(10)]
+            >>> names = [{"question": f"Who is {n}?", "answer": "Nobody", "function": "Recall"} for n in range(10)]
+            >>> written = Path("mine.json").write_text(json.dumps(sums + names))
+            >>> Tasks.from_file("mine.json").counts
+            {'knowledge_recall': 10, 'math_calculation': 10}
+        """
+        path = Path(path)
+        return cls.from_records(records_of_file(path), template=template, duplicates=duplicates, name=path.name)
+
+    @classmethod
+    def from_records(
+        cls,
+        records: Any,
+        *,
+        template: str = _TEMPLATE,
+        duplicates: Duplicates = "refuse",
+        name: str = "records",
+    ) -> "Tasks":
+        """Items of a ``datasets.Dataset`` or a list of dictionaries.
+
+        A record is flat (context, question, answer, alternatives, function, format, content; all but question, answer
+        and function may be missing) or nested as in published data: ``{question, answer, generated: [{subquestion,
+        answer, cognitive_skill}]}``, where each entry becomes an item whose context and content is the main question.
+        Labels are names of the eight functions, whatever their case and punctuation; others are left out and counted in
+        ``unknown_labels``.
+
+        Args:
+            records: The records.
+            template: How a question is asked: ``{question}`` is replaced by it.
+            duplicates: ``"drop"`` keeps only the first of equal prompts instead of refusing them.
+            name: Where they come from, for provenance and messages.
+
+        Example:
+            >>> from tl_headmaps import Tasks
+            >>> sums = [{"question": f"{n} + 1 =", "answer": n + 1, "function": "Math"} for n in range(10)]
+            >>> names = [{"question": f"Who is {n}?", "answer": "Nobody", "function": "Recall"} for n in range(10)]
+            >>> tasks = Tasks.from_records(sums + names, template="{question}")
+            >>> tasks.counts, tasks.items[0].prompt
+            ({'knowledge_recall': 10, 'math_calculation': 10}, '0 + 1 =')
+        """
+        if template.count("{question}") != 1:
+            raise TaskDataError(f"template={template!r} must contain {{question}} exactly once.")
+        flat = list(flat_records(listed_records(records), name))
+        unlabelled = [index for index, record in enumerate(flat) if not str(record.get("function") or "").strip()]
+        _refuse_unlabelled(unlabelled, len(flat), name)
+        items: list[TaskItem] = []
+        unknown: Counter[str] = Counter()
+        for index, record in enumerate(flat):
+            function = _canonical(str(record["function"]))
+            if function is None:
+                unknown[str(record["function"])] += 1
+            else:
+                items.append(_item({**record, "function": function}, index, name, template))
+        if not items:
+            labels = ", ".join(repr(label) for label in sorted(unknown)[:_SHOWN]) or "no record"
+            raise TaskDataError(
+                f"{name}: no item is labelled with a function (found {labels}). Label them with "
+                f"{', '.join(FUNCTIONS)}; for functions of your own, build Tasks from TaskItem objects."
+            )
+        kept = _without_duplicates(items) if duplicates == "drop" else items
+        return cls(tuple(kept), name, dict(sorted(unknown.items())), len(items) - len(kept))
 
     def __len__(self) -> int:
         return len(self.items)
@@ -115,7 +196,8 @@ class Tasks:
     @property
     def functions(self) -> tuple[str, ...]:
         """The functions there are: ours in their usual order, then others by name."""
-        return _functions_of(self.items)
+        present = {item.function for item in self.items}
+        return (*(name for name in FUNCTIONS if name in present), *sorted(present - set(FUNCTIONS)))
 
     @property
     def counts(self) -> dict[str, int]:
@@ -131,7 +213,7 @@ class Tasks:
 
     def select(self, functions: Iterable[str]) -> "Tasks":
         """The items of some functions."""
-        wanted = [function_name(name, self.functions) for name in functions]
+        wanted = [_function_name(name, self.functions) for name in functions]
         return replace(self, items=tuple(item for item in self.items if item.function in wanted))
 
     def sample(self, n: int, *, seed: int = 0) -> "Tasks":
@@ -147,38 +229,72 @@ class Tasks:
         """
         if n < FEWEST_ITEMS:
             raise TaskDataError(f"sample({n}) is too small: a function needs at least {FEWEST_ITEMS} items.")
+        # Items are taken set by set, because half a matched set would let words tell functions apart. An item without
+        # a set is a set of its own.
         sets: dict[str, list[int]] = {}
-        for number, item in enumerate(self.items):
-            sets.setdefault(f"set {item.matched}" if item.matched else f"item {number}", []).append(number)
+        for index, item in enumerate(self.items):
+            sets.setdefault(f"set {item.matched}" if item.matched else f"item {index}", []).append(index)
         order = list(sets.values())
         random.Random(seed).shuffle(order)
-        # Sets of the same functions, each with its numbers, content and format.
+        # Sets of the same functions are interchangeable but for their content and format: (indices, content, format).
         alike: dict[tuple[str, ...], list[tuple[list[int], str, str]]] = {}
-        for numbers in order:
-            first = self.items[numbers[0]]
-            functions = tuple(sorted(self.items[number].function for number in numbers))
-            alike.setdefault(functions, []).append((numbers, first.content, first.format))
+        for indices in order:
+            first = self.items[indices[0]]
+            functions = tuple(sorted(self.items[index].function for index in indices))
+            alike.setdefault(functions, []).append((indices, first.content, first.format))
         wanted = {name: min(n, count) for name, count in self.counts.items()}
         taken: Counter[str] = Counter()
         contents: Counter[str] = Counter()
         formats: Counter[str] = Counter()
         kept: set[int] = set()
+        # Greedy, which is even enough: each step takes the set that brings fewest items nobody needs any more, then the
+        # one whose functions are rarest so far, then the rarest content and format; the shuffled order breaks ties.
         while short := {name for name, count in wanted.items() if taken[name] < count}:
             useful = [functions for functions, left in alike.items() if left and short & set(functions)]
-            # Rather not more of what there is enough of; then what there is least of.
             costs = [(sum(name not in short for name in f), max(taken[name] for name in f)) for f in useful]
             cheapest = [functions for functions, cost in zip(useful, costs, strict=True) if cost == min(costs)]
             functions, best = min(
-                ((functions, found) for functions in cheapest for found in alike[functions]),
+                ((functions, candidate) for functions in cheapest for candidate in alike[functions]),
                 key=lambda pair: (contents[pair[1][1]], formats[pair[1][2]]),
             )
             alike[functions].remove(best)
-            numbers, content, form = best
-            kept.update(numbers)
+            indices, content, form = best
+            kept.update(indices)
             taken.update(functions)
             contents[content] += 1
             formats[form] += 1
-        return replace(self, items=tuple(item for number, item in enumerate(self.items) if number in kept))
+        return replace(self, items=tuple(item for index, item in enumerate(self.items) if index in kept))
+
+
+def load_tasks(functions: Iterable[str] | None = None, *, data_dir: str | Path | None = None) -> Tasks:
+    """The bundled items of all eight functions, or of some.
+
+    Args:
+        functions: Names such as ``"retrieval"``; at least two. The matched sets are then no longer whole, and words
+            tell more (0.7 of the items for four functions, a third for all eight). For fewer items rather use
+            :meth:`Tasks.sample`.
+        data_dir: Folder that holds ``tasks/`` instead of the bundled one.
+
+    Example:
+        >>> from tl_headmaps import load_tasks
+        >>> tasks = load_tasks(["retrieval", "inference"])
+        >>> tasks.counts
+        {'retrieval': 150, 'inference': 150}
+    """
+    folder = data_folder(data_dir) / "tasks"
+    chosen = FUNCTIONS if functions is None else [_function_name(name, list(FUNCTIONS)) for name in functions]
+    files = {name: folder / f"{name}.jsonl" for name in FUNCTIONS}
+    missing = [path.name for path in files.values() if not path.is_file()]
+    if missing:
+        raise TaskDataError(f"{folder} lacks {', '.join(missing)}; reinstall tl-headmaps, or pass data_dir=.")
+    records = [record for name in FUNCTIONS if name in chosen for record in records_of_file(files[name])]
+    items = [_item(record, index, "bundled tasks", "{question}") for index, record in enumerate(records)]
+    return Tasks(tuple(items), name="bundled tasks")
+
+
+def _item(record: Mapping[str, Any], index: int, where: str, template: str) -> TaskItem:
+    fields = item_fields(record, index, where)
+    return TaskItem(**{**fields, "question": template.replace("{question}", fields["question"])})
 
 
 def with_alternatives(tasks: Tasks, n: int = 3) -> Tasks:
@@ -212,22 +328,32 @@ def _order(key: str, text: str) -> str:
     return hashlib.sha256(f"{key} {text}".encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def _functions_of(items: Iterable[TaskItem]) -> tuple[str, ...]:
-    found = {item.function for item in items}
-    return (*(name for name in FUNCTIONS if name in found), *sorted(found - set(FUNCTIONS)))
-
-
 def _shown(item: TaskItem) -> str:
     text = f"{item.prompt} -> {item.answer}"
     return repr(text if len(text) <= 120 else f"{text[:119]}…")
 
 
+def _canonical(label: str) -> str | None:
+    """The one of our functions a label means, if any: ``Decision-making`` is ``decision_making``."""
+    name = re.sub(r"[^a-z0-9]+", "_", label.casefold()).strip("_")
+    name = _ALIASES.get(name, name)
+    return name if name in FUNCTIONS else None
+
+
+def _function_name(name: str, known: Sequence[str]) -> str:
+    """The one of the known functions that is meant, or a sentence that lists them."""
+    function = name if name in known else _canonical(name)
+    if function not in known:
+        raise TaskDataError(f"There is no function {name!r} here; there are {', '.join(known)}.")
+    return str(function)
+
+
 def _check_counts(tasks: Tasks) -> None:
     counts = tasks.counts
     if len(counts) < 2:
-        found = f"only {next(iter(counts))!r}" if counts else "no labelled item"
+        present = f"only {next(iter(counts))!r}" if counts else "no labelled item"
         raise TaskDataError(
-            f"{tasks.name} holds {found}; telling functions apart needs at least two. Add items of another function."
+            f"{tasks.name} holds {present}; telling functions apart needs at least two. Add items of another function."
         )
     few = {function: n for function, n in counts.items() if n < FEWEST_ITEMS}
     if few:
@@ -238,43 +364,36 @@ def _check_counts(tasks: Tasks) -> None:
         )
 
 
-def text_key(item: TaskItem) -> str:
+def _text_key(item: TaskItem) -> str:
     """What makes two prompts the same: their words, whatever the spaces and the case."""
     return " ".join(item.prompt.casefold().split())
 
 
 def _check_duplicates(tasks: Tasks) -> None:
     seen: dict[str, int] = {}
-    for number, item in enumerate(tasks.items):
-        first = seen.setdefault(text_key(item), number)
+    for index, item in enumerate(tasks.items):
+        first = seen.setdefault(_text_key(item), index)
         other = tasks.items[first]
         if other.content != item.content:
             raise TaskDataError(
-                f"Items {first} and {number} of {tasks.name} are the same prompt under the contents {other.content!r} "
+                f"Items {first} and {index} of {tasks.name} are the same prompt under the contents {other.content!r} "
                 f"and {item.content!r}, so a split would put it on both sides: {_shown(other)} ({other.function}) and "
                 f"{_shown(item)} ({item.function}). Remove one, give both the same content, or read with "
                 "duplicates='drop'."
             )
 
 
-def normalised(label: str) -> str:
-    """A label without its case and punctuation: ``Decision-making`` is ``decision_making``."""
-    return re.sub(r"[^a-z0-9]+", "_", label.casefold()).strip("_")
+def _without_duplicates(items: Iterable[TaskItem]) -> list[TaskItem]:
+    first: dict[str, TaskItem] = {}
+    for item in items:
+        first.setdefault(_text_key(item), item)
+    return list(first.values())
 
 
-_ALIASES = {"math": "math_calculation", "mathematical_calculation": "math_calculation", "recall": "knowledge_recall"}
-
-
-def canonical(label: str) -> str | None:
-    """The one of our functions a label means, if any."""
-    name = normalised(label)
-    name = _ALIASES.get(name, name)
-    return name if name in FUNCTIONS else None
-
-
-def function_name(name: str, known: Sequence[str]) -> str:
-    """The one of the known functions that is meant, or a sentence that lists them."""
-    found = name if name in known else canonical(name)
-    if found not in known:
-        raise TaskDataError(f"There is no function {name!r} here; there are {', '.join(known)}.")
-    return str(found)
+def _refuse_unlabelled(indices: Sequence[int], n_records: int, where: str) -> None:
+    if indices:
+        listed = ", ".join(map(str, indices[:_SHOWN])) + (", …" if len(indices) > _SHOWN else "")
+        raise TaskDataError(
+            f"{where}: {len(indices)} of {n_records} items have no label in 'function' (items {listed}). Every item "
+            "needs a function: label or remove them."
+        )

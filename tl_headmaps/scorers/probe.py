@@ -1,18 +1,18 @@
-"""Probes: classifiers that read a function from features, many label sets at once.
+"""Linear probes, and what words, formats and frequencies alone tell: the baselines a probe on heads must beat.
 
-Several fits share one set of features: the labels as they are, and shuffled ones for the null. A *linear* probe is
-multinomial logistic regression with an L2 penalty, solved to its unique optimum:
+Several fits share one set of features: the labels as they are, and shuffled ones for the null. A probe is multinomial
+logistic regression with an L2 penalty, solved to its unique optimum:
 
     mean over items of -log softmax(features W + bias + offset)[label]  +  penalty / 2 * |W|^2
-
-An *mlp* has one hidden layer, trained with all items at once for a fixed number of steps from seeded weights; the fits
-do not influence each other.
 
 ``offsets`` are logits that are already known, for example what the words of an item say. A probe with offsets learns
 only what the features know beyond them.
 """
 
 import math
+import re
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,22 +20,24 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-_HIDDEN = 32
-_STEPS = 200
-_RATE = 0.02
-_DECAY = 1e-2
 _MAX_ITERATIONS = 1000
 _CURVATURE = 0.1
 """Typical variance p (1 - p) of a class; only the speed depends on it."""
 _SMALLEST = 1e-12
 """Directions with less than this share of the largest square are rounding."""
 _GRADIENT = 3e-6
-"""Largest entry of the gradient at which a linear fit counts as solved (entries are means over items)."""
+"""Largest entry of the gradient at which a fit counts as solved (entries are means over items)."""
+
+_WORD = re.compile(r"\w+|[^\w\s]")
+_MOST_WORDS = 4096
+_LARGEST_FACTOR = 100.0
+_WORD_PENALTY = 3e-3
+"""L2 penalty of word probes, with rows of mean squared length one; smaller ones do not score higher on our items."""
 
 
 @dataclass(frozen=True)
 class Linear:
-    """Fitted linear probes: ``logits = x @ weight + bias``."""
+    """Fitted probes: ``logits = x @ weight + bias``."""
 
     weight: Float[Tensor, "fit dim class"]
     bias: Float[Tensor, "fit class"]
@@ -43,39 +45,6 @@ class Linear:
     def logits(self, x: Float[Tensor, "item dim"]) -> Float[Tensor, "fit item class"]:
         """Logits of each fit, offsets not included."""
         return x @ self.weight + self.bias[:, None]
-
-    def gradients(
-        self, x: Float[Tensor, "item dim"], classes: Int[Tensor, "fit item"]
-    ) -> Float[Tensor, "fit item dim"]:
-        """Gradient of each item's logit of a class by its features: the class's weights, whatever the item."""
-        fits = torch.arange(len(classes))[:, None]
-        return self.weight.transpose(1, 2)[fits, classes]
-
-
-@dataclass(frozen=True)
-class Perceptron:
-    """Fitted probes with one hidden layer: ``logits = tanh(x @ first + shift) @ weight + bias``."""
-
-    first: Float[Tensor, "fit dim hidden"]
-    shift: Float[Tensor, "fit hidden"]
-    weight: Float[Tensor, "fit hidden class"]
-    bias: Float[Tensor, "fit class"]
-
-    def hidden(self, x: Float[Tensor, "item dim"]) -> Float[Tensor, "fit item hidden"]:
-        """The hidden layer."""
-        return torch.tanh(x @ self.first + self.shift[:, None])
-
-    def logits(self, x: Float[Tensor, "item dim"]) -> Float[Tensor, "fit item class"]:
-        """Logits of each fit, offsets not included."""
-        return self.hidden(x) @ self.weight + self.bias[:, None]
-
-    def gradients(
-        self, x: Float[Tensor, "item dim"], classes: Int[Tensor, "fit item"]
-    ) -> Float[Tensor, "fit item dim"]:
-        """Gradient of each item's logit of a class by its features."""
-        fits = torch.arange(len(classes))[:, None]
-        slope = (1 - self.hidden(x).square()) * self.weight.transpose(1, 2)[fits, classes]
-        return slope @ self.first.transpose(1, 2)
 
 
 def fit_linear(
@@ -142,30 +111,89 @@ def _preconditioned(
     return basis, x @ basis, (penalty * unit.square())[:, None]
 
 
-def fit_mlp(
+def word_counts(texts: Sequence[str], n_grams: int = 1) -> Float[Tensor, "item word"]:
+    """How often each word (or run of up to ``n_grams`` words) is in each text, scaled to rows of mean length one.
+
+    Words in one text only cannot help and are left out; of the others the 4,096 most frequent are kept.
+    """
+    by_text = []
+    for text in texts:
+        words = _WORD.findall(text.casefold())
+        runs = [words[i : i + n] for n in range(1, n_grams + 1) for i in range(len(words) - n + 1)]
+        by_text.append(Counter(" ".join(run) for run in runs))
+    in_texts = Counter(word for counts in by_text for word in counts)
+    common = sorted((word for word, n in in_texts.items() if n > 1), key=lambda word: (-in_texts[word], word))
+    columns = {word: column for column, word in enumerate(common[:_MOST_WORDS])}
+    counted = torch.zeros(len(texts), max(1, len(columns)))
+    for row, counts in enumerate(by_text):
+        for word, n in counts.items():
+            if word in columns:
+                counted[row, columns[word]] = n
+    length = counted.square().sum(1).mean().sqrt()
+    return counted / length.clamp_min(1e-12)
+
+
+def cross_logits(
     features: Float[Tensor, "item dim"],
-    labels: Int[Tensor, "fit item"],
+    labels: Int[Tensor, " item"],
+    folds: Int[Tensor, " item"],
     n_classes: int,
     *,
-    seed: int,
-    offsets: Float[Tensor, "fit item class"] | None = None,
-) -> Perceptron:
-    """One-hidden-layer probes of several label sets; every fit starts from the same weights."""
-    n_fits, dim = len(labels), features.shape[1]
-    generator = torch.Generator().manual_seed(seed)
-    first = torch.randn(dim, _HIDDEN, generator=generator) / math.sqrt(dim)
-    weight = torch.randn(_HIDDEN, n_classes, generator=generator) / math.sqrt(_HIDDEN)
-    starts = (first, torch.zeros(_HIDDEN), weight, torch.zeros(n_classes))
-    x = features.float()
-    with torch.enable_grad():
-        parameters = [start.expand(n_fits, *start.shape).clone().requires_grad_() for start in starts]
-        optimiser = torch.optim.AdamW(parameters, lr=_RATE, weight_decay=_DECAY)
-        for _ in range(_STEPS):
-            optimiser.zero_grad()
-            logits = Perceptron(*parameters).logits(x)
-            if offsets is not None:
-                logits = logits + offsets
-            loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
-            (loss / labels.shape[1]).backward()
-            optimiser.step()
-    return Perceptron(*(parameter.detach() for parameter in parameters))
+    inner: bool = True,
+) -> Float[Tensor, "fold item class"]:
+    """Logits of a linear probe on features such as word counts, for every fold that is tested.
+
+    Entry ``[f, i]`` comes from a probe that saw neither fold ``f`` nor the fold of item ``i``. So for the items of fold
+    ``f`` it is an ordinary held-out prediction, and for the others an offset that a second probe may be trained on
+    without believing it more than it deserves. Without ``inner`` only the former are computed, the rest is zero.
+    """
+    n_folds = int(folds.max()) + 1
+    logits = torch.zeros(n_folds, len(labels), n_classes)
+    for first in range(n_folds):
+        for second in range(first, n_folds if inner else first + 1):
+            kept = (folds != first) & (folds != second)
+            probe = fit_linear(features[kept], labels[kept][None], n_classes, penalty=_WORD_PENALTY)
+            for tested, shown in ((first, second), (second, first)):
+                rows = folds == shown
+                logits[tested, rows] = probe.logits(features[rows])[0]
+    return logits
+
+
+def calibrated(
+    logits: Float[Tensor, "fold item class"], labels: Int[Tensor, " item"], folds: Int[Tensor, " item"]
+) -> Float[Tensor, "fold item class"]:
+    """Logits of :func:`cross_logits` as sure of themselves as they deserve, fold by fold.
+
+    A penalised probe is too cautious and leaves something to whoever comes after it, even where it is always right; on
+    few items it is too bold. So for each tested fold all logits are multiplied by the factor (0 to 100) with which
+    they fit the other folds' labels best.
+    """
+    from scipy.optimize import minimize_scalar
+
+    result = torch.empty_like(logits)
+    for fold, known in enumerate(logits):
+        seen = folds != fold
+        inputs, targets = known[seen].double(), labels[seen]
+
+        def loss(factor: float, inputs: Tensor = inputs, targets: Tensor = targets) -> float:
+            return float(torch.nn.functional.cross_entropy(factor * inputs, targets))
+
+        factor = minimize_scalar(loss, bounds=(0, _LARGEST_FACTOR), method="bounded").x
+        result[fold] = float(factor) * known
+    return result
+
+
+def majority_predictions(
+    keys: Sequence[str], labels: Int[Tensor, " item"], folds: Int[Tensor, " item"], n_classes: int
+) -> Int[Tensor, " item"]:
+    """The function that is most frequent in the other folds among items with the same key (else among all)."""
+    numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+    of_item = torch.tensor([numbers[key] for key in keys])
+    predicted = torch.zeros_like(labels)
+    for fold in range(int(folds.max()) + 1):
+        seen = folds != fold
+        counts = torch.zeros(len(numbers), n_classes)
+        counts.index_put_((of_item[seen], labels[seen]), torch.ones(int(seen.sum())), accumulate=True)
+        counts[counts.sum(1) == 0] = counts.sum(0)
+        predicted[~seen] = counts.argmax(1)[of_item[~seen]]
+    return predicted

@@ -2,9 +2,8 @@
 
 Every feature is centred and scaled by its mean and deviation over the training items, so that no head counts more for
 being loud. The importance of a head for a function is the mean, over held-out items of that function, of gradient x
-activation: the part of the function's logit that the probe reads from this head. For the linear probe the parts
-of all heads add up to the logit without its bias (and offset); what a head writes always, whatever the item, is in the
-bias.
+activation: the part of the function's logit that the probe reads from this head. The parts of all heads add up to the
+logit without its bias (and offset); what a head writes always, whatever the item, is in the bias.
 
 Features are read one layer at a time and only inner products between items are kept: a probe's optimum lies in
 the span of its training items, so nothing is lost, and memory does not grow with the number of heads.
@@ -19,13 +18,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..core.errors import UsageError
-from ..core.types import Probe
-from .probe import Linear, Perceptron, fit_linear, fit_mlp
+from .probe import fit_linear
 
 PENALTY = 1e-4
-"""L2 penalty of the linear probe, with features of mean squared length one."""
+"""L2 penalty of the probe, with features of mean squared length one."""
 
-_MLP_DIMENSIONS = 256
 _SMALLEST = 1e-8
 """Directions with less than this share of the variance are rounding."""
 
@@ -39,7 +36,7 @@ def content_folds(
         UsageError: Fewer than three folds, fewer contents than folds, or a function in fewer than three folds.
     """
     if n_folds < 3:
-        raise UsageError(f"folds={n_folds} is too few: one is tested and the baselines need two others. Use 3 or more.")
+        raise UsageError(f"n_folds={n_folds} is too few: one is tested, and baselines need two others. Use 3 or more.")
     groups = {content: number for number, content in enumerate(dict.fromkeys(contents))}
     if len(groups) < n_folds:
         raise UsageError(
@@ -95,9 +92,7 @@ def probe_fold(
     n_classes: int,
     *,
     offsets: Float[Tensor, "fit item class"],
-    probe: Probe = "linear",
     penalty: float = PENALTY,
-    seed: int = 0,
 ) -> FoldProbes:
     """Train probes on the items that are not tested, and take apart their logits for those that are.
 
@@ -109,62 +104,32 @@ def probe_fold(
         tested: Mask of the held-out items.
         n_classes: Number of functions.
         offsets: Logits known beforehand, for each fit.
-        probe: Linear or one hidden layer.
-        penalty: L2 penalty of the linear probe.
-        seed: First weights of the hidden layer.
+        penalty: L2 penalty of the probe.
     """
     seen = ~tested
     products, scale = _inner_products(read_layer, n_layers, seen)
-    directions, coordinates = _coordinates(products, seen, None if probe == "linear" else _MLP_DIMENSIONS)
-    known = offsets[:, seen]
-    fitted: Linear | Perceptron
-    if probe == "linear":
-        fitted = fit_linear(coordinates[seen], labels[:, seen], n_classes, penalty=penalty, offsets=known)
-    else:
-        fitted = fit_mlp(coordinates[seen], labels[:, seen], n_classes, seed=seed, offsets=known)
-    logits = fitted.logits(coordinates[tested]) + offsets[:, tested]
-    # A gradient by coordinates is one by training items: their features, weighted, are the gradient by features.
+    directions, coordinates = _coordinates(products, seen)
+    probe = fit_linear(coordinates[seen], labels[:, seen], n_classes, penalty=penalty, offsets=offsets[:, seen])
+    logits = probe.logits(coordinates[tested]) + offsets[:, tested]
+    # All features of all layers at once would not fit in memory, so the probe was fitted in coordinates of far fewer
+    # dimensions: inner products with the training items, times ``directions``. A class's weights by feature are then
+    # a sum of the training items' features with these item weights, and one layer after the other is enough.
+    item_weights = probe.weight.transpose(1, 2) @ directions.T
+    # The fit whose training parts are kept: beyond words, if there is one besides the plain fit.
     main = min(1, len(labels) - 1)
-    gradient_of = _gradients(fitted, coordinates, directions, labels, tested, main)
+    fits = torch.arange(len(labels))[:, None]
     parts = torch.zeros(len(labels), int(tested.sum()), n_layers, n_heads)
     train_parts = torch.zeros(n_classes, n_layers, n_heads)
     own = torch.nn.functional.one_hot(labels[main, seen], n_classes).T.float()
     for layer in range(n_layers):
         features = _scaled(read_layer(layer), seen) / scale
-        held_out, trained = gradient_of(features[seen])
+        weights = item_weights @ features[seen]
+        held_out, trained = weights[fits, labels[:, tested]], weights[main, labels[main, seen]]
         parts[:, :, layer] = (held_out * features[tested]).unflatten(-1, (n_heads, -1)).sum(-1)
         by_head = (trained * features[seen]).unflatten(-1, (n_heads, -1)).sum(-1)
         train_parts[:, layer] = own @ by_head / own.sum(1, keepdim=True).clamp_min(1)
     chosen = logits.gather(2, labels[:, tested, None]).squeeze(2)
     return FoldProbes(logits, parts, train_parts, chosen - parts.sum((2, 3)))
-
-
-def _gradients(
-    fitted: Linear | Perceptron,
-    coordinates: Float[Tensor, "item dim"],
-    directions: Float[Tensor, "train dim"],
-    labels: Int[Tensor, "fit item"],
-    tested: Tensor,
-    main: int,
-) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-    """From a layer's training features to the gradients of own logits by them.
-
-    For the held-out items of all fits [fit, test, feature], and for the training items of the main fit.
-    """
-    seen = ~tested
-    if isinstance(fitted, Linear):
-        # The same for all items of a class, so a few rows instead of one per item.
-        by_class = fitted.weight.transpose(1, 2) @ directions.T
-        fits = torch.arange(len(labels))[:, None]
-
-        def of_classes(features: Tensor) -> tuple[Tensor, Tensor]:
-            rows = by_class @ features
-            return rows[fits, labels[:, tested]], rows[main, labels[main, seen]]
-
-        return of_classes
-    held_out = fitted.gradients(coordinates[tested], labels[:, tested]) @ directions.T
-    trained = fitted.gradients(coordinates[seen], labels[:, seen])[main] @ directions.T
-    return lambda features: (held_out @ features, trained @ features)
 
 
 def _scaled(features: Tensor, seen: Tensor) -> Tensor:
@@ -188,7 +153,7 @@ def _inner_products(
 
 
 def _coordinates(
-    products: Float[Tensor, "item item"], seen: Tensor, most: int | None
+    products: Float[Tensor, "item item"], seen: Tensor
 ) -> tuple[Float[Tensor, "train dim"], Float[Tensor, "item dim"]]:
     """Principal coordinates of all items in the span of the training items, and the weights that make them.
 
@@ -196,8 +161,6 @@ def _coordinates(
     """
     variance, vectors = torch.linalg.eigh(products[seen][:, seen])
     kept = variance > _SMALLEST * variance[-1]
-    if most is not None:
-        kept[:-most] = False
     directions = vectors[:, kept] / variance[kept].sqrt()
     return directions.float(), (products[:, seen] @ directions).float()
 
@@ -244,7 +207,7 @@ def normalised(importance: Float[Tensor, "class layer head"]) -> Float[Tensor, "
 
 
 def elbow(values: Float[Tensor, "..."]) -> int:
-    """How many values stand above the elbow of the sorted curve.
+    """How many values are above the elbow of the sorted curve.
 
     The elbow is the point farthest below the straight line from the largest to the smallest value.
 

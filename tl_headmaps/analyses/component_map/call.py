@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 from jaxtyping import Float
@@ -41,12 +41,64 @@ Key = tuple[int, int, int]
 """Component, layer and part of a cell, counted from 0."""
 
 
+@overload
 def component_map(
-    model_or_weights: Any,
+    model: Any,
+    metric: str = ...,
+    texts: Any = ...,
+    against: Any = ...,
+    *,
+    by_head: Literal[False] = ...,
+    relative: bool = ...,
+    k: int | None = ...,
+    column: str = ...,
+    max_tokens: int = ...,
+    prepend_bos: bool = ...,
+    seed: int = ...,
+    run_dir: str | Path | None = ...,
+    progress: bool = ...,
+) -> ComponentMap: ...
+@overload
+def component_map(
+    model: Any,
+    metric: str = ...,
+    texts: Any = ...,
+    against: Any = ...,
+    *,
+    by_head: Literal[True],
+    relative: bool = ...,
+    k: int | None = ...,
+    column: str = ...,
+    max_tokens: int = ...,
+    prepend_bos: bool = ...,
+    seed: int = ...,
+    run_dir: str | Path | None = ...,
+    progress: bool = ...,
+) -> HeadComponentMap: ...
+@overload
+def component_map(
+    model: Any,
+    metric: str = ...,
+    texts: Any = ...,
+    against: Any = ...,
+    *,
+    by_head: bool,
+    relative: bool = ...,
+    k: int | None = ...,
+    column: str = ...,
+    max_tokens: int = ...,
+    prepend_bos: bool = ...,
+    seed: int = ...,
+    run_dir: str | Path | None = ...,
+    progress: bool = ...,
+) -> ComponentMap | HeadComponentMap: ...
+def component_map(
+    model: Any,
     metric: str = "contribution",
-    text: Any = None,
+    texts: Any = None,
     against: Any = None,
     *,
+    by_head: bool = False,
     relative: bool = False,
     k: int | None = None,
     column: str = "text",
@@ -55,89 +107,54 @@ def component_map(
     seed: int = 0,
     run_dir: str | Path | None = None,
     progress: bool = True,
-) -> ComponentMap:
+) -> ComponentMap | HeadComponentMap:
     """One value for every weight matrix of every layer: rows layers, columns attn.q to mlp.gate.
 
-    From text: ``contribution`` (first-order effect on the loss, as shares of the map), ``gradient_ratio``,
-    ``output_share``. From the weights alone: ``frobenius``, ``spectral``, ``stable_rank``, ``effective_rank``,
-    ``tail_exponent``. Between two models: ``relative_change``, ``changed_share``, ``subspace_overlap``.
+    From text: ``contribution`` (first-order effect on the loss, as shares of the map), ``sensitivity`` (the same entry
+    by entry), ``gradient_ratio``, ``output_share``. From the weights alone: ``frobenius``, ``spectral``,
+    ``stable_rank``, ``effective_rank``, ``tail_exponent``. Between two models: ``relative_change``, ``changed_share``,
+    ``subspace_overlap``.
 
     Args:
-        model_or_weights: A TransformerBridge or HookedTransformer, or HeadWeights for metrics that need no text: of a
-            checkpoint all columns, of a model the four of attention (they keep no MLP but the first).
+        model: A TransformerBridge or HookedTransformer, or HeadWeights for metrics that need no text: of a checkpoint
+            all columns, of a model the four of attention (they keep no MLP but the first).
         metric: One of the names above.
-        text: For metrics from text: a string, a list of strings, a UTF-8 file with texts separated by blank lines, or a
-            ``datasets.Dataset``; by default the bundled English sample.
+        texts: For metrics from text: a string, a list of strings, a UTF-8 file with texts separated by blank lines, or
+            a ``datasets.Dataset``; by default the bundled English sample.
         against: For metrics between two models: the other model, its weights, or its folder. Change is relative to it.
+        by_head: Give a value to the q, k, v and o of every head instead (k and v: of every key/value head), as a
+            HeadComponentMap. Shares are shares of that map, so heads compare with heads.
         relative: Divide by the baseline: what random matrices of the same shape give (independent normal entries of
             variance 1 / inputs, mean of three), or random subspaces.
         k: Dimensions of the subspaces of ``subspace_overlap``; by default 16, or half of the smallest matrix.
         column: Column of a dataset that holds the text.
-        max_tokens: Read no more text than this.
+        max_tokens: Read at most this many tokens.
         prepend_bos: Start every sequence with the beginning-of-text token.
-        seed: Of the random matrices.
-        run_dir: For metrics without text: keep finished layers in this folder, and go on from there after a kill.
+        seed: Seed of the random matrices.
+        run_dir: For metrics without text: finished layers are saved in this folder, so an interrupted run resumes.
         progress: Show a progress bar on a terminal.
 
     Example:
         >>> from tl_headmaps import component_map, load_default_model
         >>> norms = component_map(load_default_model(), "frobenius", progress=False)
-        >>> [(layer, component, round(value)) for layer, component, value in norms.top(2)]
+        >>> [(layer, component, round(value)) for (layer, component), value in norms.top(2)]
         [(28, 'mlp.up', 206), (29, 'mlp.up', 203)]
-    """
-    options = _Options(text, against, relative, k, column, max_tokens, prepend_bos, seed, run_dir, progress)
-    made = _Maker(model_or_weights, metric, options, by_head=False).fields()
-    for name in ("values", "interval_low", "interval_high", "baseline"):
-        made[name] = None if made[name] is None else made[name][:, :, 0].T.contiguous()
-    return ComponentMap(**made)
-
-
-def head_component_map(
-    model_or_weights: Any,
-    metric: str = "contribution",
-    text: Any = None,
-    against: Any = None,
-    *,
-    relative: bool = False,
-    k: int | None = None,
-    column: str = "text",
-    max_tokens: int = 8192,
-    prepend_bos: bool = False,
-    seed: int = 0,
-    run_dir: str | Path | None = None,
-    progress: bool = True,
-) -> HeadComponentMap:
-    """The same by head: one value for the q, k, v and o of every head (k and v: of every key/value head).
-
-    A head's matrix is its own slice. ``contribution`` is normalised over this map, so that heads compare with heads.
-
-    Args:
-        model_or_weights: A TransformerBridge, a HookedTransformer, or HeadWeights (for metrics that need no text).
-        metric: As in :func:`component_map`, like the other options.
-        text: For metrics from text; by default the bundled English sample.
-        against: For metrics between two models: the other model, its weights, or its folder.
-        relative: Divide by the baseline.
-        k: Dimensions of the subspaces of ``subspace_overlap``.
-        column: Column of a dataset that holds the text.
-        max_tokens: Read no more text than this.
-        prepend_bos: Start every sequence with the beginning-of-text token.
-        seed: Of the random matrices.
-        run_dir: For metrics without text: keep finished layers in this folder.
-        progress: Show a progress bar on a terminal.
-
-    Example:
-        >>> from tl_headmaps import head_component_map, load_default_model
-        >>> norms = head_component_map(load_default_model(), "frobenius", progress=False)
-        >>> [(component, str(head), round(value)) for component, head, value in norms.top(2)]
+        >>> heads = component_map(load_default_model(), "frobenius", by_head=True, progress=False)
+        >>> [(component, str(head), round(value)) for (component, head), value in heads.top(2)]
         [('attn.k', 'L0H1', 90), ('attn.q', 'L0H3', 74)]
     """
-    options = _Options(text, against, relative, k, column, max_tokens, prepend_bos, seed, run_dir, progress)
-    return HeadComponentMap(**_Maker(model_or_weights, metric, options, by_head=True).fields())
+    options = _Options(texts, against, relative, k, column, max_tokens, prepend_bos, seed, run_dir, progress)
+    fields = _Measurement(model, metric, options, by_head=by_head).fields()
+    if by_head:
+        return HeadComponentMap(**fields)
+    for name in ("values", "interval_low", "interval_high", "baseline"):
+        fields[name] = None if fields[name] is None else fields[name][:, :, 0].T.contiguous()
+    return ComponentMap(**fields)
 
 
 @dataclass(frozen=True)
 class _Options:
-    text: Any
+    texts: Any
     against: Any
     relative: bool
     k: int | None
@@ -159,19 +176,19 @@ class _MeasureLayers:
 
     def prepare(self) -> Step:
         def step(layer: int) -> dict[str, Tensor]:
-            found = side_by_side(self.measure, [key for key in self.keys if key[1] == layer])
-            return {"measured": torch.tensor(list(found), dtype=torch.float64)}
+            rows = side_by_side(self.measure, [key for key in self.keys if key[1] == layer])
+            return {"measured": torch.tensor(list(rows), dtype=torch.float64)}
 
         return step
 
 
-class _Maker:
-    """One call: what was asked for, checked, and the fields of its result."""
+class _Measurement:
+    """One call: its options, checked, and the fields of its result."""
 
-    def __init__(self, model_or_weights: Any, metric: str, options: _Options, *, by_head: bool) -> None:
+    def __init__(self, model: Any, metric: str, options: _Options, *, by_head: bool) -> None:
         self.metric, self.options, self.by_head = find_metric(metric), options, by_head
         self._check_options()
-        self.source = component_source(model_or_weights, attention_only=by_head)
+        self.source = component_source(model, attention_only=by_head)
         self.recorded: dict[str, Any] = {"metric": metric, "relative": options.relative}
         self.data: dict[str, str] = {}
         self.created: str | None = None
@@ -189,9 +206,9 @@ class _Maker:
                 f"{metric.name} looks at one model, but against= was given. Leave it out, or choose one of "
                 f"{names_of('change')}."
             )
-        if not metric.needs_text and options.text is not None:
+        if not metric.needs_text and options.texts is not None:
             raise UsageError(
-                f"{metric.name} reads the weights alone, but a text was given. Leave it out, or choose one of "
+                f"{metric.name} reads the weights alone, but texts were given. Leave them out, or choose one of "
                 f"{names_of('gradients', 'outputs')}."
             )
         if options.relative and not metric.has_baseline:
@@ -251,15 +268,15 @@ class _Maker:
 
     def _keys(self) -> list[Key]:
         return [
-            (number, layer, part)
+            (index, layer, part)
             for layer in range(self.source.n_layers)
-            for number, component in enumerate(self.source.components)
+            for index, component in enumerate(self.source.components)
             for part in range(n_parts(self.source, component) if self.by_head else 1)
         ]
 
     def _matrix(self, source: ComponentSource, key: Key) -> Matrix:
-        number, layer, part = key
-        component = source.components[number]
+        index, layer, part = key
+        component = source.components[index]
         weight = heads_of(source, layer, component)[part] if self.by_head else source.matrix(layer, component)
         return Matrix(weight, writes=component in WRITING_COMPONENTS)
 
@@ -283,9 +300,9 @@ class _Maker:
             return measured(matrix, key), *matrix.weight.shape
 
         if options.run_dir is None:
-            found = side_by_side(measure, keys)
+            measured_rows = side_by_side(measure, keys)
             disable = None if options.progress else True
-            rows = list(tqdm(found, self.metric.name, len(keys), unit="matrix", disable=disable))
+            rows = list(tqdm(measured_rows, self.metric.name, len(keys), unit="matrix", disable=disable))
         else:
             swept = sweep(
                 _MeasureLayers(self.source.weights, keys, measure),
@@ -338,24 +355,24 @@ class _Maker:
 
     def _require_same_shapes(self, other: ComponentSource) -> int:
         """The smallest side of any matrix, if all are alike."""
-        mine = self.source
+        source = self.source
         for name in ("n_layers", "components", "n_heads", "n_kv_heads"):
-            ours, theirs = getattr(mine, name), getattr(other, name)
+            ours, theirs = getattr(source, name), getattr(other, name)
             if ours != theirs:
                 raise UsageError(
                     f"The two models cannot be compared matrix by matrix: {name} is {ours} here and {theirs} in the "
                     "one compared with. Compare checkpoints of one architecture."
                 )
         smallest: list[int] = []
-        for layer in range(mine.n_layers):
-            for component in mine.components:
-                ours, theirs = (tuple(source.matrix(layer, component).shape) for source in (mine, other))
+        for layer in range(source.n_layers):
+            for component in source.components:
+                ours, theirs = (tuple(one.matrix(layer, component).shape) for one in (source, other))
                 if ours != theirs:
                     raise UsageError(
                         f"The two models cannot be compared: {component} of layer {layer} is {list(ours)} here and "
                         f"{list(theirs)} in the one compared with. Compare checkpoints of one architecture."
                     )
-                smallest += heads_of(mine, layer, component).shape[1:] if self.by_head else ours
+                smallest += heads_of(source, layer, component).shape[1:] if self.by_head else ours
         return min(smallest)
 
     def _require_same_basis(self, theirs: str) -> None:
@@ -380,7 +397,7 @@ class _Maker:
         options, model = self.options, source.model
         length = min(_SEQUENCE, int(model.cfg.n_ctx))
         batches = token_batches(
-            read_texts(options.text, options.column),
+            read_texts(options.texts, options.column),
             source.weights.tokenizer,
             length=length,
             max_tokens=options.max_tokens,
@@ -390,7 +407,7 @@ class _Maker:
         )
         self.n_batches, self.n_tokens = len(batches.items), batches.n_tokens
         self.recorded |= {
-            "text": describe_source(options.text),
+            "texts": describe_source(options.texts),
             "max_tokens": options.max_tokens,
             "sequence": length,
             "batch_tokens": _BATCH_TOKENS,
@@ -402,12 +419,12 @@ class _Maker:
     def _gradients(self, source: ModelComponents, batches: Batches) -> dict[str, Tensor]:
         sums = component_gradients(source, batches, progress=self.options.progress)
         return {
-            component: self.metric.measure(found if self.by_head else found.whole())
-            for component, found in sums.items()
+            component: self.metric.measure(by_part if self.by_head else by_part.whole())
+            for component, by_part in sums.items()
         }
 
     def _outputs(self, source: ModelComponents, batches: Batches) -> dict[str, Tensor]:
-        found = {
+        shares = {
             component: torch.full(
                 (len(batches.items), source.n_layers, n_parts(source, component) if self.by_head else 1),
                 torch.nan,
@@ -419,16 +436,16 @@ class _Maker:
         for number, batch in enumerate(shown):
 
             def receive(layer: int, component: str, written: Tensor, stream: Tensor, number: int = number) -> None:
-                found[component][number, layer] = self.metric.measure(written, stream).cpu()
+                shares[component][number, layer] = self.metric.measure(written, stream).cpu()
 
             component_outputs(source, batch, receive, by_head=self.by_head)
-        return found
+        return shares
 
     def _joined(self, by_batch: dict[str, Tensor]) -> Float[Tensor, "batch component layer part"]:
         cells = torch.full((self.n_batches, *self._shape), torch.nan, dtype=torch.float64)
-        for number, component in enumerate(self.source.components):
+        for index, component in enumerate(self.source.components):
             values = by_batch[component]
-            cells[:, number, :, : values.shape[-1]] = values
+            cells[:, index, :, : values.shape[-1]] = values
         return cells
 
 

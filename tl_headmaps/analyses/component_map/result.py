@@ -46,7 +46,8 @@ class MeasuredComponents(Result):
         """Publications the metric is from."""
         return find_metric(self.metric).cites
 
-    def _column(self, component: str) -> int:
+    def index_of(self, component: str) -> int:
+        """Position of a component on its axis."""
         if component not in self.components:
             raise UsageError(f"This map has no component {component!r}; it has {', '.join(self.components)}.")
         return self.components.index(component)
@@ -133,15 +134,17 @@ class ComponentMap(MeasuredComponents):
     json_axes: ClassVar[Mapping[str, str | None]] = {"layer": None, "component": "components"}
     values: Float[Tensor, "layer component"]
 
-    def top(self, n: int = 5) -> list[tuple[int, str, float]]:
-        """The ``n`` largest cells as (layer, component, value); ties go to the lower layer."""
-        cells = [(layer, name, self.at(layer, name)) for layer in range(len(self.values)) for name in self.components]
-        defined = [cell for cell in cells if not math.isnan(cell[2])]
-        return sorted(defined, key=lambda cell: -cell[2])[:n]
+    def top(self, n: int = 5) -> list[tuple[tuple[int, str], float]]:
+        """The ``n`` largest cells as ((layer, component), value); ties go to the lower layer."""
+        defined = [
+            ((labels["layer"], labels["component"]), float(self.values[index]))
+            for index, labels in cells(self.axes, self.values)
+        ]
+        return sorted(defined, key=lambda cell: -cell[1])[:n]
 
     def at(self, layer: int, component: str) -> float:
         """One cell."""
-        return float(self.values[layer, self._column(component)])
+        return float(self.values[layer, self.index_of(component)])
 
     def to_rows(self) -> Iterable[dict[str, Any]]:
         """One record per layer and component."""
@@ -185,12 +188,12 @@ class HeadComponentMap(MeasuredComponents):
         metric, unit, relative, n_batches, n_tokens: As in :class:`ComponentMap`.
 
     Example:
-        >>> from tl_headmaps import head_component_map, load_default_model
-        >>> norms = head_component_map(load_default_model(), "frobenius", progress=False)
+        >>> from tl_headmaps import component_map, load_default_model
+        >>> norms = component_map(load_default_model(), "frobenius", by_head=True, progress=False)
         >>> tuple(norms.of("attn.q").shape), tuple(norms.of("attn.k").shape)  # 9 query heads share 3 key heads
         ((30, 9), (30, 3))
-        >>> norms.top(1, "attn.q")[0][1]
-        HeadIndex(layer=0, head=3)
+        >>> norms.top(1, "attn.q")[0][0]
+        ('attn.q', HeadIndex(layer=0, head=3))
     """
 
     kind: ClassVar[str] = "head_component_map"
@@ -199,19 +202,18 @@ class HeadComponentMap(MeasuredComponents):
 
     def of(self, component: str) -> Float[Tensor, "layer head"]:
         """The map of one component, without the cells of heads it does not have."""
-        values = self.values[self._column(component)]
+        values = self.values[self.index_of(component)]
         return values[:, ~values.isnan().all(0)]
 
-    def top(self, n: int = 5, component: str | None = None) -> list[tuple[str, HeadIndex, float]]:
-        """The ``n`` largest cells as (component, head, value), of one component or all."""
-        names = self.components if component is None else (component,)
-        cells = [
-            (name, HeadIndex(layer, head), float(values[layer, head]))
-            for name in names
-            for values in [self.values[self._column(name)]]
-            for layer, head in (~values.isnan()).nonzero().tolist()
+    def top(self, n: int = 5, component: str | None = None) -> list[tuple[tuple[str, HeadIndex], float]]:
+        """The ``n`` largest cells as ((component, head), value), of one component or all."""
+        only = None if component is None else self.index_of(component)
+        defined = [
+            ((labels["component"], HeadIndex(labels["layer"], labels["head"])), float(self.values[index]))
+            for index, labels in cells(self.axes, self.values)
+            if only in (None, index[0])
         ]
-        return sorted(cells, key=lambda cell: -cell[2])[:n]
+        return sorted(defined, key=lambda cell: -cell[1])[:n]
 
     def to_rows(self) -> Iterable[dict[str, Any]]:
         """One record per component and head."""
@@ -224,7 +226,7 @@ class HeadComponentMap(MeasuredComponents):
         if bool(self.values.isnan().all(1).any()):
             note += " Query heads share keys and values: attn.k and attn.v have one column for each key/value head."
         return heat.head_map(
-            [self._layer(name, number) for number, name in enumerate(self.components)],
+            [self._layer(name, index) for index, name in enumerate(self.components)],
             title=f"{self.metric.replace('_', ' ').capitalize()} by head of {self.provenance.model}",
             unit=self._bar_title,
             switches=("component", "map"),
@@ -236,8 +238,8 @@ class HeadComponentMap(MeasuredComponents):
         low, high, random = self.interval_low, self.interval_high, self.baseline
         rows = []
         for name in self.components:
-            for place, (_, head, value) in enumerate(self.top(_STRONGEST, name)):
-                at = (self.components.index(name), head.layer, head.head)
+            for place, ((_, head), value) in enumerate(self.top(_STRONGEST, name)):
+                at = (self.index_of(name), head.layer, head.head)
                 row: list[object] = [name if place == 0 else "", head, _number(value)]
                 if low is not None and high is not None:
                     row.append(f"{_number(float(low[at]))}-{_number(float(high[at]))}")

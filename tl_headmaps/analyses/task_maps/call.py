@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,9 +23,9 @@ from ...capture.running.answers import Question, encode_question
 from ...capture.running.head_features import HeadFeatures, capture_head_features
 from ...capture.weights import HeadWeights
 from ...core.errors import UsageError
-from ...core.types import HeadIndex, Positions, Probe, check_choice
-from ...data.task_files import load_tasks, read_tasks
-from ...data.tasks import Tasks
+from ...core.types import HeadIndex, Positions, check_choice
+from ...data.tasks import Tasks, load_tasks
+from ...scorers.probe import calibrated, cross_logits, majority_predictions, word_counts
 from ...scorers.statistics import wilson_interval
 from ...scorers.tasks import (
     bootstrap_interval,
@@ -36,10 +36,7 @@ from ...scorers.tasks import (
     probe_fold,
     rank_correlations,
 )
-from ...scorers.words import calibrated, cross_logits, majority_predictions, word_counts
 from .result import TaskMaps
-
-Features: TypeAlias = Literal["z"]
 
 _PLAIN, _BEYOND = 0, 1
 """The first two fits: on heads alone, and beyond words. Shuffled ones follow."""
@@ -49,12 +46,10 @@ def task_maps(
     model: Any,
     tasks: Tasks | str | Path | None = None,
     *,
-    features: Features = "z",
     positions: Positions = "answer",
-    probe: Probe = "linear",
-    folds: int = 5,
-    seed: int = 0,
+    n_folds: int = 5,
     n_null: int = 10,
+    seed: int = 0,
     prepend_bos: bool = False,
     budget: int = DEFAULT_BUDGET,
     cache_dir: str | Path | None = None,
@@ -64,13 +59,11 @@ def task_maps(
 
     Args:
         model: TransformerBridge or HookedTransformer with a tokenizer.
-        tasks: Items, or a file for :func:`read_tasks`; the bundled items by default.
-        features: What is read from a head: ``"z"``, its mixed values before W_O.
+        tasks: The items, or a file for :meth:`Tasks.from_file`; the bundled items by default.
         positions: Averaged over the answer's tokens, or at the last token before the answer.
-        probe: Linear (its parts add up exactly) or with one hidden layer.
-        folds: Parts for cross-validation; contents stay whole.
-        seed: Decides folds, shuffles and bootstrap. A second seed is run to see whether the maps are stable.
+        n_folds: Parts for cross-validation; contents stay whole.
         n_null: How often labels are shuffled for the null.
+        seed: Decides folds, shuffles and bootstrap. A second seed is run to see whether the maps are stable.
         prepend_bos: Begin every prompt with the BOS token.
         budget: Bytes a batch of prompts may take.
         cache_dir: Where activations are kept; default: the cache folder.
@@ -81,18 +74,16 @@ def task_maps(
         >>> sums = [TaskItem(f"{n} + 1 =", str(n + 1), "math_calculation", content=str(n)) for n in range(10)]
         >>> cups = [TaskItem(f"{n} is", "red", "retrieval", f"Cup {n} is red.", content=str(n)) for n in range(10)]
         >>> tasks = Tasks((*sums, *cups))
-        >>> maps = task_maps(load_default_model(), tasks, folds=3, n_null=1, cache_dir="cache", progress=False)
+        >>> maps = task_maps(load_default_model(), tasks, n_folds=3, n_null=1, cache_dir="cache", progress=False)
         >>> maps.functions, maps.probe_accuracy.tolist()
         (('retrieval', 'math_calculation'), [1.0, 1.0])
     """
-    check_choice(features, Features, "features")
     check_choice(positions, Positions, "positions")
-    check_choice(probe, Probe, "probe")
     if n_null < 1:
         raise UsageError(f"n_null={n_null}: at least one shuffle is needed, no map is given without its null.")
     chosen = resolve_tasks(tasks)
     labels = torch.tensor([chosen.functions.index(item.function) for item in chosen.items])
-    split = _split(chosen, labels, folds, seed)
+    split = _split(chosen, labels, n_folds, seed)
     weights = HeadWeights.from_model(model)
     questions = [
         encode_question(model, item.prompt, (item.answer, *item.alternatives), prepend_bos) for item in chosen.items
@@ -108,30 +99,28 @@ def task_maps(
             progress=bar.update,
         )
     counts = word_counts([f"{item.prompt} {item.answer}" for item in chosen.items])
-    run = partial(_probed, captured, chosen, labels, counts, probe=probe, progress=progress)
+    run = partial(_probed, captured, chosen, labels, counts, progress=progress)
     found = run(split, n_null=n_null, seed=seed)
-    again = run(_split(chosen, labels, folds, seed + 1), n_null=0, seed=seed + 1)
+    again = run(_split(chosen, labels, n_folds, seed + 1), n_null=0, seed=seed + 1)
     options = {
-        "features": features,
         "positions": positions,
-        "probe": probe,
-        "folds": folds,
+        "n_folds": n_folds,
         "n_null": n_null,
         "prepend_bos": prepend_bos,
     }
     provenance = weights.provenance(runs_model=True, options=options, data={chosen.name: chosen.digest}, seed=seed)
-    return _result(found, again, chosen, labels, counts, positions=positions, probe=probe, provenance=provenance)
+    return _result(found, again, chosen, labels, counts, positions=positions, provenance=provenance)
 
 
 def resolve_tasks(tasks: Tasks | str | Path | None) -> Tasks:
     """Items themselves, those of a file, or the bundled ones."""
     if tasks is None:
         return load_tasks()
-    return tasks if isinstance(tasks, Tasks) else read_tasks(tasks)
+    return tasks if isinstance(tasks, Tasks) else Tasks.from_file(tasks)
 
 
-def _split(tasks: Tasks, labels: Tensor, folds: int, seed: int) -> Int[Tensor, " item"]:
-    return content_folds([item.content for item in tasks.items], labels, folds, seed, tasks.functions)
+def _split(tasks: Tasks, labels: Tensor, n_folds: int, seed: int) -> Int[Tensor, " item"]:
+    return content_folds([item.content for item in tasks.items], labels, n_folds, seed, tasks.functions)
 
 
 def _span(question: Question, positions: Positions) -> tuple[int, int]:
@@ -159,7 +148,6 @@ def _probed(
     counts: Float[Tensor, "item word"],
     folds: Int[Tensor, " item"],
     *,
-    probe: Probe,
     n_null: int,
     seed: int,
     progress: bool,
@@ -184,8 +172,6 @@ def _probed(
             tested,
             n_classes,
             offsets=offsets,
-            probe=probe,
-            seed=seed,
         )
         parts[:, tested] = found.parts
         predicted[:, tested] = found.logits.argmax(-1)

@@ -50,7 +50,6 @@ class TaskMaps(Result):
         functions: Names of the functions.
         n_items: Items of each.
         positions: Where heads were read: ``"answer"`` or ``"last"``.
-        probe: ``"linear"`` or ``"mlp"``.
         importance: What the probe reads from a head for the function, beyond what the items' words tell: mean over
             held-out items of gradient x activation.
         importance_normalised: Its positive part, scaled to sum to one over the heads.
@@ -78,7 +77,7 @@ class TaskMaps(Result):
         >>> sums = [TaskItem(f"{n} + 1 =", str(n + 1), "math_calculation", content=str(n)) for n in range(10)]
         >>> cups = [TaskItem(f"{n} is", "red", "retrieval", f"Cup {n} is red.", content=str(n)) for n in range(10)]
         >>> tasks = Tasks((*sums, *cups))
-        >>> maps = task_maps(load_default_model(), tasks, folds=3, n_null=1, cache_dir="cache", progress=False)
+        >>> maps = task_maps(load_default_model(), tasks, n_folds=3, n_null=1, cache_dir="cache", progress=False)
         >>> maps.n_items, maps.overall_accuracy["words"]  # such items give their function away by their words
         ((10, 10), 1.0)
         >>> maps.select("retrieval").functions, tuple(maps.importance.shape)
@@ -92,7 +91,6 @@ class TaskMaps(Result):
     functions: tuple[str, ...]
     n_items: tuple[int, ...]
     positions: str
-    probe: str
     importance: Float[Tensor, "function layer head"]
     importance_normalised: Float[Tensor, "function layer head"]
     interval_low: Float[Tensor, "function layer head"]
@@ -178,7 +176,7 @@ class TaskMaps(Result):
         ]
         overall = self.overall_accuracy
         note = (
-            f"Share of what a {self.probe} probe reads from each head beyond the items' words. All items: probe "
+            "Share of what a linear probe reads from each head beyond the items' words. All items: probe "
             f"{overall['probe']:.2f}, words {overall['words']:.2f}, most frequent function {overall['majority']:.2f}."
         )
         if not self.stable:
@@ -226,4 +224,4 @@ class TaskMaps(Result):
         if not self.stable:
             notes += f"\nUNSTABLE: with another seed a map changes (rank correlation below {STABLE}); give more items."
         where = "the answer" if self.positions == "answer" else "the last token"
-        return f"Task maps, {self.probe} probe on z at {where}\n\n{table_text(columns, rows)}\n\n{notes}"
+        return f"Task maps, linear probe on z at {where}\n\n{table_text(columns, rows)}\n\n{notes}"

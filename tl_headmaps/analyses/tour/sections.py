@@ -6,8 +6,7 @@ made from its own result, so that no number can be older than the run.
 
 from ...core.types import HeadIndex
 from ...data.relations import kept_pairs, resolve
-from ...data.task_files import load_tasks
-from ...data.tasks import FUNCTIONS
+from ...data.tasks import FUNCTIONS, load_tasks
 from ...naming.namer import UNCLEAR
 from ...renderers.text import interval, number, quoted
 from ..ablate.call import ablate
@@ -275,14 +274,15 @@ def components(tour: Tour) -> Finding:
     """Which matrices matter?"""
     found = component_map(tour.model, max_tokens=MAX_TOKENS)
     top = found.top(3)
-    cells = ", ".join(f"{name} of layer {layer} ({value:.1%})" for layer, name, value in top)
+    (layer, name), _ = top[0]
+    cells = ", ".join(f"{name} of layer {layer} ({value:.1%})" for (layer, name), value in top)
     return Finding(
         "component_map",
         found,
         ("components", "--max-tokens", str(MAX_TOKENS)),
         f"On {found.n_tokens:,} tokens of text, the largest shares of the map: {cells}. Even shares would be "
         f"{1 / found.values.numel():.1%}.",
-        f"{top[0][1]} of layer {top[0][0]} comes first",
+        f"{name} of layer {layer} comes first",
     )
 
 

@@ -157,7 +157,7 @@ class ModelComponents(ComponentSource):
             raise UnsupportedModelError(
                 f"The MLP of layer {layer} is a {type(module).__name__} without one up and one down matrix (a mixture "
                 "of experts, or parts unknown here), so a map of components is not defined. Use "
-                "head_component_map, which needs the attention alone."
+                "by_head=True (--by-head), which needs the attention alone."
             )
         if (found["mlp.gate"] is not None) != ("mlp.gate" in self.components):
             raise UnsupportedModelError(
