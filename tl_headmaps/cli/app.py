@@ -12,7 +12,7 @@ import typer
 
 from ..core.errors import HeadMapsError, UsageError
 from ..data.relations import MultiToken
-from .attention import groups, mixing
+from .attention import association, groups, mixing, profile
 from .checks import ablate, reproduce, validate
 from .components import components
 from .demo import demo
@@ -210,7 +210,9 @@ def cite(
 app.command()(salient)
 app.command("name-heads")(name_heads)
 app.command()(groups)
+app.command()(profile)
 app.command()(mixing)
+app.command()(association)
 app.command()(components)
 app.command()(tasks)
 app.command()(demo)

@@ -43,6 +43,12 @@ Probe: TypeAlias = Literal["linear", "mlp"]
 Positions: TypeAlias = Literal["answer", "last"]
 """Where heads are read: at the answer's tokens, or at the last token before it."""
 
+GroupMethod: TypeAlias = Literal["auto", "spectral", "components"]
+"""How groups of tokens are found in a graph of their affinities."""
+
+Measure: TypeAlias = Literal["cosine", "dot"]
+"""How the association of two vectors is measured."""
+
 _HEAD_NAME = re.compile(r"[Ll](\d+)[Hh](\d+)")
 
 
