@@ -1,4 +1,4 @@
-"""The commands groups and mixing: what they print, write and refuse."""
+"""The commands groups, profile, mixing and association: what they print, write and refuse."""
 
 import json
 from pathlib import Path
@@ -34,13 +34,18 @@ def test_groups_prints_and_writes(run: Any, opened: None, tmp_path: Path) -> Non
     assert str(Result.load(files[0])) in done.out
 
 
-def test_groups_of_layers_and_profiles_of_files(run: Any, opened: None, tmp_path: Path) -> None:
-    done = run("groups", "--text", TEXT, "--layers", "3", "--keep-sink", "--null-draws", "0")
+def test_groups_of_layers(run: Any, opened: None) -> None:
+    done = run("groups", "--text", TEXT, "--layers", "3", "--keep-sink", "--n-null", "0")
     assert done.code == 0 and "9 heads" in done.out and "and is kept" in done.out
+
+
+def test_profile_reads_a_file(run: Any, opened: None, tmp_path: Path) -> None:
     texts = tmp_path / "texts.txt"
     texts.write_text(f"{TEXT}\n\nThe dog barked. The dog slept.", encoding="utf-8")
-    done = run("groups", "--texts", str(texts))
+    done = run("profile", "--texts", str(texts))
     assert done.code == 0 and "over 2 texts" in done.out and "induction" in done.out
+    done = run("profile", "--texts", str(texts), "--max-texts", "1", "--max-tokens", "4")
+    assert done.code == 0 and "over 1 texts, 4 tokens, 1 cut" in done.out
 
 
 def test_mixing_prints_the_worked_example(run: Any, opened: None, tmp_path: Path) -> None:
@@ -51,20 +56,30 @@ def test_mixing_prints_the_worked_example(run: Any, opened: None, tmp_path: Path
     values = json.loads(file.read_text("utf-8"))
     assert (values["kind"], values["head"], values["axes"]["query"], values["key"]) == ("value_mixing", "L5H3", [2], 0)
     assert values["reconstruction_error"] < 1e-5
-    done = run("mixing", *arguments, "--measure", "dot")
+    done = run("association", *arguments, "--measure", "dot")
     assert done.code == 0 and "bring 'walk' closer to 'Birds' (dot" in done.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "option"),
+    [
+        (["groups"], "--text"),
+        (["profile"], "--texts"),
+        (["mixing", "--text", TEXT], "--head"),
+        (["association", "--text", TEXT, "--query", "walk"], "--key"),
+    ],
+)
+def test_a_missing_option_is_named(run: Any, never_loaded: None, arguments: list[str], option: str) -> None:
+    run(*arguments).assert_failed(2, f"Missing option '{option}'")
 
 
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
-        (["groups"], ["Give either --text"]),
-        (["groups", "--text", "a", "--texts", "b"], ["Give either --text"]),
-        (["groups", "--texts", "missing.txt"], ["There is no file missing.txt"]),
+        (["profile", "--texts", "missing.txt"], ["There is no file missing.txt"]),
         (["groups", "--text", TEXT, "--heads", "5.3"], ["'5.3' is not the name of a head"]),
         (["groups", "--text", TEXT, "--layers", "x"], ["'x' is not the number of a layer"]),
         (["groups", "--text", TEXT, "--out", "g.xyz"], ["the suffix chooses"]),
-        (["mixing", "--text", TEXT], ["give --query and --key, or a --head"]),
         (["mixing", "--text", TEXT, "--head", "5.3"], ["'5.3' is not the name of a head"]),
     ],
 )
@@ -84,7 +99,7 @@ def test_wrong_usage_is_seen_before_the_model_is_loaded(
         (["groups", "--text", "Birds"], ["has 1 token"]),
         (["groups", "--text", TEXT, "--heads", "L99H0"], ["There is no head L99H0"]),
         (["mixing", "--text", TEXT, "--head", "L5H3", "--query", "fly"], ["'fly' is not a token of the text"]),
-        (["mixing", "--text", "walk or walk", "--query", "walk", "--key", "or"], ["positions 0, 2", "walk#2"]),
+        (["association", "--text", "walk or walk", "--query", "walk", "--key", "or"], ["positions 0, 2", "walk#2"]),
     ],
 )
 def test_what_cannot_be_done_is_a_sentence(

@@ -12,7 +12,7 @@ from tl_headmaps.core.errors import UsageError
 
 IDS = [3, 9, 4, 9, 5, 7]
 CALLS = {
-    "groups": lambda model, **options: attention_groups(model, IDS, null_draws=0, **options),
+    "groups": lambda model, **options: attention_groups(model, IDS, n_null=0, **options),
     "mixing": lambda model, **options: value_mixing(model, IDS, "L2H3", **options),
     "association": lambda model, **options: association_heads(model, IDS, 5, 1, **options),
 }
@@ -81,7 +81,7 @@ class TestRefusals:
     def test_a_filtered_cache_names_what_is_missing(self) -> None:
         model = shared_model("gpt2")
         cache = model.run_with_cache(torch.tensor([IDS]), names_filter=lambda name: name.endswith("hook_pattern"))[1]
-        assert attention_groups(model, IDS, cache=cache, null_draws=0).tokens
+        assert attention_groups(model, IDS, cache=cache, n_null=0).tokens
         with pytest.raises(UsageError, match=r"has no blocks\.2\.attn\.hook_v\. Make it with model\.run_with_cache"):
             value_mixing(model, IDS, "L2H3", cache=cache)
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 import tl_headmaps
-from tl_headmaps import Result, cite, value_mixing_from
+from tl_headmaps import Result, ValueMixing, cite
 from tl_headmaps.core.citations import HOSTS, REFERENCES, bibtex, publications
 from tl_headmaps.core.errors import UsageError
 from tl_headmaps.results import kinds
@@ -83,7 +83,7 @@ def test_the_tool_is_cited_as_in_the_citation_file() -> None:
 
 
 def test_a_result_adds_its_methods_once() -> None:
-    result = value_mixing_from([[1, 0], [0.5, 0.5]], [[1.0], [2.0]])
+    result = ValueMixing.from_arrays([[1, 0], [0.5, 0.5]], [[1.0], [2.0]])
     keys = re.findall(r"@\w+\{(\w+),", printed(result))
     assert keys == ["tl_headmaps", *HOSTS, "elhage2021framework"]
     assert re.findall(r"@\w+\{(\w+),", printed()) == ["tl_headmaps", *HOSTS]
@@ -100,7 +100,7 @@ def test_what_is_no_result_is_refused() -> None:
 
 
 def test_the_command_reads_a_saved_result(run: Any, tmp_path: Path) -> None:
-    value_mixing_from([[1, 0], [0.5, 0.5]], [[1.0], [2.0]]).save(tmp_path / "mixing.json")
+    ValueMixing.from_arrays([[1, 0], [0.5, 0.5]], [[1.0], [2.0]]).save(tmp_path / "mixing.json")
     assert "elhage2021framework" in run("cite", str(tmp_path / "mixing.json")).out
     assert "elhage2021framework" not in run("cite").out
     missing = run("cite", str(tmp_path / "none.json"))

@@ -7,15 +7,15 @@ import torch
 from planted import knowing_model, shared_model, word
 
 from tl_headmaps import (
+    AttentionGroups,
     Figure,
     Relation,
+    ValueMixing,
     ablate,
     association_heads,
-    attention_groups_from_pattern,
     component_map,
     grouping_profile,
     validate,
-    value_mixing_from,
 )
 from tl_headmaps.results import Result, kinds
 
@@ -93,7 +93,7 @@ def test_attention_groups() -> None:
     pattern[0, :2, :2] = 0.5
     pattern[1:, 2:, 2:] = 1 / 3
     pattern[0, 2:] = pattern[1:, :2] = 0
-    found = attention_groups_from_pattern(pattern, ["It", "I", "is", "am", "the"], drop_sink=False)
+    found = AttentionGroups.from_pattern(pattern, ["It", "I", "is", "am", "the"], drop_sink=False)
     figure = found.figure()
     assert "It" in figure.html and "H0" in figure.html
     assert "ColoredTokens" in found.figure(view="tokens").html
@@ -108,7 +108,7 @@ def test_grouping_profile(model: Any) -> None:
 
 
 def test_value_mixing_and_its_worked_example() -> None:
-    found = value_mixing_from(A, V, ["Birds", "sometimes", "walk"])
+    found = ValueMixing.from_arrays(A, V, ["Birds", "sometimes", "walk"])
     grid = found.figure()
     torch.testing.assert_close(
         torch.tensor(grid.data.layers[0].values), found.after_dot - found.before_dot, check_dtype=False

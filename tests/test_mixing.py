@@ -20,7 +20,6 @@ from tl_headmaps import (
     WorkedExample,
     association_heads,
     value_mixing,
-    value_mixing_from,
 )
 from tl_headmaps.core.errors import HeadMapsError, TokenError, UsageError
 from tl_headmaps.core.vocabulary import token_position
@@ -36,7 +35,7 @@ EXACT = {"abs": 1e-15}
 
 @pytest.fixture(scope="module")
 def seed() -> ValueMixing:
-    return value_mixing_from(A, V, WORDS)
+    return ValueMixing.from_arrays(A, V, WORDS)
 
 
 class TestSeed:
@@ -53,7 +52,7 @@ class TestSeed:
         assert seed.notes == example.notes
 
     def test_normalised(self) -> None:
-        found = value_mixing_from(A, V, WORDS, normalise=True)
+        found = ValueMixing.from_arrays(A, V, WORDS, normalise=True)
         assert found.V_hat[2].tolist() == pytest.approx([0.18 / 1.1, 0.1, 0.01 / 1.1], **EXACT)
         assert found.explain("walk", "Birds").after == pytest.approx(0.043 / 1.1, **EXACT)
         assert round(found.explain("walk", "Birds").after, 5) == 0.03909
@@ -97,7 +96,7 @@ class TestSeed:
 
     def test_tokens_are_untrusted_text(self) -> None:
         words = ["<script>$x$</script>", r"a\b_{c}%&#", "*two*\nlines"]
-        example = value_mixing_from(A, V, words).explain(2, 0)
+        example = ValueMixing.from_arrays(A, V, words).explain(2, 0)
         assert "<script>" not in example.markdown() and r"\$x\$" in example.markdown()
         assert r"\textbackslash{}b\_\{c\}\%\&\#" in example.latex()
         assert r"*two*\nlines" in str(example) and "*two*\nlines" not in str(example)
@@ -107,7 +106,7 @@ class TestSeed:
         values = torch.randn(20, 64, generator=generator, dtype=torch.float64)
         pattern = torch.rand(20, 20, generator=generator, dtype=torch.float64).tril()
         pattern /= pattern.sum(1, keepdim=True)
-        example = value_mixing_from(pattern, values).explain(19, 3)
+        example = ValueMixing.from_arrays(pattern, values).explain(19, 3)
         text = str(example)
         assert "... (58 more)" in text and "... (14 more)" in text and "14 others" in text
         assert max(map(len, text.splitlines())) < 220
@@ -119,7 +118,7 @@ class TestInvariants:
     @given(st.integers(0, 10_000), st.integers(1, 7), st.integers(1, 5))
     def test_parts_add_up(self, number: int, n: int, width: int) -> None:
         rng = np.random.default_rng(number)
-        found = value_mixing_from(rng.normal(size=(n, n)), rng.normal(size=(n, width)))
+        found = ValueMixing.from_arrays(rng.normal(size=(n, n)), rng.normal(size=(n, width)))
         for query in range(n):
             for key in range(n):
                 assert float(found.split(query, key).sum()) == pytest.approx(float(found.after_dot[query, key]))
@@ -129,7 +128,7 @@ class TestInvariants:
     def test_scaling_values_scales_associations(self, number: int, factor: float) -> None:
         rng = np.random.default_rng(number)
         pattern, values = rng.dirichlet(np.ones(4), size=4), rng.normal(size=(4, 3))
-        plain, scaled = value_mixing_from(pattern, values), value_mixing_from(pattern, factor * values)
+        plain, scaled = ValueMixing.from_arrays(pattern, values), ValueMixing.from_arrays(pattern, factor * values)
         for name in ("before_dot", "after_dot", "values"):
             torch.testing.assert_close(getattr(scaled, name), factor**2 * getattr(plain, name))
         torch.testing.assert_close(scaled.before_cosine, plain.before_cosine)
@@ -139,7 +138,7 @@ class TestInvariants:
     def test_against_loops(self, number: int) -> None:
         rng = np.random.default_rng(number)
         pattern, values = rng.dirichlet(np.ones(4), size=4), rng.normal(size=(4, 3))
-        found = value_mixing_from(pattern, values)
+        found = ValueMixing.from_arrays(pattern, values)
         for q in range(4):
             hat = sum(pattern[q, s] * values[s] for s in range(4))
             np.testing.assert_allclose(found.V_hat[q].numpy(), hat)
@@ -150,7 +149,7 @@ class TestInvariants:
                 assert float(found.after_cosine[q, k]) == pytest.approx(cosine)
 
     def test_attention_on_oneself_changes_nothing(self) -> None:
-        found = value_mixing_from(torch.eye(3), V)
+        found = ValueMixing.from_arrays(torch.eye(3), V)
         assert not bool(found.values.any()) and found.notes == ()
 
     def test_a_zero_vector_has_cosine_zero(self) -> None:
@@ -191,7 +190,7 @@ class TestModels:
 
     def test_one_query_is_one_row_of_all(self) -> None:
         model, ids = shared_model("llama"), [3, 9, 4, 7]
-        whole, one = value_mixing(model, ids, "L1H2"), value_mixing(model, ids, "L1H2", 3, key=0)
+        whole, one = value_mixing(model, ids, "L1H2"), value_mixing(model, ids, "L1H2", 3, 0)
         assert one.queries == (3,) and whole.queries == (0, 1, 2, 3)
         torch.testing.assert_close(one.after_dot[0], whole.after_dot[3])
         assert isinstance(one.example, WorkedExample) and str(one.example) in str(one)
@@ -206,7 +205,7 @@ class TestModels:
 
     @pytest.mark.model
     def test_birds_sometimes_walk(self, default_model: Any) -> None:
-        found = value_mixing(default_model, TEXT, "L5H3", "walk", key="Birds")
+        found = value_mixing(default_model, TEXT, "L5H3", "walk", "Birds")
         assert found.tokens == ("Birds", " sometimes", " walk") and found.queries == (2,)
         assert found.reconstruction_error is not None and found.reconstruction_error < 1e-5
         heads = association_heads(default_model, TEXT, "walk", "Birds")
@@ -224,7 +223,7 @@ class TestResults:
         model, ids = shared_model("llama"), [3, 9, 4]
         for found in (
             seed,
-            value_mixing(model, ids, "L1H2", 2, key=0),
+            value_mixing(model, ids, "L1H2", 2, 0),
             association_heads(model, ids, 2, 1),
             association_heads(model, ids[:2], 1, 0),
         ):
@@ -309,22 +308,22 @@ class TestBadInput:
     )
     def test_arrays_are_refused_with_a_sentence(self, pattern: Any, values: Any, sentence: str) -> None:
         with pytest.raises(UsageError, match=sentence):
-            value_mixing_from(pattern, values)
+            ValueMixing.from_arrays(pattern, values)
 
     def test_odd_rows_are_reported_and_normalised_only_where_possible(self) -> None:
-        odd = value_mixing_from([[1.5, -0.5], [0.0, 0.0]], torch.eye(2))
+        odd = ValueMixing.from_arrays([[1.5, -0.5], [0.0, 0.0]], torch.eye(2))
         assert odd.notes == (
             "row 1 of A ('1') has negative weights, which no softmax gives; it is used as it is",
             "row 2 of A ('2') sums to 0, not to 1, and is used as it is",
         )
         assert odd.V_hat.tolist() == [[1.5, -0.5], [0, 0]]
         with pytest.raises(UsageError, match="Row 2 of A sums to 0 and cannot be normalised"):
-            value_mixing_from([[1.5, -0.5], [0.0, 0.0]], torch.eye(2), normalise=True)
+            ValueMixing.from_arrays([[1.5, -0.5], [0.0, 0.0]], torch.eye(2), normalise=True)
 
     def test_calls_are_refused_with_a_sentence(self) -> None:
         model, ids = shared_model("llama"), [3, 9, 4]
         for call, sentence in (
-            (lambda: value_mixing_from(A, V, ["a"]), "There are 1 tokens"),
+            (lambda: ValueMixing.from_arrays(A, V, ["a"]), "There are 1 tokens"),
             (lambda: value_mixing(model, "", "L0H0"), "is empty"),
             (lambda: value_mixing(model, ids, "L7H0"), "no head L7H0"),
             (lambda: value_mixing(model, ids, "L0H0", key=1), "without a query"),

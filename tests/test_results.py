@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from tl_headmaps import HeadIndex, HeadMapsError, Result, TokenGrid, value_mixing_from
+from tl_headmaps import HeadIndex, HeadMapsError, Result, TokenGrid, ValueMixing
 from tl_headmaps import results as base
 from tl_headmaps.analyses.describe_model import ModelDescription
 from tl_headmaps.core import files
@@ -313,7 +313,7 @@ def test_a_fresh_process_loads_every_kind(tmp_path: Path) -> None:
 
 class TestConversions:
     def test_arrays_go_to_torch_and_numpy_under_their_names(self) -> None:
-        result = value_mixing_from([[1, 0], [0.5, 0.5]], [[1.0, 2.0], [3.0, 4.0]], ["a", "b"])
+        result = ValueMixing.from_arrays([[1, 0], [0.5, 0.5]], [[1.0, 2.0], [3.0, 4.0]], ["a", "b"])
         tensors, arrays = result.to_torch(), result.to_numpy()
         assert list(tensors) == list(arrays) and set(tensors) <= set(result.to_dict())
         assert torch.equal(tensors["A"], result.A) and {"A", "V", "V_hat"} <= set(tensors)
@@ -321,7 +321,7 @@ class TestConversions:
             assert isinstance(array, np.ndarray) and array.tolist() == getattr(result, name).tolist()
 
     def test_rows_go_to_pandas_and_datasets(self) -> None:
-        result = value_mixing_from([[1, 0], [0.5, 0.5]], [[1.0, 2.0], [3.0, 4.0]], ["a", "b"])
+        result = ValueMixing.from_arrays([[1, 0], [0.5, 0.5]], [[1.0, 2.0], [3.0, 4.0]], ["a", "b"])
         rows = list(result.to_rows())
         assert result.to_pandas().to_dict("records") == rows
         assert result.to_dataset().to_list() == rows
@@ -344,7 +344,7 @@ class TestProvenanceText:
 
 class TestPrompt:
     def test_a_result_shows_its_text_at_the_prompt(self) -> None:
-        result = value_mixing_from([[1, 0], [0.5, 0.5]], [[1.0, 2.0], [3.0, 4.0]], ["a", "b"])
+        result = ValueMixing.from_arrays([[1, 0], [0.5, 0.5]], [[1.0, 2.0], [3.0, 4.0]], ["a", "b"])
         assert repr(result) == str(result)
 
     def test_every_kind_has_a_text_of_its_own(self) -> None:

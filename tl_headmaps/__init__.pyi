@@ -5,7 +5,6 @@ from .analyses.ablate.result import AblationCurves as AblationCurves
 from .analyses.association_heads import AssociationHeads as AssociationHeads
 from .analyses.association_heads import association_heads as association_heads
 from .analyses.attention_groups.call import attention_groups as attention_groups
-from .analyses.attention_groups.call import attention_groups_from_pattern as attention_groups_from_pattern
 from .analyses.attention_groups.result import AttentionGroups as AttentionGroups
 from .analyses.component_map.call import component_map as component_map
 from .analyses.component_map.result import ComponentMap as ComponentMap
@@ -31,7 +30,6 @@ from .analyses.token_grid import token_grid as token_grid
 from .analyses.validate.call import validate as validate
 from .analyses.validate.result import Validation as Validation
 from .analyses.value_mixing.call import value_mixing as value_mixing
-from .analyses.value_mixing.call import value_mixing_from as value_mixing_from
 from .analyses.value_mixing.result import ValueMixing as ValueMixing
 from .analyses.value_mixing.worked_example import WorkedExample as WorkedExample
 from .analyses.verify_tasks import TaskVerification as TaskVerification

@@ -49,8 +49,8 @@ class Result(ABC):
         provenance: How it was made: model and fingerprint, weight basis, options, data, seed, versions.
 
     Example:
-        >>> from tl_headmaps import Result, value_mixing_from
-        >>> mixing = value_mixing_from([[1, 0], [0.5, 0.5]], [[1.0, 2.0], [3.0, 4.0]], ["Birds", "walk"])
+        >>> from tl_headmaps import Result, ValueMixing
+        >>> mixing = ValueMixing.from_arrays([[1, 0], [0.5, 0.5]], [[1.0, 2.0], [3.0, 4.0]], ["Birds", "walk"])
         >>> Result.load(mixing.save("mixing.json")) == mixing
         True
         >>> mixing.to_pandas()[["query_token", "key_token", "dot_before", "dot_after"]].values.tolist()[2]

@@ -8,10 +8,10 @@ from every_figure import A, V
 from PIL import Image
 
 from tl_headmaps import (
+    AttentionGroups,
     Figure,
     HeadWeights,
     ablate,
-    attention_groups_from_pattern,
     component_map,
     load_default_model,
     relation_scores,
@@ -53,7 +53,7 @@ def pictures() -> dict[str, tuple[Figure, int, bool]]:
     checked = validate(model, "country_to_capital", preset="maps", progress=False)
     blocks = [[[0.5 if i < 2 and j < 2 else 0.0 for j in range(5)] for i in range(5)]]
     blocks += [[[1 / 3 if i > 1 and j > 1 else 0.0 for j in range(5)] for i in range(5)]] * 2
-    groups = attention_groups_from_pattern(blocks, ["It", "I", "is", "am", "the"], drop_sink=False)
+    groups = AttentionGroups.from_pattern(blocks, ["It", "I", "is", "am", "the"], drop_sink=False)
     return {
         "ablation": (curves.figure(), 620, False),
         "validation": (checked.figure(), 620, False),

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -14,7 +14,7 @@ from ..capture.running.text import Prompt
 from ..capture.weights import HeadWeights
 from ..core.errors import UsageError
 from ..core.provenance import Provenance
-from ..core.types import HeadIndex, check_choice
+from ..core.types import HeadIndex, Measure, check_choice
 from ..core.vocabulary import TokenLike, token_position
 from ..renderers.figure import Figure
 from ..renderers.grids import MapLayer
@@ -23,8 +23,6 @@ from ..renderers.text import signed, significant, table_text, word
 from ..results import Result, cells, largest_heads
 from ..scorers.mixing import cosines, dots, mixed
 from .value_mixing.call import key_values
-
-Measure: TypeAlias = Literal["cosine", "dot"]
 
 _MAPS = ("before_dot", "after_dot", "others_dot", "before_cosine", "after_cosine", "others_cosine", "attention")
 """Fields with one value per layer and head."""

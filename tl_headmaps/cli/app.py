@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from ..core.errors import HeadMapsError, UsageError
-from .attention import groups, mixing
+from .attention import association, groups, mixing, profile
 from .checks import ablate, reproduce, validate
 from .components import components
 from .demo import demo
@@ -64,7 +64,9 @@ app.command()(cite)
 app.command()(salient)
 app.command("name-heads")(name_heads)
 app.command()(groups)
+app.command()(profile)
 app.command()(mixing)
+app.command()(association)
 app.command()(components)
 app.command()(tasks)
 app.command()(demo)

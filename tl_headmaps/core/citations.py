@@ -48,8 +48,8 @@ def cite(result: Any = None, *, file: Any = None) -> None:
         file: Any text stream to print to; standard output by default.
 
     Example:
-        >>> from tl_headmaps import value_mixing_from
-        >>> cite(value_mixing_from([[1, 0], [0.5, 0.5]], [[1.0], [2.0]]))  # doctest: +ELLIPSIS
+        >>> from tl_headmaps import ValueMixing
+        >>> cite(ValueMixing.from_arrays([[1, 0], [0.5, 0.5]], [[1.0], [2.0]]))  # doctest: +ELLIPSIS
         @software{tl_headmaps,
         ...
         @misc{nanda2022transformerlens,

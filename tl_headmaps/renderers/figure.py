@@ -26,8 +26,8 @@ class Figure:
         data: The plain values that were drawn; the printed form is made from them too.
 
     Example:
-        >>> from tl_headmaps import attention_groups_from_pattern
-        >>> groups = attention_groups_from_pattern([[1, 0], [0.5, 0.5]], ["It", "is"])
+        >>> from tl_headmaps import AttentionGroups
+        >>> groups = AttentionGroups.from_pattern([[1, 0], [0.5, 0.5]], ["It", "is"])
         >>> figure = groups.figure()  # the last line of a notebook cell shows it
         >>> type(figure).__name__, figure.title
         ('Figure', 'Heads and the token groups they serve')

@@ -1,4 +1,4 @@
-"""From an attention pattern to affinities between tokens, and how an attention pattern meets given groups.
+"""From attention patterns to groups of tokens: affinities, sinks, trees, and which head serves which group.
 
 A causal query i spreads its attention over i + 1 tokens, so early rows are dense and late rows thin for no other
 reason than the triangle. Multiplying row i by i + 1 gives attention relative to even attention: after it, a head
@@ -11,20 +11,158 @@ The first token is an attention sink when the others give it far more than even 
 
 A mask may also be a tree: each token sees itself and its ancestors, nothing else. Such masks verify many drafted
 continuations of a text in one pass (speculative decoding with a token tree).
+
+:class:`Grouping` puts these together for many heads, which it visits one at a time, twice: first for the mean over
+heads, which shows the sink and the groups of the combination, then for each head's own groups. Only a few
+token x token matrices exist at any time, besides what the visited patterns take.
 """
 
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, TypeAlias
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from .partitions import cluster, modularity, shuffled, within
+from ..core.errors import UsageError
+from ..core.types import GroupMethod, HeadIndex, check_choice
+from .partitions import chosen_method, cluster, members, modularity, shuffled, within
 
 SINK_EXCESS = 0.3
 """Share of attention on the first token, above even attention, from which on it is a sink."""
 
+THRESHOLD = 0.1
 _NULL_SEED = 0
+_N_NULL = 20
+_MOST_NULL_TOKENS = 256
+"""Shuffled graphs drawn by default, and the longest text for which they are."""
+
+_EXACT_TOKENS = 1024
+"""Patterns up to this size are added up in float64."""
+
+Groups: TypeAlias = tuple[tuple[int, ...], ...]
+"""Token indices of each group; groups in the order of their first tokens."""
+
+Visit: TypeAlias = Callable[[Callable[[int, Tensor], None]], None]
+"""Calls its argument with the index and the pattern of every head, one after the other."""
+
+
+@dataclass(frozen=True)
+class GroupOptions:
+    """How groups are found; impossible combinations are refused when it is made."""
+
+    method: GroupMethod = "auto"
+    drop_sink: bool = True
+    threshold: float = THRESHOLD
+    n_groups: int | None = None
+    n_null: int | None = None
+
+    def __post_init__(self) -> None:
+        check_choice(self.method, GroupMethod, "method")
+        if self.n_groups is not None and (self.n_groups < 1 or self.method == "components"):
+            raise UsageError(
+                f"n_groups={self.n_groups} with method={self.method!r} is impossible: give 1 or more, and method "
+                "'spectral'."
+            )
+        if not 0 < self.threshold <= 1:
+            raise UsageError(f"threshold={self.threshold} is impossible: it is a share, above 0 and at most 1.")
+        if self.n_null is not None and self.n_null < 0:
+            raise UsageError(f"n_null={self.n_null} is impossible: give 0 or more.")
+
+
+class Grouping:
+    """Groups of the mean over heads and of each head.
+
+    Attributes:
+        combined: Mean attention over heads.
+        causal: Whether no token attends to a later one.
+        parents: Parent of each token if the mask is a tree.
+        found_sink, sink: The attention sink, and the same if it was left out.
+        method: How the groups of the combination were found.
+        groups, head_groups: Groups of the combination and of each head.
+        weights, even_weights: Share of each head's attention, and of even attention, inside each group.
+        combination, per_head: Measurements of the combination and of each head by name.
+    """
+
+    def __init__(self, visit: Visit, heads: Sequence[HeadIndex], n_tokens: int, options: GroupOptions) -> None:
+        self._heads, self._options = heads, options
+        self._dtype = torch.float64 if n_tokens <= _EXACT_TOKENS else torch.float32
+        default = _N_NULL if n_tokens <= _MOST_NULL_TOKENS else 0
+        self.n_null = default if options.n_null is None else options.n_null
+
+        self.combined = torch.zeros(n_tokens, n_tokens, dtype=self._dtype)
+        visit(self._combine)
+        self.combined /= len(heads)
+        self.causal = is_causal(self.combined)
+        self.parents = tree_parents(self.combined > 0)
+        share = sink_share(self.combined)
+        self.found_sink = 0 if self.parents is None and is_sink(share, n_tokens, self.causal) else None
+        self.sink = self.found_sink if options.drop_sink else None
+        self._kept = torch.tensor([token for token in range(n_tokens) if token != self.sink])
+
+        self._labels, edges = self._cluster(self.combined)
+        self.method = (
+            "spectral" if options.n_groups is not None else chosen_method(edges, options.method, options.threshold)
+        )
+        self.groups = self._tokens_of(self._labels)
+        self.combination = self._measured(self.combined, self._labels, edges)
+        self.even_weights = served_evenly(self._kept, n_tokens, self.causal, self._labels)
+        self.weights = torch.zeros(len(heads), len(self.even_weights))
+        self.head_groups: list[Groups] = []
+        self.per_head: dict[str, list[float]] = {}
+        # Frees a token x token matrix before the second visit.
+        del edges
+        visit(self._group)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Options as they were used, for provenance."""
+        return {**asdict(self._options), "n_null": self.n_null}
+
+    @property
+    def head_to_group(self) -> tuple[int | None, ...]:
+        """Group of the largest excess over even attention of each head, if there is any (ties: the first)."""
+        excess = self.weights - self.even_weights
+        return tuple(int(row.argmax()) if float(row.max()) > 1e-6 else None for row in excess)
+
+    def _combine(self, index: int, pattern: Float[Tensor, "query key"]) -> None:
+        head = self._heads[index]
+        # One pass each, without a copy: the sum is finite unless an entry is not.
+        if not math.isfinite(float(pattern.sum(dtype=torch.float64))):
+            raise UsageError(f"The pattern of head {head} holds NaN or infinity; attention must be finite numbers.")
+        if float(pattern.amin()) < 0:
+            raise UsageError(f"The pattern of head {head} holds negative values; groups need attention of 0 or more.")
+        self.combined += pattern.to("cpu")
+
+    def _group(self, index: int, pattern: Float[Tensor, "query key"]) -> None:
+        matrix = pattern.to("cpu", self._dtype)
+        labels, edges = self._cluster(matrix)
+        self.head_groups.append(self._tokens_of(labels))
+        self.weights[index] = served(self._among_kept(matrix), self._labels)
+        for name, value in self._measured(matrix, labels, edges).items():
+            self.per_head.setdefault(name, []).append(value)
+
+    def _among_kept(self, matrix: Tensor) -> Tensor:
+        """The kept tokens' attention to each other; a view, since only the first token is ever left out."""
+        first = 0 if self.sink is None else 1
+        return matrix[first:, first:]
+
+    def _cluster(self, pattern: Tensor) -> tuple[Tensor, Tensor]:
+        edges = self._among_kept(affinity(pattern, self.causal))
+        return cluster(edges, self._options.method, self._options.threshold, self._options.n_groups), edges
+
+    def _measured(self, pattern: Tensor, labels: Tensor, edges: Tensor) -> dict[str, float]:
+        return {
+            "within_share": float(served(self._among_kept(pattern), labels).sum()),
+            **asdict(sharpness(edges, labels, self.n_null)),
+            "sink_share": sink_share(pattern),
+            "self_share": self_share(pattern),
+        }
+
+    def _tokens_of(self, labels: Tensor) -> Groups:
+        return tuple(tuple(int(self._kept[place]) for place in group) for group in members(labels))
 
 
 @dataclass(frozen=True)
@@ -117,29 +255,29 @@ def served_evenly(
     return ((even * alike)[:, None] * sizes).sum(0).div(total).to(torch.float32)
 
 
-def sharpness(weights: Float[Tensor, "token token"], labels: Int[Tensor, " token"], draws: int) -> Sharpness:
-    """Modularity of groups beside that of as many groups found in shuffled graphs (spectral)."""
-    found = modularity(weights, labels)
+def sharpness(weights: Float[Tensor, "token token"], labels: Int[Tensor, " token"], n_null: int) -> Sharpness:
+    """Modularity of groups, compared with that of as many groups found in shuffled graphs (spectral)."""
+    own = modularity(weights, labels)
     bound = weights.sum(1) > 0
-    if draws < 1 or int(bound.sum()) < 2:
-        return Sharpness(found, float("nan"), float("nan"), float("nan"))
+    if n_null < 1 or int(bound.sum()) < 2:
+        return Sharpness(own, float("nan"), float("nan"), float("nan"))
     k = len(labels[bound].unique())
     if k == 1:
         # One group has modularity 0 in every graph: nothing needs drawing.
-        return Sharpness(found, 0.0, float("nan"), 1.0)
+        return Sharpness(own, 0.0, float("nan"), 1.0)
     inner = weights[bound][:, bound]
     drawn = torch.tensor(
-        [modularity(graph, cluster(graph, k=k)) for graph in shuffled(inner, draws=draws, seed=_NULL_SEED)],
+        [modularity(graph, cluster(graph, k=k)) for graph in shuffled(inner, n_null, seed=_NULL_SEED)],
         dtype=torch.float64,
     )
     spread = float(drawn.std(correction=0))
-    z_score = (found - float(drawn.mean())) / spread if spread > 1e-9 else float("nan")
-    p_value = (1 + int((drawn >= found - 1e-9).sum())) / (1 + draws)
-    return Sharpness(found, float(drawn.mean()), z_score, p_value)
+    z_score = (own - float(drawn.mean())) / spread if spread > 1e-9 else float("nan")
+    p_value = (1 + int((drawn >= own - 1e-9).sum())) / (1 + n_null)
+    return Sharpness(own, float(drawn.mean()), z_score, p_value)
 
 
 def tree_parents(seen: Bool[Tensor, "query key"]) -> list[int | None] | None:
-    """Parent of each token (None for a root), or None if the mask is no tree or the plain causal triangle.
+    """Parent of each token (None for a root), or None if the mask is not a tree or is the plain causal triangle.
 
     A token's parent is the latest of the tokens it sees; the others must be exactly what the parent sees.
 

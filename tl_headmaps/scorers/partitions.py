@@ -23,19 +23,17 @@ differences below 1e-9 are ties, and ties go to the lower token.
 *Modularity* of a partition is the share of a graph's weight inside groups, less the share expected from the
 product of degrees alone: ``Q = sum_c (w_cc / 2m - (d_c / 2m)^2)``. The best partition of pure noise has a
 positive Q too, so :func:`shuffled` makes graphs of the same degrees to compare with.
-
-*Adjusted Rand index*: 1 for equal partitions, 0 on average for unrelated ones.
 """
 
 from collections.abc import Callable, Iterator
-from typing import Literal, TypeAlias
+from typing import Literal
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-GroupMethod: TypeAlias = Literal["auto", "spectral", "components"]
+from ..core.types import GroupMethod
 
 WEAK_SHARE = 0.05
 STRONG_PAIRS = 0.5
@@ -45,17 +43,17 @@ _DENSE = 512
 """Tokens up to which all eigenvectors are computed; above, the leading ones by Lanczos steps."""
 
 _ROWS = 256
-"""Rows looked at in one go."""
+"""Rows read at a time."""
 
 _SEPARATE = 0.5
-"""Second eigenvalue from which on a connected graph is more than one group."""
+"""Second eigenvalue from which on a connected graph is split."""
 
 _MOST_GROUPS = 32
 _DECIMALS = 9
 _ROUNDS = 100
 
 _BLOCK = 1 << 22
-"""Entries of a block of co-membership."""
+"""Entries of the shuffled graphs made at once."""
 
 _SCALINGS = 50
 """Rounds that bring a shuffled graph back to its degrees."""
@@ -85,7 +83,7 @@ def cluster(
 ) -> Int[Tensor, " token"]:
     """Labels of the groups of a symmetric, non-negative matrix; its diagonal is not looked at.
 
-    With ``k`` the spectral method makes so many groups of all tokens that have an edge; the others stay alone.
+    With ``k`` the spectral method makes this many groups of all tokens that have an edge; the others stay alone.
 
     Example:
         >>> block = torch.tensor([[1.0, 1, 0], [1, 1, 0], [0, 0, 1]])
@@ -137,18 +135,18 @@ def strong_rows(
 
 
 def connected(n: int, edges_of: Callable[[Tensor], Bool[Tensor, "some token"]]) -> Int[Tensor, " token"]:
-    """Labels of connected parts; ``edges_of`` gives rows of the adjacency, so that it never stands as a whole."""
-    labels = torch.full((n,), -1)
-    label = 0
-    while len(free := (labels < 0).nonzero().flatten()):
-        frontier = free[:1]
-        labels[frontier] = label
-        while len(frontier):
-            reached = torch.cat([edges_of(some).any(0, keepdim=True) for some in frontier.split(_ROWS)]).any(0)
-            frontier = (reached & (labels < 0)).nonzero().flatten()
-            labels[frontier] = label
-        label += 1
-    return labels
+    """Labels of the connected parts; ``edges_of`` gives rows of the adjacency, so the full matrix is never built."""
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    labels = np.arange(n)
+    for first in range(0, n, _ROWS):
+        ends, others = edges_of(torch.arange(first, min(first + _ROWS, n))).numpy().nonzero()
+        # Edges between the parts connected so far; both are numbered by their first token, so the result is too.
+        pairs = (labels[first + ends], labels[others])
+        edges = coo_array((np.ones(len(ends)), pairs), (int(labels.max()) + 1,) * 2)
+        labels = connected_components(edges, directed=False)[1][labels]
+    return torch.from_numpy(labels).long()
 
 
 def _spectral(weights: Float[Tensor, "token token"], k: int | None) -> Int[Tensor, " token"]:
@@ -236,7 +234,7 @@ def modularity(weights: Float[Tensor, "token token"], labels: Int[Tensor, " toke
     return float((inside / total - (of_group / total).square()).sum())
 
 
-def shuffled(weights: Float[Tensor, "token token"], draws: int, seed: int) -> Iterator[Float[Tensor, "token token"]]:
+def shuffled(weights: Float[Tensor, "token token"], n_null: int, seed: int) -> Iterator[Float[Tensor, "token token"]]:
     """Graphs in which each token deals its weights to earlier tokens at random, brought back to the same degrees.
 
     A query keeps how sharply it attends and a token keeps how much it is attended to; who attends to whom is chance.
@@ -247,7 +245,7 @@ def shuffled(weights: Float[Tensor, "token token"], draws: int, seed: int) -> It
     unseen = torch.ones(n, n, dtype=torch.bool).triu()
     generator = torch.Generator().manual_seed(seed)
     # As many graphs at once as fit: for the few tokens of a sentence, one by one would cost mostly overhead.
-    for count in [len(some) for some in torch.arange(draws).split(max(1, _BLOCK // (n * n)))]:
+    for count in [len(some) for some in torch.arange(n_null).split(max(1, _BLOCK // (n * n)))]:
         # Row i of the sorted order begins with a permutation of 0 .. i - 1.
         order = torch.rand(count, n, n, generator=generator).masked_fill_(unseen, 2.0).argsort(dim=2, stable=True)
         graphs = torch.zeros_like(earlier).repeat(count, 1, 1).scatter_(2, order, earlier.expand(count, n, n))
@@ -257,38 +255,3 @@ def shuffled(weights: Float[Tensor, "token token"], draws: int, seed: int) -> It
             reached = scale * (graphs @ scale)
             scale = scale * torch.where(reached > 0, wanted / reached.clamp_min(1e-30), 0.0).sqrt()
         yield from graphs.mul_(scale).mul_(scale.mT)
-
-
-def rand_indices(labels: Int[Tensor, "head token"]) -> Float[Tensor, "head head"]:
-    """Adjusted Rand index of every two partitions of the same tokens.
-
-    Example:
-        >>> rand_indices(torch.tensor([[0, 0, 1, 1], [0, 0, 1, 1], [0, 1, 0, 1]]))[0].round(decimals=3).tolist()
-        [1.0, 1.0, -0.5]
-    """
-    n_heads, n = labels.shape
-    together = torch.zeros(n_heads, n_heads, dtype=torch.float64)
-    # Co-membership of a block of tokens with all, flattened: inner products count the pairs two partitions share.
-    for block in labels.split(max(1, _BLOCK // max(1, n_heads * n)), dim=1):
-        same = (block[:, :, None] == labels[:, None, :]).flatten(1).float()
-        together += (same @ same.T).double()
-    pairs = (together - n) / 2
-    of_one, total = pairs.diagonal(), n * (n - 1) / 2
-    expected = of_one[:, None] * of_one[None, :] / max(total, 1.0)
-    highest = (of_one[:, None] + of_one[None, :]) / 2
-    index = (pairs - expected) / (highest - expected)
-    # Both have no pairs, or both only pairs: then they are equal.
-    return torch.where(highest == expected, torch.ones_like(index), index)
-
-
-def similar_partitions(labels: Int[Tensor, "head token"], least: float) -> list[list[int]]:
-    """Clusters of partitions (average linkage) whose mean index is at least ``least``, by their first member."""
-    if len(labels) < 2:
-        return [[number] for number in range(len(labels))]
-    from scipy.cluster.hierarchy import fcluster, linkage
-
-    distances = 1 - rand_indices(labels)
-    rows, columns = torch.triu_indices(len(labels), len(labels), 1).unbind()
-    tree = linkage(distances[rows, columns].clamp_min(0).numpy(), method="average")
-    found = fcluster(tree, t=1 - least + 1e-9, criterion="distance")
-    return members(numbered(torch.from_numpy(found).long()))

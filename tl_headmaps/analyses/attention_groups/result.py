@@ -1,7 +1,7 @@
 """Which tokens of a text the heads bind together, how sharply, and which head serves which group."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
@@ -9,23 +9,26 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ...core.arrays import digest_of, dtype_name, given_tensor
+from ...core.errors import UsageError
 from ...core.provenance import Provenance
-from ...core.types import HeadIndex, HeadLike, check_choice
+from ...core.types import GroupMethod, HeadIndex, HeadLike, check_choice
 from ...renderers.figure import Figure
 from ...renderers.flowchart import flow
 from ...renderers.text import number, table_text, visible, word
 from ...renderers.views import token_groups_view
 from ...results import Result, cells, nested, tensor_of
+from ...scorers.groups import THRESHOLD, Grouping, GroupOptions, Groups
 
 if TYPE_CHECKING:
     from typing import Self
 
 View: TypeAlias = Literal["flow", "tokens"]
-Groups: TypeAlias = tuple[tuple[int, ...], ...]
-"""Token indices of each group; groups in the order of their first tokens."""
-
 _PER_HEAD = ("within_share", "modularity", "null_modularity", "z_score", "p_value", "sink_share", "self_share")
 """Fields with one value per head."""
+
+_MOST_COMBINED = 1024
+"""Tokens up to which the mean attention is kept."""
 
 _MOST_TOKENS = 40
 _MOST_HEADS = 12
@@ -47,7 +50,6 @@ class AttentionGroups(Result):
         head_groups: Groups of each head alone.
         head_to_group: Number of the group each head serves: where the share of its attention exceeds that of even
             attention most; None if it serves none.
-        head_clusters: Heads with similar groups (mean adjusted Rand index of at least 0.5).
         weights: Share of each head's attention between different kept tokens that stays inside each group.
         even_weights: The same for even attention.
         within_share: Share of that attention that stays inside the head's own groups.
@@ -61,10 +63,10 @@ class AttentionGroups(Result):
         parents: Parent of each token if the pattern is a tree mask (None: a root), else None.
 
     Example:
-        >>> from tl_headmaps import attention_groups_from_pattern
+        >>> from tl_headmaps import AttentionGroups
         >>> first = [[1, 0, 0, 0], [0.9, 0.1, 0, 0], [0, 0, 1, 0], [0, 0, 0.1, 0.9]]
         >>> second = [[1, 0, 0, 0], [0.1, 0.9, 0, 0], [0, 0, 1, 0], [0, 0, 0.9, 0.1]]
-        >>> groups = attention_groups_from_pattern([first, second], ["It", "I", "is", "am"])
+        >>> groups = AttentionGroups.from_pattern([first, second], ["It", "I", "is", "am"])
         >>> groups.labels, groups.head_to_group
         ((0, 0, 1, 1), (0, 1))
         >>> groups.groups_of("L0H1")
@@ -82,7 +84,6 @@ class AttentionGroups(Result):
     groups: Groups
     head_groups: tuple[Groups, ...]
     head_to_group: tuple[int | None, ...]
-    head_clusters: tuple[tuple[HeadIndex, ...], ...]
     weights: Float[Tensor, "head group"]
     even_weights: Float[Tensor, " group"]
     within_share: Float[Tensor, " head"]
@@ -96,6 +97,77 @@ class AttentionGroups(Result):
     combined: Float[Tensor, "query key"] | None
     parents: tuple[int | None, ...] | None
     provenance: Provenance
+
+    @classmethod
+    def from_pattern(
+        cls,
+        pattern: Any,
+        tokens: Sequence[str] | None = None,
+        *,
+        method: GroupMethod = "auto",
+        drop_sink: bool = True,
+        threshold: float = THRESHOLD,
+        n_groups: int | None = None,
+        n_null: int | None = None,
+    ) -> "Self":
+        """Groups of bare attention patterns: head x query x key, or one query x key matrix.
+
+        Args:
+            pattern: Array, tensor or nested lists of non-negative attention; rows need not sum to one.
+            tokens: Texts of the tokens; numbers by default.
+            method: As in :func:`~tl_headmaps.attention_groups`, like the other options.
+            drop_sink: Leave the first token out when it is an attention sink.
+            threshold: Share of a token's strongest edge from which on an edge is strong.
+            n_groups: Make this many groups instead of letting the eigengap decide (spectral).
+            n_null: Shuffled graphs to compare with.
+
+        Example:
+            >>> from tl_headmaps import AttentionGroups
+            >>> pattern = [[1, 0, 0, 0], [0.5, 0.5, 0, 0], [0, 0, 1, 0], [0, 0, 0.5, 0.5]]
+            >>> AttentionGroups.from_pattern(pattern, ["It", "I", "is", "am"]).words()
+            (('It', 'I'), ('is', 'am'))
+        """
+        options = GroupOptions(method, drop_sink, threshold, n_groups, n_null)
+        patterns = _as_patterns(pattern)
+        n = patterns.shape[-1]
+        names = tuple(str(token) for token in (range(n) if tokens is None else tokens))
+        if len(names) != n:
+            raise UsageError(
+                f"There are {len(names)} tokens, but the pattern is {n} x {n}. Give one token for each row."
+            )
+
+        def visit(see: Callable[[int, Tensor], None]) -> None:
+            for index, matrix in enumerate(patterns):
+                see(index, matrix)
+
+        heads = [HeadIndex(0, head) for head in range(len(patterns))]
+        grouping = Grouping(visit, heads, n, options)
+        provenance = Provenance.of_arrays(digest_of(patterns), dtype_name(patterns), options=grouping.options, seed=0)
+        return cls.from_grouping(grouping, names, heads, provenance)
+
+    @classmethod
+    def from_grouping(
+        cls, grouping: Grouping, tokens: tuple[str, ...], heads: Sequence[HeadIndex], provenance: Provenance
+    ) -> "Self":
+        """The result of a finished :class:`~tl_headmaps.scorers.groups.Grouping`."""
+        return cls(
+            tokens=tokens,
+            heads=tuple(heads),
+            causal=grouping.causal,
+            method=grouping.method,
+            sink=grouping.sink,
+            found_sink=grouping.found_sink,
+            groups=grouping.groups,
+            head_groups=tuple(grouping.head_groups),
+            head_to_group=grouping.head_to_group,
+            weights=grouping.weights,
+            even_weights=grouping.even_weights,
+            combination=grouping.combination,
+            combined=grouping.combined.float() if len(tokens) <= _MOST_COMBINED else None,
+            parents=None if grouping.parents is None else tuple(grouping.parents),
+            provenance=provenance,
+            **{name: torch.tensor(values, dtype=torch.float32) for name, values in grouping.per_head.items()},
+        )
 
     @property
     def values(self) -> Float[Tensor, "head group"]:
@@ -143,7 +215,6 @@ class AttentionGroups(Result):
             "head_groups": {
                 name: [list(group) for group in groups] for name, groups in zip(names, self.head_groups, strict=True)
             },
-            "head_clusters": [[str(head) for head in cluster] for cluster in self.head_clusters],
             "causal": self.causal,
             "method": self.method,
             "sink": self.sink,
@@ -174,7 +245,6 @@ class AttentionGroups(Result):
             groups=_groups(values["groups"]),
             head_groups=tuple(_groups(values["head_groups"][str(head)]) for head in heads),
             head_to_group=tuple(values["head_to_group"][str(head)] for head in heads),
-            head_clusters=tuple(tuple(HeadIndex.parse(name) for name in names) for names in values["head_clusters"]),
             weights=torch.tensor(values["weights"], dtype=torch.float32).view(len(heads), n_groups),
             even_weights=torch.tensor(values["even_weights"], dtype=torch.float32),
             combination={name: _number(value) for name, value in values["combination"].items()},
@@ -303,6 +373,22 @@ _NOTE = (
     "between different tokens that stays in the head's own groups; null, z, p: the same for shuffled graphs of equal\n"
     "degrees; sink, self: share of attention on the first token and on the token itself"
 )
+
+
+def _as_patterns(pattern: Any) -> Tensor:
+    """A head x query x key tensor, checked as far as its shape goes; values are checked head by head."""
+    patterns = given_tensor(pattern, "The pattern", "head x query x key, or one square matrix")
+    if patterns.ndim == 2:
+        patterns = patterns[None]
+    shape = tuple(patterns.shape)
+    if len(shape) != 3 or shape[1] != shape[2]:
+        raise UsageError(
+            f"The pattern has shape {shape}; it must be head x query x key with as many queries as keys, or one square "
+            "matrix."
+        )
+    if not shape[0] or shape[1] < 2:
+        raise UsageError(f"The pattern has shape {shape}; it needs a head and at least two tokens.")
+    return patterns
 
 
 def _groups(values: list[list[int]]) -> Groups:

@@ -211,7 +211,7 @@ def ablation(tour: Tour) -> Finding:
 
 def groups(tour: Tour) -> Finding:
     """Which tokens of the sentence belong together for the heads that group most sharply?"""
-    every = attention_groups(tour.model, SENTENCE, null_draws=0)
+    every = attention_groups(tour.model, SENTENCE, n_null=0)
     sharpest = sorted(head for head, _ in every.top(N_SHARPEST))
     found = attention_groups(tour.model, SENTENCE, heads=sharpest)
     words = ", ".join(f"{{{' '.join(token.strip() for token in group)}}}" for group in found.words())
@@ -246,7 +246,7 @@ def association(tour: Tour) -> Finding:
     return Finding(
         "association_heads",
         found,
-        ("mixing", "--text", SENTENCE, "--query", QUERY, "--key", KEY),
+        ("association", "--text", SENTENCE, "--query", QUERY, "--key", KEY),
         f"{head} brings {query} closest to {key}: {query} gives {key} {attention:.0%} of its attention there, and the "
         f"cosine of their values goes from {before:.2f} to {after:.2f} (gain {gain:.2f}; mean gain with the other "
         f"tokens {number(others)}).",
@@ -258,7 +258,7 @@ def mixing(tour: Tour) -> Finding:
     """The same head's arithmetic, step by step."""
     heads: AssociationHeads = tour.earlier("association_heads")
     head = heads.top(1)[0][0]
-    found = value_mixing(tour.model, SENTENCE, head, QUERY, key=KEY)
+    found = value_mixing(tour.model, SENTENCE, head, QUERY, KEY)
     example = found.explain(QUERY, KEY)
     most = int(example.split.argmax())
     return Finding(

@@ -1,6 +1,5 @@
-"""What one head's attention does to the value vectors of a text, from a model or from arrays."""
+"""What one head's attention does to the value vectors of a text."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,12 +9,10 @@ from ...capture.running.activations import Seen
 from ...capture.running.cached import run_or_read
 from ...capture.running.text import Prompt
 from ...capture.weights import HeadWeights
-from ...core.arrays import digest_of, dtype_name, given_tensor
 from ...core.errors import UnsupportedModelError, UsageError
-from ...core.provenance import Provenance
 from ...core.types import HeadLike
 from ...core.vocabulary import TokenLike, token_position
-from .result import ROW_SUM_TOLERANCE, ValueMixing
+from .result import ValueMixing
 
 _TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 """Largest accepted difference between A V and hook_z, relative to the largest entry."""
@@ -26,8 +23,8 @@ def value_mixing(
     text: Any,
     head: HeadLike,
     query: TokenLike | None = None,
-    *,
     key: TokenLike | None = None,
+    *,
     prepend_bos: bool = False,
     cache: Any = None,
 ) -> ValueMixing:
@@ -44,7 +41,7 @@ def value_mixing(
 
     Example:
         >>> from tl_headmaps import load_default_model, value_mixing
-        >>> mixing = value_mixing(load_default_model(), "Birds sometimes walk", "L11H3", "walk", key="sometimes")
+        >>> mixing = value_mixing(load_default_model(), "Birds sometimes walk", "L11H3", "walk", "sometimes")
         >>> [round(share, 2) for share in mixing.A[0].tolist()]  # what "walk" attends to
         [0.04, 0.84, 0.12]
         >>> round(mixing.example.cosine_before, 2), round(mixing.example.cosine_after, 2)
@@ -89,64 +86,6 @@ def value_mixing(
         reconstruction_error=error,
         provenance=weights.provenance(runs_model=True, options=options),
         key=place,
-    )
-
-
-def value_mixing_from(A: Any, V: Any, tokens: Sequence[str] | None = None, normalise: bool = False) -> ValueMixing:
-    """The same from arrays: attention A (query x key) and values V (token x dimension).
-
-    Args:
-        A: Attention. Rows that do not sum to one, or have negative entries, are reported and used as they are.
-        V: Values, one row per token.
-        tokens: Texts of the tokens; numbers from 1 by default, as in ``v1``.
-        normalise: Divide each row of A by its sum.
-
-    Example:
-        >>> from tl_headmaps import value_mixing_from
-        >>> A = [[1, 0, 0], [0.1, 0.9, 0], [0.6, 0.1, 0.4]]
-        >>> V = [[0.1, 0.2, 0.3], [-0.8, 0.3, -0.1], [0.5, -0.1, -0.4]]
-        >>> mixing = value_mixing_from(A, V, ["Birds", "sometimes", "walk"])
-        >>> [round(value, 3) for value in mixing.V_hat[2].tolist()]
-        [0.18, 0.11, 0.01]
-        >>> mixing.notes
-        ("row 3 of A ('walk') sums to 1.1, not to 1, and is used as it is",)
-    """
-    pattern = given_tensor(A, "A", "a square matrix, query x key").double()
-    values = given_tensor(V, "V", "a matrix, token x dimension").double()
-    if pattern.ndim != 2 or pattern.shape[0] != pattern.shape[1] or not len(pattern):
-        raise UsageError(f"A has shape {tuple(pattern.shape)}; it must be a square matrix, query x key.")
-    if values.ndim != 2 or len(values) != len(pattern) or not values.shape[1]:
-        raise UsageError(
-            f"V has shape {tuple(values.shape)}; with A of {len(pattern)} tokens it must have {len(pattern)} rows, "
-            "one value vector for each token."
-        )
-    for name, array in (("A", pattern), ("V", values)):
-        if not bool(array.isfinite().all()):
-            raise UsageError(f"{name} holds NaN or infinity; every entry must be a finite number.")
-    names = tuple(str(token) for token in (range(1, len(pattern) + 1) if tokens is None else tokens))
-    if len(names) != len(pattern):
-        raise UsageError(f"There are {len(names)} tokens, but A is {len(pattern)} x {len(pattern)}.")
-    sums = pattern.sum(1)
-    digest = digest_of(pattern, values)
-    if normalise:
-        empty = (sums <= 0).nonzero().flatten().tolist()
-        if empty:
-            raise UsageError(
-                f"Row {empty[0] + 1} of A sums to {float(sums[empty[0]]):g} and cannot be normalised; "
-                "give rows with a positive sum, or leave normalise out."
-            )
-        # Rows that sum to one but for rounding stay as they are.
-        pattern = torch.where((sums - 1).abs()[:, None] > ROW_SUM_TOLERANCE, pattern / sums[:, None], pattern)
-    return ValueMixing(
-        tokens=names,
-        queries=tuple(range(len(pattern))),
-        value_vectors=values,
-        pattern=pattern,
-        row_sums=sums,
-        normalised=normalise,
-        head=None,
-        reconstruction_error=None,
-        provenance=Provenance.of_arrays(digest, dtype_name(pattern), options={"normalise": normalise}),
     )
 
 

@@ -1,6 +1,6 @@
 """What one head's attention does to the value vectors of a text."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ...core.arrays import digest_of, dtype_name, given_tensor
 from ...core.errors import UsageError
 from ...core.provenance import Provenance
 from ...core.types import HeadIndex
@@ -23,7 +24,7 @@ from .worked_example import WorkedExample
 if TYPE_CHECKING:
     from typing import Self
 
-ROW_SUM_TOLERANCE = 1e-3
+_ROW_SUM_TOLERANCE = 1e-3
 _ROUNDED_TOLERANCE = 1e-2
 """How far from 1 the sum of a row may be; a bfloat16 model rounds its softmax to the latter."""
 
@@ -48,10 +49,10 @@ class ValueMixing(Result):
         key: The key the one query was compared with, if that was asked for: then :attr:`example` works it out.
 
     Example:
-        >>> from tl_headmaps import value_mixing_from
+        >>> from tl_headmaps import ValueMixing
         >>> A = [[1, 0, 0], [0.1, 0.9, 0], [0.6, 0.1, 0.4]]
         >>> V = [[0.1, 0.2, 0.3], [-0.8, 0.3, -0.1], [0.5, -0.1, -0.4]]
-        >>> mixing = value_mixing_from(A, V, ["Birds", "sometimes", "walk"])
+        >>> mixing = ValueMixing.from_arrays(A, V, ["Birds", "sometimes", "walk"])
         >>> round(float(mixing.before_dot[2, 0]), 3), round(float(mixing.after_dot[2, 0]), 3)
         (-0.09, 0.043)
         >>> [round(part, 3) for part in mixing.split("walk", "Birds").tolist()]  # adds up to the latter
@@ -70,6 +71,64 @@ class ValueMixing(Result):
     reconstruction_error: float | None
     provenance: Provenance
     key: int | None = None
+
+    @classmethod
+    def from_arrays(cls, A: Any, V: Any, tokens: Sequence[str] | None = None, *, normalise: bool = False) -> "Self":
+        """Mixing of plain arrays: attention A (query x key) and values V (token x dimension).
+
+        Args:
+            A: Attention. Rows that do not sum to one, or have negative entries, are reported and used as they are.
+            V: Values, one row per token.
+            tokens: Texts of the tokens; numbers from 1 by default, as in ``v1``.
+            normalise: Divide each row of A by its sum.
+
+        Example:
+            >>> from tl_headmaps import ValueMixing
+            >>> A = [[1, 0, 0], [0.1, 0.9, 0], [0.6, 0.1, 0.4]]
+            >>> V = [[0.1, 0.2, 0.3], [-0.8, 0.3, -0.1], [0.5, -0.1, -0.4]]
+            >>> mixing = ValueMixing.from_arrays(A, V, ["Birds", "sometimes", "walk"])
+            >>> [round(value, 3) for value in mixing.V_hat[2].tolist()]
+            [0.18, 0.11, 0.01]
+            >>> mixing.notes
+            ("row 3 of A ('walk') sums to 1.1, not to 1, and is used as it is",)
+        """
+        pattern = given_tensor(A, "A", "a square matrix, query x key").double()
+        values = given_tensor(V, "V", "a matrix, token x dimension").double()
+        if pattern.ndim != 2 or pattern.shape[0] != pattern.shape[1] or not len(pattern):
+            raise UsageError(f"A has shape {tuple(pattern.shape)}; it must be a square matrix, query x key.")
+        if values.ndim != 2 or len(values) != len(pattern) or not values.shape[1]:
+            raise UsageError(
+                f"V has shape {tuple(values.shape)}; with A of {len(pattern)} tokens it must have {len(pattern)} rows, "
+                "one value vector for each token."
+            )
+        for name, array in (("A", pattern), ("V", values)):
+            if not bool(array.isfinite().all()):
+                raise UsageError(f"{name} holds NaN or infinity; every entry must be a finite number.")
+        names = tuple(str(token) for token in (range(1, len(pattern) + 1) if tokens is None else tokens))
+        if len(names) != len(pattern):
+            raise UsageError(f"There are {len(names)} tokens, but A is {len(pattern)} x {len(pattern)}.")
+        sums = pattern.sum(1)
+        digest = digest_of(pattern, values)
+        if normalise:
+            empty = (sums <= 0).nonzero().flatten().tolist()
+            if empty:
+                raise UsageError(
+                    f"Row {empty[0] + 1} of A sums to {float(sums[empty[0]]):g} and cannot be normalised; "
+                    "give rows with a positive sum, or leave normalise out."
+                )
+            # Rows that sum to one but for rounding stay as they are.
+            pattern = torch.where((sums - 1).abs()[:, None] > _ROW_SUM_TOLERANCE, pattern / sums[:, None], pattern)
+        return cls(
+            tokens=names,
+            queries=tuple(range(len(pattern))),
+            value_vectors=values,
+            pattern=pattern,
+            row_sums=sums,
+            normalised=normalise,
+            head=None,
+            reconstruction_error=None,
+            provenance=Provenance.of_arrays(digest, dtype_name(pattern), options={"normalise": normalise}),
+        )
 
     @property
     def V(self) -> Float[Tensor, "key d_head"]:
@@ -171,7 +230,7 @@ class ValueMixing(Result):
         name = f"row {self.queries[row] + 1} of A ({self.tokens[self.queries[row]].strip()!r})"
         total = float(self.row_sums[row])
         found = []
-        if abs(total - 1) > (ROW_SUM_TOLERANCE if self.head is None else _ROUNDED_TOLERANCE):
+        if abs(total - 1) > (_ROW_SUM_TOLERANCE if self.head is None else _ROUNDED_TOLERANCE):
             fate = "and was divided by its sum" if self.normalised else "not to 1, and is used as it is"
             found.append(f"{name} sums to {total:.6g}, {fate}")
         if bool((self.pattern[row] < 0).any()):

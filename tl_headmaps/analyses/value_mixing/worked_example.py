@@ -44,8 +44,8 @@ class WorkedExample:
         notes: What is odd about the row (does not sum to one, negative weights), as sentences.
 
     Example:
-        >>> from tl_headmaps import value_mixing_from
-        >>> mixing = value_mixing_from([[1, 0], [0.5, 0.5]], [[1.0, 2.0], [3.0, -1.0]], ["Birds", "walk"])
+        >>> from tl_headmaps import ValueMixing
+        >>> mixing = ValueMixing.from_arrays([[1, 0], [0.5, 0.5]], [[1.0, 2.0], [3.0, -1.0]], ["Birds", "walk"])
         >>> example = mixing.explain("walk", "Birds")
         >>> example.before, example.after, example.gain
         (1.0, 3.0, 2.0)
