@@ -14,8 +14,7 @@ from tl_headmaps import predicate
 from tl_headmaps.core.errors import UsageError
 from tl_headmaps.core.types import HeadIndex
 from tl_headmaps.naming.catalogue import Explainer, Explanation, Predicate, best_first, catalogue
-from tl_headmaps.naming.input_class import input_class
-from tl_headmaps.naming.lexicon import lexicon
+from tl_headmaps.naming.lexicon import input_class, lexicon
 from tl_headmaps.naming.namer import Namer, description_prompt
 from tl_headmaps.scorers.salience import usable_tokens
 

@@ -60,7 +60,7 @@ def test_planted_heads_come_out_on_top(kind: str, preset: Any) -> None:
         assert best == (head, 1.0)
         assert runner_up[1] < 1.0
         assert scores.implements()[name][0] == head
-        at = (scores.number(name), head.layer, head.head)
+        at = (scores.index_of(name), head.layer, head.head)
         assert scores.null_mean[at] == pytest.approx(1 / (6 if name == "capitals" else 5))
 
 

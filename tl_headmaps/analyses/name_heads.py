@@ -18,7 +18,7 @@ from ..renderers.grids import MapLayer
 from ..renderers.heat import head_map
 from ..renderers.text import table_text
 from ..results import Result
-from .salient_operations.call import salient_operations
+from .salient_operations.call import Vocabulary, salient_operations
 from .salient_operations.result import failure_lines
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class HeadNames(Result):
         circuit: ``"ov"`` or ``"qk"``.
         names: The name of each head with its evidence, by layer.
         left_out: How many tokens of the vocabulary were not considered, by reason.
-        failed_predicates: Predicates that raised, with their errors.
+        failed_predicates: Predicates that raised, with their errors; they were left out.
 
     Example:
         >>> from dataclasses import replace
@@ -109,8 +109,7 @@ class HeadNames(Result):
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Self":
         """Inverse of :meth:`to_dict`."""
-        fields = HeadName.__dataclass_fields__
-        listed = [HeadName(**{name: entry[name] for name in fields}) for entry in values["heads"]]
+        listed = [HeadName.from_dict(entry) for entry in values["heads"]]
         width = len(values["axes"]["head"])
         return cls(
             circuit=values["circuit"],
@@ -178,7 +177,7 @@ def name_heads(
     *,
     preset: Preset = "folded",
     circuit: Circuit = "ov",
-    vocabulary: Any = "all",
+    vocabulary: Vocabulary = "all",
     describe: Describe | None = None,
     run_dir: str | Path | None = None,
     executor: Any = None,
@@ -192,8 +191,8 @@ def name_heads(
         circuit: ``"ov"`` or ``"qk"``.
         vocabulary: As for :func:`salient_operations`.
         describe: As for :func:`salient_operations`.
-        run_dir: Keep finished layers in this folder, and go on from there after a kill.
-        executor: Where to compute layers: anything with the interface of ``concurrent.futures.Executor``.
+        run_dir: Save finished layers in this folder, so that an interrupted run resumes.
+        executor: Where to compute layers: any ``concurrent.futures.Executor`` (processes, Dask, MPI, Slurm).
         progress: Show a progress bar on a terminal.
 
     Example:
@@ -205,8 +204,8 @@ def name_heads(
         ('unclear', 'punctuation to punctuation')
     """
     weights = HeadWeights.of(model)
-    # What is shown of each head does not matter here: names are given on the same tokens anyway.
-    found = salient_operations(
+    # One token and target are enough: names always rest on the same number of them, whatever is shown.
+    operations = salient_operations(
         weights,
         n_tokens=1,
         n_targets=1,
@@ -221,8 +220,8 @@ def name_heads(
     width = weights.n_heads
     return HeadNames(
         circuit=circuit,
-        names=tuple(found.names[start : start + width] for start in range(0, len(found.names), width)),
-        left_out=found.left_out,
-        failed_predicates=found.failed_predicates,
-        provenance=found.provenance,
+        names=tuple(operations.names[start : start + width] for start in range(0, len(operations.names), width)),
+        left_out=operations.left_out,
+        failed_predicates=operations.failed_predicates,
+        provenance=operations.provenance,
     )

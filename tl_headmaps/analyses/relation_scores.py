@@ -9,14 +9,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..capture.running.met import MetVectors, Source, meet, vocabulary_keys
+from ..capture.running.met import MetVectors, Source
 from ..capture.weights import HeadWeights
 from ..circuits.maps import CircuitMaps, MetSources
 from ..circuits.ov import stream_map, written_maps
 from ..core.errors import RelationDataError, UsageError
 from ..core.provenance import Provenance
 from ..core.sweep import Step, digest_of_ids, sweep
-from ..core.types import Circuit, HeadIndex, HeadLike, Preset, by_layer, check_choice, head_names
+from ..core.types import Circuit, HeadIndex, HeadLike, Preset, by_layer, check_choice, head_list, head_names
 from ..data.relations import Encoded, MultiToken, RelationLike, encode, resolve_relations
 from ..renderers import heat
 from ..renderers.figure import Figure
@@ -128,8 +128,8 @@ class RelationScores(Result):
         """The promotion scores."""
         return self.promote
 
-    def number(self, relation: str | None) -> int:
-        """Position of a relation; None stands for the only one."""
+    def index_of(self, relation: str | None) -> int:
+        """Position of a relation on the first axis; None means the only one."""
         if relation is None:
             if len(self.relations) > 1:
                 raise UsageError(
@@ -144,28 +144,29 @@ class RelationScores(Result):
         self, n: int = 5, relation: str | None = None, direction: ScoreDirection = "promote"
     ) -> list[tuple[HeadIndex, float]]:
         """The ``n`` heads that score highest on a relation (ties: lower layer, then lower head)."""
-        return largest_heads(getattr(self, direction)[self.number(relation)], n)
+        return largest_heads(getattr(self, direction)[self.index_of(relation)], n)
 
     def implements(self, score: float = IMPLEMENTS_SCORE, q: float = IMPLEMENTS_Q) -> dict[str, list[HeadIndex]]:
-        """Heads that implement each relation: a score of at least 0.15 that beats its null (q < 0.05).
+        """Heads that implement each relation, best first: a score of at least 0.15 that beats its null (q < 0.05).
 
         With ``preset="met"`` the score must also be above that of the stream itself.
         """
-        found = (self.promote >= score) & (self.q_value < q)
+        implementing = (self.promote >= score) & (self.q_value < q)
         if self.stream is not None:
-            found &= self.promote > self.stream[:, :, None]
-        result = {}
+            # With QK there is no stream to compare with.
+            implementing &= self.stream.isnan()[:, :, None] | (self.promote > self.stream[:, :, None])
+        heads_of = {}
         for number, name in enumerate(self.relations):
-            heads = [HeadIndex(layer, head) for layer, head in found[number].nonzero().tolist()]
-            result[name] = sorted(heads, key=lambda head: (-self.promote[number, head.layer, head.head], head))
-        return result
+            heads = [HeadIndex(layer, head) for layer, head in implementing[number].nonzero().tolist()]
+            heads_of[name] = sorted(heads, key=lambda head: (-self.promote[number, head.layer, head.head], head))
+        return heads_of
 
     def select(
-        self, relations: str | Sequence[str] | None = None, heads: Iterable[HeadLike] | None = None
+        self, relations: str | Sequence[str] | None = None, heads: HeadLike | Iterable[HeadLike] | None = None
     ) -> "RelationScores":
         """The same result for some relations, or with all other heads left out (NaN)."""
         names = (relations,) if isinstance(relations, str) else tuple(relations or self.relations)
-        numbers = [self.number(name) for name in names]
+        numbers = [self.index_of(name) for name in names]
         changes: dict[str, Any] = {
             name: tuple(getattr(self, name)[i] for i in numbers)
             for name in ("relations", "k", "n_pairs", "n_kept", "dropped")
@@ -179,7 +180,7 @@ class RelationScores(Result):
         if heads is not None:
             n_layers, n_heads = self.promote.shape[1:]
             left_out = torch.ones(n_layers, n_heads, dtype=torch.bool)
-            for head in heads:
+            for head in head_list(heads):
                 index = HeadIndex.of(head).check(n_layers, n_heads)
                 left_out[index.layer, index.head] = False
             for values in maps.values():
@@ -198,10 +199,10 @@ class RelationScores(Result):
             yield record if self.stream is None else record | {"stream": float(self.stream[at[:2]])}
 
     def figure(self, *, side_by_side: bool = False) -> Figure:
-        """Scores of every relation by layer and head, with null, interval and q-value; promotion and suppression.
+        """A head map of each relation's scores, promotion and suppression, with null, interval and q-value.
 
         Args:
-            side_by_side: All relations next to each other instead of one at a time; promotion alone.
+            side_by_side: Show the promotion maps of all relations side by side instead of one map at a time.
         """
         layers = [layer for number in range(len(self.relations)) for layer in self._map_layers(number)]
         title = f"{self.circuit.upper()} relation scores, preset {self.provenance.options.get('preset', '')}"
@@ -238,7 +239,7 @@ class RelationScores(Result):
         return promotes, suppresses
 
     def __str__(self) -> str:
-        """The best heads of each relation, the null beside the score; a star where the head implements it."""
+        """The best heads of each relation with their nulls; a star marks heads that implement it."""
         implementing = self.implements()
         rows = [row for name in self.relations for row in self._text_rows(name, implementing[name])]
         titles = ["relation", "pairs", "k", "head", "score", "95%", "null", "q", "suppress"]
@@ -252,7 +253,7 @@ class RelationScores(Result):
         return f"{title}\n\n{table_text(columns, rows)}\n\n{note}"
 
     def _text_rows(self, name: str, implementing: list[HeadIndex]) -> list[list[Any]]:
-        number = self.number(name)
+        number = self.index_of(name)
         relation = [name, f"{self.n_kept[number]}/{self.n_pairs[number]}", self.k[number]]
         best = [entry for entry in self.top(3, name) if entry[1] > 0]
         if not best:
@@ -306,10 +307,10 @@ def relation_scores(
         prompts: With ``"met"``: prefixes the sources are put behind; by default eight neutral ones.
         vectors: With ``"met"``: vectors made before (:class:`MetVectors` or their folder), for weights that cannot run.
         prepend_bos: With ``"met"``: begin each prefix with BOS; by default as the model does.
-        ranks: Also keep the exact rank of every pair (slower: nothing can be left early).
-        data_dir: Folder of relations instead of the bundled one.
-        run_dir: Keep finished layers in this folder; the same call goes on from there after it was killed.
-        executor: Compute layers there: a ``concurrent.futures.Executor`` of any make (processes, Dask, MPI, Slurm).
+        ranks: Also keep the exact rank of every pair (slower, because no row can be left early).
+        data_dir: Folder of relations to use instead of the bundled one.
+        run_dir: Save finished layers in this folder, so that an interrupted run resumes.
+        executor: Where to compute layers: any ``concurrent.futures.Executor`` (processes, Dask, MPI, Slurm).
         progress: Show a progress bar on a terminal.
 
     Example:
@@ -325,7 +326,8 @@ def relation_scores(
     # Everything a user can get wrong is found before the long work starts.
     resolved = resolve_relations(relations, data_dir)
     weights = HeadWeights.of(model)
-    chosen = by_layer(weights.chosen_heads(heads))
+    named = None if heads is None else head_list(heads)
+    chosen = by_layer(weights.chosen_heads(named))
     weights.require(preset, needs_mlp=max(chosen) > 0)
     n_targets = weights.W_U.shape[0] if circuit == "ov" else weights.n_vocab
     encoded = [
@@ -341,15 +343,20 @@ def relation_scores(
     ]
     chosen_k = [checked_k(entry, k, n_targets) for entry in encoded]
     asked = _Asked.of(encoded, chosen_k)
-    options: dict[str, Any] = {"preset": preset, "k": k, "multi_token": multi_token, "heads": head_names(heads)}
+    met = MetSources.of(
+        weights,
+        asked.sources,
+        circuit,
+        preset,
+        prompts=prompts,
+        vectors=vectors,
+        prepend_bos=prepend_bos,
+        progress=progress,
+    )
+    options: dict[str, Any] = {"preset": preset, "k": k, "multi_token": multi_token, "heads": head_names(named)}
     data = {entry.relation.name: entry.relation.digest for entry in encoded}
-    met = None
-    if preset == "met":
-        rows = meet(
-            weights, asked.sources, prompts=prompts, vectors=vectors, prepend_bos=prepend_bos, progress=progress
-        )
-        met = MetSources(rows, vocabulary_keys(weights, rows, progress=progress) if circuit == "qk" else None)
-        options["prefixes"], data["parameters"] = rows.identity["prefixes"], rows.identity["parameters"]
+    if met is not None:
+        options, data = options | met.options, data | met.data
     swept = sweep(
         _ScoreLayers(weights, asked, chosen, circuit, preset, met, ranks),
         list(chosen),
@@ -473,7 +480,7 @@ _SCORES = ("score", "null_mean", "p_value")
 
 
 def checked_k(entry: Encoded, k: int | None, n_targets: int) -> int:
-    """The k of a relation, if it has a pair and a row has so many targets."""
+    """The k of a relation; raises if no pair can be scored, or if there are fewer targets than that."""
     name = entry.relation.name
     if not entry.kept:
         source, target, reason = entry.dropped[0]

@@ -1,4 +1,4 @@
-"""What one head does with a few chosen tokens: a small window on its map, with exact ranks among the vocabulary."""
+"""What one head does with a few chosen tokens: a window on its map, with exact ranks among the whole vocabulary."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,11 +29,11 @@ class TokenGrid(Result):
     Attributes:
         head: The head.
         circuit: ``"ov"`` (rows attended-to tokens, columns written tokens) or ``"qk"`` (rows queries, columns keys).
-        sources: Row labels as they were asked for.
-        targets: Column labels as they were asked for.
+        sources: Row labels, as given.
+        targets: Column labels, as given.
         token_ids: Token id of each row (``"source"``) and of each column (``"target"``).
         values: Entries of the map.
-        ranks: How many of all the tokens in a row have a strictly greater entry (0 is the best).
+        ranks: How many tokens of the whole row have a strictly greater entry (0 is best).
         n_vocab: Number of tokens ranked against.
 
     Example:
@@ -69,7 +69,7 @@ class TokenGrid(Result):
         return self.token_ids["target"]
 
     def best(self) -> list[tuple[str, str]]:
-        """The best-ranked target of each source."""
+        """Each source with its best-ranked target."""
         columns = self.values.argmax(1).tolist()
         return [(source, self.targets[j]) for source, j in zip(self.sources, columns, strict=True)]
 
@@ -136,7 +136,7 @@ def token_grid(
     Args:
         model: A TransformerBridge, a HookedTransformer, or HeadWeights.
         head: ``"L23H4"``, ``(23, 4)`` or a HeadIndex.
-        sources: Row tokens: words (taken with their leading space, as inside a text) or token ids.
+        sources: Row tokens: words (with a leading space, as in running text) or token ids.
         targets: Column tokens, likewise.
         circuit: ``"ov"``: what the head writes when it attends to a source. ``"qk"``: how much a query (row)
             attends to a key (column).

@@ -3,13 +3,16 @@
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..capture.running.met import MetVectors
+from ..capture.running.met import MetVectors, Source, meet, vocabulary_keys
 from ..capture.weights import HeadWeights
+from ..core.errors import UsageError
 from ..core.types import Circuit, Preset
 from .factored import LayerMaps
 from .ov import ov_maps
@@ -28,6 +31,49 @@ class MetSources:
 
     rows: MetVectors
     keys: MetVectors | None = None
+
+    @classmethod
+    def of(
+        cls,
+        weights: HeadWeights,
+        sources: Sequence[Source],
+        circuit: Circuit,
+        preset: Preset,
+        *,
+        prompts: str | Sequence[str] | None = None,
+        vectors: MetVectors | str | Path | None = None,
+        prepend_bos: bool | None = None,
+        progress: bool = True,
+    ) -> "MetSources | None":
+        """What an analysis of these sources reads with ``preset="met"``; None with another preset.
+
+        Args:
+            weights: The model's weights.
+            sources: Token ids of each source.
+            circuit: Which circuit reads them.
+            preset: The preset asked for.
+            prompts: Prefixes; the bundled ones by default.
+            vectors: Vectors made before, or their folder.
+            prepend_bos: Begin each prefix with BOS; by default as the model does.
+            progress: Show progress bars on a terminal.
+        """
+        if preset != "met":
+            for name, value in (("prompts", prompts), ("vectors", vectors)):
+                if value is not None:
+                    raise UsageError(f"{name}= goes with preset='met'; preset={preset!r} puts tokens behind nothing.")
+            return None
+        rows = meet(weights, sources, prompts=prompts, vectors=vectors, prepend_bos=prepend_bos, progress=progress)
+        return cls(rows, vocabulary_keys(weights, rows, progress=progress) if circuit == "qk" else None)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """For provenance: the prefixes."""
+        return {"prefixes": self.rows.identity["prefixes"]}
+
+    @property
+    def data(self) -> dict[str, str]:
+        """For provenance: all parameters of the model that ran."""
+        return {"parameters": self.rows.identity["parameters"]}
 
 
 class CircuitMaps:

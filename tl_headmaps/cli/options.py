@@ -35,7 +35,7 @@ def _refused(checkpoint: str | None) -> None:
 NoCheckpointOption = Annotated[
     str | None, typer.Option("--checkpoint", metavar="FOLDER", hidden=True, is_eager=True, callback=_refused)
 ]
-"""For commands that run the model: the option every other command has, refused with the one to use instead."""
+"""For commands that run the model: refuses the option that other commands have, and names the one to use instead."""
 
 RunDirOption = Annotated[
     Path | None,
@@ -68,12 +68,12 @@ OutOption = Annotated[
 
 
 def given(**options: Any) -> dict[str, Any]:
-    """The options that were set on the command line; the others keep the defaults of the call they go to."""
+    """The options that were set on the command line; unset ones keep the defaults of the call they go to."""
     return {name: value for name, value in options.items() if value is not None}
 
 
 def open_weights(model: str | None, checkpoint: str | None, device: str | None) -> Any:
-    """The model or the checkpoint asked for; the default model if neither was."""
+    """The model or the checkpoint asked for; by default the default model."""
     from .. import HeadWeights, load_model
 
     if checkpoint is None:
@@ -85,7 +85,7 @@ def open_weights(model: str | None, checkpoint: str | None, device: str | None) 
 
 @contextmanager
 def worker_pool(n_workers: int | None, checkpoint: str | None) -> Iterator[Any]:
-    """A process pool of that size, the cores shared out among the workers; None if none was asked for."""
+    """A process pool of this size, with the cores shared among its workers; None if none was asked for."""
     if n_workers is None:
         yield None
         return

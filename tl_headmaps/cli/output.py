@@ -12,17 +12,17 @@ from ..core.types import HeadIndex
 
 
 def comma_parts(text: str) -> list[str]:
-    """The parts of ``a, b,c`` without the spaces around them; empty ones are none."""
+    """The parts of ``a, b,c`` without the spaces around them; empty parts are dropped."""
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def parse_heads(text: str) -> list[HeadIndex]:
-    """``L23H4,L23H2``."""
+    """Heads from a list such as ``L23H4,L23H2``."""
     return [HeadIndex.parse(name) for name in comma_parts(text)]
 
 
 def check_outputs(paths: list[Path] | None) -> list[Path]:
-    """Refuse unknown suffixes before the long work starts."""
+    """The output files asked for; raises before the long work starts if one of them cannot be written."""
     for path in paths or []:
         suffix = path.suffix.lower()
         if suffix not in SAVED_SUFFIXES:

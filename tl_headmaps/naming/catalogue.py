@@ -1,11 +1,11 @@
-"""Names for what a head does: which predicate over (source, target) explains its mappings, and is it more than chance?
+"""Predicates over (source, target): which of them explains a head's mappings, and better than chance?
 
 A *mapping* is a salient source token with the few targets it promotes (or suppresses) most. A predicate explains a
 mapping when it holds for at least one of the targets; its score is the share of the head's mappings it explains.
 
 The null deals the same target lists to the same sources at random: source ``i`` is then explained with the share of the
 lists that would explain it, and the number explained is a sum of such independent trials, whose tail is exact
-(Poisson binomial). A head that writes the same tokens whatever it reads beats no null.
+(Poisson binomial). A head that writes the same tokens whatever it reads cannot beat it.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -35,7 +35,7 @@ class Predicate:
         holds: Whether it explains a target, given the source; tokens come with their leading spaces.
         examples: (source, target) pairs for which it holds.
         counterexamples: Pairs for which it does not.
-        sources: The only source words (without spaces) it can hold for, if there are few: it is not asked about others.
+        sources: The only source words (without spaces) it can hold for, where they are few; others are not tried.
     """
 
     name: str
@@ -60,10 +60,10 @@ def predicate(
     Its examples are its test: they are tried at once, and a predicate that contradicts them is refused.
 
     Args:
-        name: What a head is called whose mappings it explains.
+        name: The name of a head whose mappings it explains.
         examples: Pairs of tokens for which it holds, with their leading spaces.
         counterexamples: Pairs for which it does not.
-        sources: Only ask it about these source words; about all by default.
+        sources: Try it on these source words only; on all by default.
 
     Example:
         >>> from tl_headmaps import predicate
@@ -145,7 +145,7 @@ class Explanation:
 
 @dataclass
 class Explainer:
-    """Tries predicates on heads; one that raises is left out from then on, and its error kept."""
+    """Tries predicates on heads; one that raises is left out from then on, and its error is kept."""
 
     predicates: Sequence[Predicate]
 
@@ -154,25 +154,25 @@ class Explainer:
 
     def explain(self, mappings: Sequence[Mapping], direction: NamedDirection) -> list[Explanation]:
         """Every predicate that still works, on one head's mappings."""
-        found = []
+        explanations = []
         for entry in self.predicates:
             if entry.name in self.failed:
                 continue
             try:
-                found.append(_explanation(entry, mappings, direction))
+                explanations.append(_explanation(entry, mappings, direction))
             except Exception as error:  # a user's code may raise anything: it is named in the result
                 self.failed[entry.name] = f"{type(error).__name__}: {error}"
-        return found
+        return explanations
 
 
 def _explanation(entry: Predicate, mappings: Sequence[Mapping], direction: NamedDirection) -> Explanation:
     n, holds = len(mappings), entry.holds
-    asked = [
+    tried = [
         (row, source, targets)
         for row, (source, targets) in enumerate(mappings)
         if entry.sources is None or source.strip() in entry.sources
     ]
-    hits = sum(any(holds(source, target) for target in targets) for _, source, targets in asked)
+    hits = sum(any(holds(source, target) for target in targets) for _, source, targets in tried)
     score = hits / n
     if score < LEAST_SCORE:
         return Explanation(entry.name, direction, score, 0.0, 1.0)
@@ -180,9 +180,11 @@ def _explanation(entry: Predicate, mappings: Sequence[Mapping], direction: Named
     for number, (_, targets) in enumerate(mappings):
         for target in targets:
             places.setdefault(target, []).append(number)
+    # A source's chance is the share of target lists with at least one target that explains it. Each distinct target
+    # is tried once, however many lists it is in.
     chances = np.zeros(n)
-    for row, source, _ in asked:
-        explained = [numbers for target, numbers in places.items() if holds(source, target)]
+    for row, source, _ in tried:
+        explained = [lists for target, lists in places.items() if holds(source, target)]
         chances[row] = len(set().union(*explained)) / n
     return Explanation(entry.name, direction, score, float(chances.mean()), poisson_binomial_tail(chances, hits))
 

@@ -1,8 +1,8 @@
-"""Names of heads out of their salient mappings: every predicate on every head, false discoveries controlled."""
+"""Names for heads from their salient mappings: every predicate on every head, with false discoveries controlled."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, TypeAlias
 
@@ -12,8 +12,7 @@ from ..core.types import HeadIndex
 from ..scorers.statistics import q_values
 from . import predicates as _ours  # noqa: F401  (fills the catalogue)
 from .catalogue import LEAST_SCORE, Explainer, Explanation, Mapping, best_first, catalogue
-from .input_class import input_class
-from .lexicon import lexicon
+from .lexicon import input_class, lexicon
 
 UNCLEAR = "unclear"
 """The name of a head no predicate explains better than chance."""
@@ -37,17 +36,17 @@ class HeadName:
 
     Attributes:
         name: A predicate of the catalogue, ``suppress ...`` where it holds for suppressed targets, or ``unclear``.
-        score: Share of the salient mappings that the best predicate explains, also where it is not enough for a name.
+        score: Share of the salient mappings that the best predicate explains, even where that earns no name.
         null_mean: The same with target lists dealt to sources at random.
         lift: Score over null.
         p_value: Probability that dealt lists score as well.
         q_value: The same after Benjamini-Hochberg over all heads and predicates of this result.
         best: The best predicate, whether or not it earned the name.
-        runner_up: The second-best, with its score and p-value, if there is one.
+        runner_up: The second-best predicate, if there is one, with its score and p-value.
         input_class: What the salient tokens have in common, or ``mixed``.
         input_share: Share of them in that class.
-        description: What the user's ``describe`` said.
-        description_error: Why it said nothing usable.
+        description: What the user's ``describe`` returned.
+        description_error: Why that was not usable.
     """
 
     name: str
@@ -69,8 +68,13 @@ class HeadName:
         """Plain values, the name first."""
         return dict(vars(self))
 
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "HeadName":
+        """Inverse of :meth:`to_dict`; other entries are ignored."""
+        return cls(**{entry.name: values[entry.name] for entry in fields(cls)})
+
     def evidence(self) -> list[list[str]]:
-        """The name with what speaks for it, as rows of two cells."""
+        """The name and the evidence for it, as rows of two cells."""
         rows = [
             ["name", self.name],
             ["best predicate", self.best or "none"],
@@ -86,7 +90,12 @@ class HeadName:
 
 
 class Namer:
-    """Gives each head the predicate that explains its mappings best, if it beats its null among all tests made."""
+    """Names each head by the predicate that explains its mappings best, if that beats its null among all tests made.
+
+    Args:
+        vocabulary: Texts of all tokens that could have been salient.
+        describe: The user's own way to describe a head, if any.
+    """
 
     def __init__(self, vocabulary: Sequence[str], describe: Describe | None = None) -> None:
         self.vocabulary, self.describe = vocabulary, describe
@@ -110,7 +119,7 @@ class Namer:
             [*self._explainer.explain(up, "promote"), *self._explainer.explain(down, "suppress")]
             for up, down in zip(promoted, suppressed, strict=True)
         ]
-        # A predicate that raised on a later head would have been tried on earlier ones only.
+        # A predicate that raised on one head was tried on earlier heads only, so it is dropped for all of them.
         explained = [[entry for entry in entries if entry.predicate not in self.failed] for entries in explained]
         p_values = torch.tensor([entry.p_value for entries in explained for entry in entries], dtype=torch.float64)
         q_of = dict(zip(p_values.tolist(), q_values(p_values).tolist(), strict=True))
@@ -154,18 +163,18 @@ class Namer:
             return None, None
         listed = [(source, list(targets)) for source, targets in mappings]
         try:
-            said: object = self.describe(head, listed, description_prompt(head, mappings))
+            description: object = self.describe(head, listed, description_prompt(head, mappings))
         except Exception as error:  # a user's code may raise anything: it is recorded, the name does not depend on it
             return None, f"{type(error).__name__}: {error}"
-        if not isinstance(said, str) or not said.strip():
-            return None, f"returned {said!r} instead of a text"
-        if len(said) > _LONGEST_DESCRIPTION:
-            return None, f"returned {len(said)} characters; a description has at most {_LONGEST_DESCRIPTION}"
-        return said.strip(), None
+        if not isinstance(description, str) or not description.strip():
+            return None, f"returned {description!r} instead of a text"
+        if len(description) > _LONGEST_DESCRIPTION:
+            return None, f"returned {len(description)} characters; a description has at most {_LONGEST_DESCRIPTION}"
+        return description.strip(), None
 
 
 def description_prompt(head: HeadIndex, mappings: Sequence[Mapping]) -> str:
-    """What a language model is asked about a head."""
+    """The prompt that asks a language model about a head."""
     lines = [f"{source!r} -> {', '.join(map(repr, targets))}" for source, targets in mappings]
     return (
         f"Attention head {head} of a language model promotes these tokens when it attends to a source token:\n\n"

@@ -1,7 +1,7 @@
 """The catalogue of predicates that heads are named with, from plain copying to the bundled relations.
 
 To add one, write it here or in your own code with ``@predicate(name, examples=..., counterexamples=...)``. Tokens come
-as they are, with their leading spaces. A predicate must be cheap: it is called a few thousand times for a head.
+as they are, with their leading spaces. A predicate must be cheap: it is called a few thousand times per head.
 """
 
 import re
@@ -253,10 +253,10 @@ _SEQUENCES = (
 @lru_cache(maxsize=1 << 14)
 def _places(word: str) -> tuple[tuple[int, int], ...]:
     """(sequence, place) of a word in the sequences above; numbers in digits are a sequence of their own."""
-    found = [(number, sequence.index(word)) for number, sequence in enumerate(_SEQUENCES) if word in sequence]
+    places = [(number, sequence.index(word)) for number, sequence in enumerate(_SEQUENCES) if word in sequence]
     if word.isdecimal() and len(word) <= 6:
-        found.append((len(_SEQUENCES), int(word)))
-    return tuple(found)
+        places.append((len(_SEQUENCES), int(word)))
+    return tuple(places)
 
 
 def _step(source: str, target: str, step: int) -> bool:

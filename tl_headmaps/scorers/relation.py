@@ -6,10 +6,10 @@ vocabulary, each source row multiplied out once however many relations it occurs
 
 **Null.** A head that writes the same few tokens whatever it reads scores on relations whose targets repeat. So each
 source keeps its top-k set and gets a target drawn at random from the relation's own targets: source s then hits with
-chance p_s, the share of the relation's targets (repeats counted) inside its top-k set. The null mean is the mean of
+chance p_s, the share of the relation's targets (counting repeats) inside its top-k set. The null mean is the mean of
 p_s, exactly that of shuffled targets; the p-value is the exact probability that independent trials with chances p_s
 hit as often as the true targets do. Shuffling draws without replacement, which narrows the distribution, so the
-p-value errs on the careful side; and unlike a finite number of shuffles it has no smallest value and needs no seed.
+p-value is conservative; unlike one from a finite number of shuffles, it has no smallest value and needs no seed.
 
 It is needed only where a score is above zero, and there only for rows in which some target of the relation reaches
 the top k at all: found by ranking each row's best target first, leaving early.
@@ -38,7 +38,7 @@ class Pairs:
     Attributes:
         rows: Row of each pair's source in the maps.
         columns: Target id of each pair.
-        relation: Number of the relation each pair belongs to, ascending.
+        relation: Index of the relation each pair belongs to, ascending.
         k: Top-k of each relation.
     """
 
@@ -67,8 +67,8 @@ class Pairs:
         return torch.bincount(self.relation, minlength=len(self.k))
 
     def share(self, hit: Tensor) -> Float[Tensor, "relation head"]:
-        """Share of each relation's pairs that are true, from [head, pair]."""
-        # On the CPU, like all that follows from counts: not every device has double precision.
+        """Share of each relation's pairs that are hit, from [head, pair]."""
+        # On the CPU, like everything computed from counts: not every device has double precision.
         total = torch.zeros(len(self.k), hit.shape[0], dtype=torch.float64, device="cpu")
         total.index_add_(0, self.relation.cpu(), hit.T.cpu().double())
         return (total / self.sizes[:, None].cpu()).float()
@@ -96,11 +96,11 @@ def score_layer(
         budget: Bytes one block may take.
     """
     limit = int(pairs.k.max())
-    found = ranks(maps, pairs.rows, pairs.columns, limit=None if exact_ranks else limit, budget=budget)
-    counted = torch.stack([found.greater, found.less])
-    hit = counted < pairs.k[pairs.relation]
+    counts = ranks(maps, pairs.rows, pairs.columns, limit=None if exact_ranks else limit, budget=budget)
+    rank = torch.stack([counts.greater, counts.less])
+    hit = rank < pairs.k[pairs.relation]
     chance = _chances(maps, pairs, hit, budget)
-    promote, suppress = (Direction(pairs.share(hit[i]), *_null(pairs, hit[i], chance[i]), counted[i]) for i in range(2))
+    promote, suppress = (Direction(pairs.share(hit[i]), *_null(pairs, hit[i], chance[i]), rank[i]) for i in range(2))
     return promote, suppress
 
 
@@ -119,9 +119,9 @@ def _null(
     null_mean, p_value = torch.zeros(hits.shape, device="cpu"), torch.ones(hits.shape, device="cpu")
     chances, relation, hits = chance.cpu(), pairs.relation.cpu(), hits.cpu()
     for number, head in hits.nonzero().tolist():
-        mine = chances[head, relation == number]
-        null_mean[number, head] = mine.mean()
-        p_value[number, head] = poisson_binomial_tail(mine.numpy(), int(hits[number, head]))
+        of_relation = chances[head, relation == number]
+        null_mean[number, head] = of_relation.mean()
+        p_value[number, head] = poisson_binomial_tail(of_relation.numpy(), int(hits[number, head]))
     return null_mean, p_value
 
 
@@ -134,11 +134,16 @@ def _target_weights(pairs: Pairs, n_columns: int) -> Float[Tensor, "relation col
 
 
 def _chances(maps: LayerMaps, pairs: Pairs, hit: Tensor, budget: int) -> Float[Tensor, "direction head pair"]:
-    """Chance of each pair to hit when its target is drawn from the relation's targets; 0 where nothing was hit."""
+    """Chance that each pair hits when its target is drawn from the relation's targets.
+
+    It stays 0 for relations of which a head hits no pair: those have the null mean 0 and the p-value 1 anyway.
+    """
     limit, n_rows = int(pairs.k.max()), maps.n_rows
     scored = torch.zeros(*hit.shape[:2], len(pairs.k), dtype=torch.int64, device=hit.device)
     scored.index_add_(2, pairs.relation, hit.long())
     active = scored[:, :, pairs.relation] > 0
+    # A row needs its top-k list only if some target of its relations is in it. One rank per row tells: that of the
+    # best of these targets, and most rows are ruled out by it.
     best, has_best = _best_targets(maps, pairs, scored > 0)
     weight = _target_weights(pairs.to(torch.device("cpu")), maps.columns.count)
     everyone = torch.arange(n_rows, device=hit.device)
@@ -146,25 +151,27 @@ def _chances(maps: LayerMaps, pairs: Pairs, hit: Tensor, budget: int) -> Float[T
     for direction, side in enumerate(SIDES):
         if not bool(has_best[direction].any()):
             continue
-        found = ranks(
+        counts = ranks(
             maps, everyone, best[direction], limit=limit, active=has_best[direction], side=side, budget=budget
         )
-        reached = has_best[direction] & ((found.greater if side == "greater" else found.less) < limit)
+        reached = has_best[direction] & ((counts.greater if side == "greater" else counts.less) < limit)
         for head in range(len(maps.heads)):
-            wanted = reached[head].clone()
-            wanted[pairs.rows[hit[direction, head]]] = True
-            mine = (active[direction, head] & wanted[pairs.rows]).nonzero()[:, 0]
-            if not len(mine):
+            needed = reached[head].clone()
+            # A pair that hits needs its row in any case, however the two ranks were rounded.
+            needed[pairs.rows[hit[direction, head]]] = True
+            open_pairs = (active[direction, head] & needed[pairs.rows]).nonzero()[:, 0]
+            if not len(open_pairs):
                 continue
-            rows, place = pairs.rows[mine].unique(return_inverse=True)
+            rows, place = pairs.rows[open_pairs].unique(return_inverse=True)
             top = top_k(maps.of_head(head).at_rows(rows), limit, largest=side == "greater", budget=budget)
-            columns, hits = top.columns[0][place].cpu(), hit[direction, head, mine].cpu()
-            relation, target = pairs.relation[mine].cpu(), pairs.columns[mine].cpu()
+            columns, hits = top.columns[0][place].cpu(), hit[direction, head, open_pairs].cpu()
+            relation, target = pairs.relation[open_pairs].cpu(), pairs.columns[open_pairs].cpu()
+            # Relations have their own k, at most the limit.
             inside = torch.arange(limit, device="cpu") < pairs.k.cpu()[relation, None]
             # A target that ties with the k-th place hits by rank and may be missing from the k tokens listed.
             listed = ((columns == target[:, None]) & inside).any(1)
             unlisted = weight[relation, target] * (hits & ~listed)
-            chance[direction, head, mine.cpu()] = (weight[relation[:, None], columns] * inside).sum(1) + unlisted
+            chance[direction, head, open_pairs.cpu()] = (weight[relation[:, None], columns] * inside).sum(1) + unlisted
     return chance.clamp(max=1.0)
 
 
@@ -173,10 +180,10 @@ def _best_targets(
 ) -> tuple[Int[Tensor, "direction head row"], Bool[Tensor, "direction head row"]]:
     """For each row, the best and the worst target of the scored relations it belongs to, and whether there is one.
 
-    If even that one is not among the first k of the row, none is.
+    If even that target is not among the first k of its row, no other is.
     """
     members = [(pairs.relation == number).nonzero()[:, 0] for number in range(len(pairs.k))]
-    targets = [pairs.columns[mine].unique() for mine in members]
+    targets = [pairs.columns[of_relation].unique() for of_relation in members]
     shape = (2, len(maps.heads), maps.n_rows)
     best = torch.zeros(shape, dtype=torch.int64, device=pairs.rows.device)
     value = torch.full(shape, float("-inf"), device=pairs.rows.device)

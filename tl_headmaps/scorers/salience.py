@@ -8,7 +8,7 @@ loaded.
 
 ``met``:     the same, where n(x) is the layer's own input, normalised and averaged over neutral prompts.
 
-For QK, ||x W_Q W_K^T|| / ||x||: how strongly a query token's wishes about keys are felt at all.
+For QK, ||x W_Q W_K^T|| / ||x||: how strongly a query token can prefer any key to another.
 
 Norms go through the d_head x d_head Gram matrix of the right-hand factor, so no vocab x d_model product is formed.
 
@@ -87,7 +87,7 @@ def _norm_of_read(layer: LayerWeights, vectors: Tensor, preset: Preset) -> Tenso
 
 
 def _written(weights: HeadWeights, layer: LayerWeights, head: int, preset: Preset) -> Float[Tensor, "d_model d_head"]:
-    """W_O with what is lost on the way to the unembedding taken off; the final norm's weight is not part of it."""
+    """W_O without what is lost on the way to the unembedding; the final norm's weight is not part of it."""
     W_O = layer.W_O[head]
     if preset != "maps":
         if layer.ln1_post is not None:
@@ -128,7 +128,7 @@ def most_salient(
 
 @dataclass(frozen=True)
 class UsableTokens:
-    """A choice of tokens, and how many were left out for what reason."""
+    """Which tokens to consider, and how many were left out for which reason."""
 
     mask: Bool[Tensor, " token"]
     left_out: dict[str, int]

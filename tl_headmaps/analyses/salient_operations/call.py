@@ -20,7 +20,8 @@ from ...naming.namer import NAMING_TARGETS, NAMING_TOKENS, Describe, Namer
 from ...scorers.salience import UsableTokens, most_salient, salience, usable_tokens
 from .result import ARRAYS, SalientOperations, token_ids_in
 
-VocabularyFilter: TypeAlias = Literal["all", "words"]
+Vocabulary: TypeAlias = Literal["all", "words"] | Callable[[str], bool]
+"""Which tokens are considered as sources."""
 
 
 def salient_operations(
@@ -31,32 +32,32 @@ def salient_operations(
     n_targets: int = 5,
     preset: Preset = "folded",
     circuit: Circuit = "ov",
-    vocabulary: VocabularyFilter | Callable[[str], bool] = "all",
+    vocabulary: Vocabulary = "all",
     describe: Describe | None = None,
     run_dir: str | Path | None = None,
     executor: Any = None,
     progress: bool = True,
 ) -> SalientOperations:
-    """The tokens each head does most about, what it writes for them, and the best name for that.
+    """The tokens each head acts on most, what it writes for them, and the best name for that.
 
     Args:
-        model: A TransformerBridge, a HookedTransformer, or HeadWeights (which keep what they computed for later calls).
+        model: A TransformerBridge, a HookedTransformer, or HeadWeights (which reuse what earlier calls computed).
         heads: Only these heads; all by default.
         n_tokens: Salient tokens of each head.
         n_targets: Promoted and suppressed targets of each.
         preset: ``"folded"``: what the model computes for a token without context. ``"maps"``: the published recipe.
         circuit: ``"ov"``: what is written about a token. ``"qk"``: which keys a query token attends to.
-        vocabulary: ``"all"`` tokens; ``"words"`` leaves out byte fragments, control tokens and tokens never trained;
-            or a function of a token's text that says whether to consider it as a source.
+        vocabulary: ``"all"`` tokens; ``"words"`` leaves out byte fragments, control tokens and untrained tokens; or a
+            function of a token's text that says whether to consider it as a source.
         describe: A function (a language model, say) of the head, its mappings and a prompt that returns a description.
-        run_dir: Keep finished layers in this folder, and go on from there after a kill.
-        executor: Where to compute layers: anything with the interface of ``concurrent.futures.Executor``.
+        run_dir: Save finished layers in this folder, so that an interrupted run resumes.
+        executor: Where to compute layers: any ``concurrent.futures.Executor`` (processes, Dask, MPI, Slurm).
         progress: Show a progress bar on a terminal.
 
     Example:
         >>> from tl_headmaps import load_default_model, salient_operations
-        >>> found = salient_operations(load_default_model(), "L23H4", preset="maps", progress=False)
-        >>> found.mappings("L23H4")[0]
+        >>> operations = salient_operations(load_default_model(), "L23H4", preset="maps", progress=False)
+        >>> operations.mappings("L23H4")[0]
         (' Italian', [' Italian', ' Italians', 'Italy', ' Italy', 'Italian'])
     """
     check_choice(circuit, Circuit, "circuit")
@@ -65,7 +66,8 @@ def salient_operations(
         if value < 1:
             raise UsageError(f"{name}={value} is impossible; it must be at least 1.")
     weights = HeadWeights.of(model)
-    chosen = weights.chosen_heads(heads)
+    named = None if heads is None else head_list(heads)
+    chosen = weights.chosen_heads(named)
     layers = by_layer(chosen)
     weights.require(preset, needs_mlp=max(layers) > 0)
     circuits = CircuitMaps(weights, circuit=circuit, preset=preset)
@@ -76,14 +78,14 @@ def salient_operations(
         raise UsageError(f"n_tokens={n_tokens} is impossible: the vocabulary filter leaves {n_left} tokens.")
     if n_targets > circuits.n_columns:
         raise UsageError(f"n_targets={n_targets} is impossible: there are {circuits.n_columns} target tokens.")
-    strings, namer = _Strings(texts), Namer(_Strings(texts).usable(usable.mask), describe)
-    n_rows, n_columns = max(n_tokens, NAMING_TOKENS), max(n_targets, NAMING_TARGETS)
+    strings = _Strings(texts)
+    namer = Namer([strings[token] for token in usable.mask.nonzero()[:, 0].tolist()], describe)
     options = {
         "preset": preset,
         "n_tokens": n_tokens,
         "n_targets": n_targets,
         "vocabulary": vocabulary if isinstance(vocabulary, str) else "a function",
-        "heads": head_names(heads),
+        "heads": head_names(named),
         "predicates": namer.catalogue,
     }
     task = _SalientLayers(
@@ -92,8 +94,8 @@ def salient_operations(
         usable.mask.cpu(),
         circuit,
         preset,
-        min(n_left, n_rows),
-        min(circuits.n_columns, n_columns),
+        min(n_left, max(n_tokens, NAMING_TOKENS)),
+        min(circuits.n_columns, max(n_targets, NAMING_TARGETS)),
     )
     swept = sweep(
         task,
@@ -119,8 +121,8 @@ def salient_operations(
         provenance=swept.provenance,
         **shown,
     )
-    # In the order they were asked for.
-    return result if heads is None else result.select(dict.fromkeys(weights.head(head) for head in head_list(heads)))
+    # In the order in which the heads were named.
+    return result if named is None else result.select(dict.fromkeys(weights.head(head) for head in named))
 
 
 def _cut(arrays: Mapping[str, Tensor], n_tokens: int, n_targets: int) -> dict[str, Tensor]:
@@ -194,7 +196,7 @@ def _usable(weights: HeadWeights, vocabulary: Any, texts: list[str] | None) -> U
 
 
 class _Strings:
-    """Texts of tokens; a model without a tokenizer shows ids."""
+    """Texts of tokens; ids where the model has no tokenizer."""
 
     def __init__(self, texts: list[str] | None) -> None:
         self.texts = texts or []
@@ -212,6 +214,3 @@ class _Strings:
             for name in ("promoted_ids", "suppressed_ids")
         )
         return promoted, suppressed
-
-    def usable(self, mask: Tensor) -> list[str]:
-        return [self[token] for token in mask.nonzero()[:, 0].tolist()]

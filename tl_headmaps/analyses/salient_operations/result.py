@@ -1,4 +1,4 @@
-"""What heads do most: their salient tokens with the targets of each, and a name where one is earned."""
+"""What heads do most: their salient tokens with the targets of each, and a name where a head earns one."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...core.errors import UsageError
 from ...core.provenance import Provenance
-from ...core.types import Circuit, HeadIndex, HeadLike
+from ...core.types import Circuit, HeadIndex, HeadLike, head_list
 from ...naming.namer import HeadName
 from ...renderers.figure import Figure
 from ...renderers.heat import head_map
@@ -50,10 +50,10 @@ class SalientOperations(Result):
 
     Example:
         >>> from tl_headmaps import load_default_model, salient_operations
-        >>> found = salient_operations(load_default_model(), "L0H5", n_tokens=10, n_targets=3, progress=False)
-        >>> tuple(found.salience.shape), tuple(found.promoted_ids.shape)
+        >>> operations = salient_operations(load_default_model(), "L0H5", n_tokens=10, n_targets=3, progress=False)
+        >>> tuple(operations.salience.shape), tuple(operations.promoted_ids.shape)
         ((1, 10), (1, 10, 3))
-        >>> found.mappings("L0H5")[0], found.name("L0H5").name
+        >>> operations.mappings("L0H5")[0], operations.name("L0H5").name
         (('.', [' ', ',', ' and']), 'unclear')
     """
 
@@ -78,28 +78,29 @@ class SalientOperations(Result):
         """The salience ratios."""
         return self.salience
 
-    def number(self, head: HeadLike) -> int:
-        """Position of a head in this result."""
+    def index_of(self, head: HeadLike) -> int:
+        """Position of a head on the first axis."""
         index = HeadIndex.of(head)
         if index not in self.heads:
-            raise UsageError(f"This result has no head {index}; it has {', '.join(map(str, self.heads[:10]))}, ...")
+            listed = ", ".join(map(str, self.heads[:10])) + (", ..." if len(self.heads) > 10 else "")
+            raise UsageError(f"This result has no head {index}; it has {listed}.")
         return self.heads.index(index)
 
     def name(self, head: HeadLike) -> HeadName:
         """The name of one head, with its evidence."""
-        return self.names[self.number(head)]
+        return self.names[self.index_of(head)]
 
     def mappings(self, head: HeadLike) -> list[tuple[str, list[str]]]:
         """Salient tokens of one head, each with the targets it promotes."""
-        number = self.number(head)
+        number = self.index_of(head)
         return [
             (self.strings[token], [self.strings[target] for target in targets])
             for token, targets in zip(self.token_ids[number].tolist(), self.promoted_ids[number].tolist(), strict=True)
         ]
 
-    def select(self, heads: Iterable[HeadLike]) -> "SalientOperations":
-        """The same result for some heads."""
-        numbers = [self.number(head) for head in heads]
+    def select(self, heads: HeadLike | Iterable[HeadLike]) -> "SalientOperations":
+        """The same result for some heads, in the order given."""
+        numbers = [self.index_of(head) for head in head_list(heads)]
         arrays = {name: getattr(self, name)[numbers] for name in ARRAYS}
         used = token_ids_in(arrays)
         return replace(
@@ -149,27 +150,26 @@ class SalientOperations(Result):
         tokens = [operation["tokens"] for operation in operations]
         strings: dict[int, str] = {}
 
-        def seen(entry: dict[str, Any]) -> int:
+        def id_of(entry: dict[str, Any]) -> int:
             strings[entry["id"]] = entry["token"]
             return int(entry["id"])
 
         def targets(name: str) -> tuple[Tensor, Tensor]:
-            ids = [[[seen(target) for target in token[name]] for token in listed] for listed in tokens]
-            found = [[[target["value"] for target in token[name]] for token in listed] for listed in tokens]
-            return torch.tensor(ids), torch.tensor(found, dtype=torch.float32)
+            ids = [[[id_of(target) for target in token[name]] for token in listed] for listed in tokens]
+            entries = [[[target["value"] for target in token[name]] for token in listed] for listed in tokens]
+            return torch.tensor(ids), torch.tensor(entries, dtype=torch.float32)
 
         promoted, suppressed = targets("promotes"), targets("suppresses")
-        fields = HeadName.__dataclass_fields__
         return cls(
             circuit=values["circuit"],
             heads=tuple(HeadIndex.parse(operation["head"]) for operation in operations),
-            token_ids=torch.tensor([[seen(token) for token in listed] for listed in tokens]),
+            token_ids=torch.tensor([[id_of(token) for token in listed] for listed in tokens]),
             salience=torch.tensor([[token["salience"] for token in listed] for listed in tokens], dtype=torch.float32),
             promoted_ids=promoted[0],
             promoted_values=promoted[1],
             suppressed_ids=suppressed[0],
             suppressed_values=suppressed[1],
-            names=tuple(HeadName(**{name: operation[name] for name in fields}) for operation in operations),
+            names=tuple(HeadName.from_dict(operation) for operation in operations),
             left_out=dict(values["left_out"]),
             failed_predicates=dict(values["failed_predicates"]),
             provenance=Provenance.from_dict(values["provenance"]),
@@ -182,8 +182,8 @@ class SalientOperations(Result):
             for place, token in enumerate(self.token_ids[number].tolist()):
                 for direction in ("promoted", "suppressed"):
                     ids = getattr(self, f"{direction}_ids")[number, place].tolist()
-                    found = getattr(self, f"{direction}_values")[number, place].tolist()
-                    for rank, (target, value) in enumerate(zip(ids, found, strict=True)):
+                    values = getattr(self, f"{direction}_values")[number, place].tolist()
+                    for rank, (target, value) in enumerate(zip(ids, values, strict=True)):
                         yield {
                             "head": str(head),
                             "name": self.names[number].name,
