@@ -52,7 +52,7 @@ def assert_same(one: Any, other: Any, name: str = "weights") -> None:
         assert torch.equal(one, other), name
     elif isinstance(one, HeadWeights | LayerWeights | Norm | MLP):
         for field in vars(one):
-            if field not in ("read_layer", "tokenizer", "model_name", "origin", "read_parameters"):
+            if field not in ("read_layer", "tokenizer", "model_name", "origin", "model"):
                 assert_same(getattr(one, field), getattr(other, field), f"{name}.{field}")
     else:
         assert one == pytest.approx(other, rel=1e-15) if isinstance(one, float) else one == other, name

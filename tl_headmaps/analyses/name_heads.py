@@ -1,6 +1,6 @@
 """A name for what each head does, and how many heads earn one."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -178,6 +178,8 @@ def name_heads(
     preset: Preset = "folded",
     circuit: Circuit = "ov",
     vocabulary: Vocabulary = "all",
+    prompts: str | Sequence[str] | None = None,
+    prepend_bos: bool | None = None,
     describe: Describe | None = None,
     run_dir: str | Path | None = None,
     executor: Any = None,
@@ -187,9 +189,11 @@ def name_heads(
 
     Args:
         model: A TransformerBridge, a HookedTransformer, or HeadWeights.
-        preset: ``"folded"``: what the model computes for a token without context. ``"maps"``: the published recipe.
+        preset: As for :func:`salient_operations`.
         circuit: ``"ov"`` or ``"qk"``.
         vocabulary: As for :func:`salient_operations`.
+        prompts: As for :func:`salient_operations`.
+        prepend_bos: As for :func:`salient_operations`.
         describe: As for :func:`salient_operations`.
         run_dir: Save finished layers in this folder, so that an interrupted run resumes.
         executor: Where to compute layers: any ``concurrent.futures.Executor`` (processes, Dask, MPI, Slurm).
@@ -212,6 +216,8 @@ def name_heads(
         preset=preset,
         circuit=circuit,
         vocabulary=vocabulary,
+        prompts=prompts,
+        prepend_bos=prepend_bos,
         describe=describe,
         run_dir=run_dir,
         executor=executor,

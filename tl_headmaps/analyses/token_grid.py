@@ -2,20 +2,22 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from ..capture.running.met import MetVectors, Source
 from ..capture.weights import HeadWeights
 from ..circuits.extremes import entries
-from ..circuits.maps import CircuitMaps
+from ..circuits.maps import CircuitMaps, MetSources
 from ..circuits.ranking import ranks
 from ..core.errors import UsageError
 from ..core.provenance import Provenance
 from ..core.types import Circuit, HeadIndex, HeadLike, Preset, check_choice
-from ..core.vocabulary import TokenLike, single_id, token_string
+from ..core.vocabulary import TokenLike, single_id, token_string, word_ids
 from ..renderers import heat
 from ..renderers.figure import Figure
 from ..renderers.text import table_text, visible
@@ -130,6 +132,10 @@ def token_grid(
     *,
     circuit: Circuit = "ov",
     preset: Preset = "folded",
+    prompts: str | Sequence[str] | None = None,
+    vectors: MetVectors | str | Path | None = None,
+    prepend_bos: bool | None = None,
+    progress: bool = True,
 ) -> TokenGrid:
     """Entries of one head's map for chosen tokens, with their exact ranks among the whole vocabulary.
 
@@ -140,7 +146,12 @@ def token_grid(
         targets: Column tokens, likewise.
         circuit: ``"ov"``: what the head writes when it attends to a source. ``"qk"``: how much a query (row)
             attends to a key (column).
-        preset: ``"folded"``: what the model computes for a token without context. ``"maps"``: the published recipe.
+        preset: ``"met"``: what each layer reads when the model meets the token behind neutral prompts. ``"folded"``:
+            what the model computes for a token without context. ``"maps"``: the published recipe.
+        prompts: With ``"met"``: prefixes the sources are put behind; by default eight neutral ones.
+        vectors: With ``"met"``: vectors made before (:class:`MetVectors` or their folder), for weights that cannot run.
+        prepend_bos: With ``"met"``: begin each prefix with BOS; by default as the model does.
+        progress: Show progress bars on a terminal.
 
     Example:
         >>> from tl_headmaps import load_default_model, token_grid
@@ -157,10 +168,15 @@ def token_grid(
     for name, words in (("sources", sources), ("targets", targets)):
         if isinstance(words, str) or not len(words):
             raise UsageError(f"{name} must be a list of at least one word or token id, not {words!r}.")
-    source_ids = [single_id(weights.tokenizer, word, weights.n_vocab) for word in sources]
-    rows = torch.arange(len(source_ids), device=weights.device)
-    ids = torch.tensor(source_ids, device=weights.device)
-    circuits = CircuitMaps(weights, ids, circuit=circuit, preset=preset)
+    # Met sources may have several tokens: they are read at their last.
+    ids = [_source_ids(weights, word, several=preset == "met") for word in sources]
+    met = MetSources.of(
+        weights, ids, circuit, preset, prompts=prompts, vectors=vectors, prepend_bos=prepend_bos, progress=progress
+    )
+    rows = torch.arange(len(ids), device=weights.device)
+    source_ids = [source[-1] for source in ids]
+    plain = None if met is not None else torch.tensor(source_ids, device=weights.device)
+    circuits = CircuitMaps(weights, plain, circuit=circuit, preset=preset, met=met)
     target_ids = [single_id(weights.tokenizer, word, circuits.n_columns) for word in targets]
     columns = torch.tensor(target_ids, device=weights.device)
     maps = circuits.layer(index.layer, [index.head])
@@ -174,8 +190,16 @@ def token_grid(
         n_vocab=circuits.n_columns,
         values=entries(maps, columns)[0].cpu(),
         ranks=ranked.greater[0].view(len(rows), len(columns)).cpu(),
-        provenance=weights.provenance(options={"preset": preset}),
+        provenance=weights.provenance(
+            options={"preset": preset} | ({} if met is None else met.options), data={} if met is None else met.data
+        ),
     )
+
+
+def _source_ids(weights: HeadWeights, word: TokenLike, several: bool) -> Source:
+    if several and isinstance(word, str) and weights.tokenizer is not None and word.strip():
+        return tuple(word_ids(weights.tokenizer, word))
+    return (single_id(weights.tokenizer, word, weights.n_vocab),)
 
 
 def _labels(weights: HeadWeights, words: Sequence[TokenLike]) -> tuple[str, ...]:

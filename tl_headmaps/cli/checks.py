@@ -5,19 +5,23 @@ from typing import Annotated, Any
 
 import typer
 
-from ..core.types import AblationMethod, Preset, PromptSources
+from ..core.types import AblationMethod, PromptSources
 from ..data.relations import MultiToken
-from .options import DeviceOption, ModelOption, NoCheckpointOption, OutOption, given
+from .options import (
+    BosOption,
+    DeviceOption,
+    ModelOption,
+    NoCheckpointOption,
+    OutOption,
+    PresetOption,
+    PromptsOption,
+    given,
+    met_options,
+)
 from .output import check_outputs, comma_parts, parse_heads, show_and_save
 
-BosOption = Annotated[
-    bool | None, typer.Option("--prepend-bos/--no-prepend-bos", help="Put the BOS token in front of each prompt.")
-]
 TopKOption = Annotated[int | None, typer.Option("--k", help="Top-k; default: each relation's own.")]
 MultiTokenOption = Annotated[MultiToken | None, typer.Option("--multi-token", help="Targets of several tokens.")]
-PresetOption = Annotated[
-    Preset | None, typer.Option("--preset", help="folded: what the model computes; maps: the published recipe.")
-]
 RandomOption = Annotated[int | None, typer.Option("--n-random", help="Draws of random heads to compare with.")]
 
 
@@ -32,6 +36,7 @@ def validate(
     ] = None,
     k: TopKOption = None,
     multi_token: MultiTokenOption = None,
+    prompts: PromptsOption = None,
     prepend_bos: BosOption = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Of the resampling behind the intervals.")] = None,
     preset: PresetOption = None,
@@ -49,7 +54,8 @@ def validate(
     paths = check_outputs(out)
     relations = resolve_relations(names)
     chosen = None if templates is None else read_templates(templates)
-    options = given(preset=preset, k=k, sources=sources, multi_token=multi_token, prepend_bos=prepend_bos, seed=seed)
+    options = given(preset=preset, k=k, sources=sources, multi_token=multi_token, seed=seed)
+    options |= met_options(prompts, prepend_bos)
     show_and_save(validate_(load_model(model, device), relations, chosen, **options), paths)
 
 
@@ -72,6 +78,7 @@ def ablate(
     method: Annotated[AblationMethod | None, typer.Option("--method", help="What a head writes instead.")] = None,
     k: TopKOption = None,
     multi_token: MultiTokenOption = None,
+    prompts: PromptsOption = None,
     prepend_bos: BosOption = None,
     preset: PresetOption = None,
     model: ModelOption = None,
@@ -97,7 +104,7 @@ def ablate(
         preset=preset,
         k=k,
         multi_token=multi_token,
-        prepend_bos=prepend_bos,
+        **met_options(prompts, prepend_bos),
     )
     if controls is not None:
         options["controls"] = None if controls == "none" else resolve_relations(comma_parts(controls))

@@ -48,7 +48,23 @@ WorkersOption = Annotated[
 DeviceOption = Annotated[str | None, typer.Option("--device", help="cpu, cuda, mps; default: the model's own.")]
 PresetOption = Annotated[
     Preset | None,
-    typer.Option("--preset", help="folded: what the model computes; maps: the published recipe; default: folded."),
+    typer.Option(
+        "--preset",
+        help="met: what layers read when the model meets the token; folded: the token without context; maps: the "
+        "published recipe; default: folded.",
+    ),
+]
+PromptsOption = Annotated[
+    Path | None,
+    typer.Option("--prompts", metavar="FILE", help="With --preset met: prefixes, one on each line; default: neutral."),
+]
+VectorsOption = Annotated[
+    Path | None,
+    typer.Option("--vectors", metavar="FOLDER", help="With --preset met: vectors made before, for weights alone."),
+]
+BosOption = Annotated[
+    bool | None,
+    typer.Option("--prepend-bos/--no-prepend-bos", help="Begin each prompt with BOS; default: as the model does."),
 ]
 CircuitOption = Annotated[
     Circuit | None, typer.Option("--circuit", help="ov: what is written; qk: what is attended to; default: ov.")
@@ -70,6 +86,14 @@ OutOption = Annotated[
 def given(**options: Any) -> dict[str, Any]:
     """The options that were set on the command line; unset ones keep the defaults of the call they go to."""
     return {name: value for name, value in options.items() if value is not None}
+
+
+def met_options(prompts: Path | None, prepend_bos: bool | None, vectors: Path | None = None) -> dict[str, Any]:
+    """The options of ``--preset met`` that were set, as an analysis takes them."""
+    from ..data.prompts import read_prompts
+
+    read = None if prompts is None else read_prompts(prompts)
+    return given(prompts=read, prepend_bos=prepend_bos, vectors=vectors)
 
 
 def open_weights(model: str | None, checkpoint: str | None, device: str | None) -> Any:

@@ -6,15 +6,19 @@ import typer
 
 from ..data.relations import MultiToken
 from .options import (
+    BosOption,
     CheckpointOption,
     CircuitOption,
     DeviceOption,
     ModelOption,
     OutOption,
     PresetOption,
+    PromptsOption,
     RunDirOption,
+    VectorsOption,
     WorkersOption,
     given,
+    met_options,
     open_weights,
     worker_pool,
 )
@@ -30,6 +34,9 @@ def grid(
     targets: Annotated[str, typer.Option("--targets", help="Column words, likewise.")],
     circuit: CircuitOption = None,
     preset: PresetOption = None,
+    prompts: PromptsOption = None,
+    vectors: VectorsOption = None,
+    prepend_bos: BosOption = None,
     model: ModelOption = None,
     checkpoint: CheckpointOption = None,
     device: DeviceOption = None,
@@ -41,8 +48,8 @@ def grid(
     paths = check_outputs(out)
     HeadIndex.parse(head)
     rows, columns = split_tokens(sources), split_tokens(targets)
-    weights = open_weights(model, checkpoint, device)
-    show_and_save(token_grid(weights, head, rows, columns, **given(circuit=circuit, preset=preset)), paths)
+    options = given(circuit=circuit, preset=preset, **met_options(prompts, prepend_bos, vectors))
+    show_and_save(token_grid(open_weights(model, checkpoint, device), head, rows, columns, **options), paths)
 
 
 def split_tokens(text: str) -> list[str | int]:
@@ -65,6 +72,9 @@ def relations(
     ranks: Annotated[bool, typer.Option("--ranks", help="Also save the exact rank of every pair (slower).")] = False,
     circuit: CircuitOption = None,
     preset: PresetOption = None,
+    prompts: PromptsOption = None,
+    vectors: VectorsOption = None,
+    prepend_bos: BosOption = None,
     model: ModelOption = None,
     checkpoint: CheckpointOption = None,
     device: DeviceOption = None,
@@ -88,6 +98,7 @@ def relations(
         circuit=circuit,
         preset=preset,
         run_dir=run_dir,
+        **met_options(prompts, prepend_bos, vectors),
     )
     named = [resolve(name) for name in relations or []]
     with worker_pool(workers, checkpoint) as pool:

@@ -6,16 +6,19 @@ import typer
 
 from ..core.errors import UsageError
 from .options import (
+    BosOption,
     CheckpointOption,
     CircuitOption,
     DeviceOption,
     ModelOption,
     OutOption,
     PresetOption,
+    PromptsOption,
     RunDirOption,
     VocabularyOption,
     WorkersOption,
     given,
+    met_options,
     open_weights,
     worker_pool,
 )
@@ -34,6 +37,8 @@ def salient(
     vocabulary: VocabularyOption = None,
     circuit: CircuitOption = None,
     preset: PresetOption = None,
+    prompts: PromptsOption = None,
+    prepend_bos: BosOption = None,
     model: ModelOption = None,
     checkpoint: CheckpointOption = None,
     run_dir: RunDirOption = None,
@@ -55,6 +60,7 @@ def salient(
         circuit=circuit,
         preset=preset,
         run_dir=run_dir,
+        **met_options(prompts, prepend_bos),
     )
     with worker_pool(workers, checkpoint) as pool:
         result = salient_operations(open_weights(model, checkpoint, device), executor=pool, **options)
@@ -65,6 +71,8 @@ def name_heads(
     vocabulary: VocabularyOption = None,
     circuit: CircuitOption = None,
     preset: PresetOption = None,
+    prompts: PromptsOption = None,
+    prepend_bos: BosOption = None,
     model: ModelOption = None,
     checkpoint: CheckpointOption = None,
     run_dir: RunDirOption = None,
@@ -76,7 +84,9 @@ def name_heads(
     from .. import name_heads as analyse
 
     paths = check_outputs(out)
-    options = given(vocabulary=vocabulary, circuit=circuit, preset=preset, run_dir=run_dir)
+    options = given(
+        vocabulary=vocabulary, circuit=circuit, preset=preset, run_dir=run_dir, **met_options(prompts, prepend_bos)
+    )
     with worker_pool(workers, checkpoint) as pool:
         result = analyse(open_weights(model, checkpoint, device), executor=pool, **options)
     show_and_save(result, paths)

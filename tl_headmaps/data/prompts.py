@@ -18,3 +18,15 @@ def neutral_prompts() -> tuple[str, ...]:
     """
     lines = (data_folder() / "prompts" / "neutral.jsonl").read_text(encoding="utf-8").splitlines()
     return tuple(json.loads(line)["text"] for line in lines if line)
+
+
+def read_prompts(path: str | Path) -> tuple[str, ...]:
+    """Prefixes of a user's file, one on each line; empty lines are left out."""
+    try:
+        lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(
+            f"Cannot read the prompts in {path}: {reason}. Give a UTF-8 file with a prompt on each line."
+        ) from error
+    return tuple(line.strip() for line in lines if line.strip())

@@ -58,6 +58,7 @@ def ablate(
     preset: Preset = "folded",
     k: int | None = None,
     multi_token: MultiToken = "skip",
+    prompts: str | Sequence[str] | None = None,
     prepend_bos: bool = False,
     data_dir: str | Path | None = None,
     progress: bool = True,
@@ -82,6 +83,7 @@ def ablate(
         preset: Preset of the static scores that rank the heads.
         k: k of the static scores; by default the relation's own.
         multi_token: ``"skip"`` leaves out targets of several tokens, ``"first"`` takes their first token.
+        prompts: With ``preset="met"``: prefixes behind which static scores are taken; by default eight neutral ones.
         prepend_bos: Put the BOS token in front of each prompt; published figures are without.
         data_dir: Folder of relations to use instead of the bundled one.
         progress: Show a progress bar on a terminal.
@@ -106,7 +108,8 @@ def ablate(
     choose = isinstance(controls, str) and controls == "auto"
     given_controls = None if choose else resolve_relations(controls, data_dir) if controls else []
     weights = runnable_weights(model)
-    settings = AblationSettings(method, preset, k, multi_token, prepend_bos, progress)
+    listed = None if prompts is None else (prompts,) if isinstance(prompts, str) else tuple(prompts)
+    settings = AblationSettings(method, preset, k, multi_token, prepend_bos, progress, listed)
     experiment = AblationExperiment(model, weights, settings)
     questions = experiment.questions(resolved, templates)
     ranked = None if isinstance(heads, str) and heads == "top" else [weights.head(head) for head in head_list(heads)]
@@ -151,6 +154,7 @@ class AblationSettings:
     multi_token: MultiToken
     prepend_bos: bool
     progress: bool
+    prompts: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -304,6 +308,8 @@ class AblationExperiment:
                 k=settings.k,
                 heads=heads,
                 multi_token=settings.multi_token,
+                prompts=settings.prompts,
+                prepend_bos=settings.prepend_bos if settings.preset == "met" else None,
                 progress=settings.progress,
             )
             tables.update(zip(scored.relations, scored.promote, strict=True))

@@ -1,21 +1,25 @@
 """What a head does when nobody says what to look for: its salient tokens, their targets, and a name."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from ...capture.running.activations import prepends_bos
+from ...capture.running.met import VOCABULARY_PROMPTS, announce, encode_prefixes, met_parts, met_vectors, runnable
 from ...capture.weights import HeadWeights
 from ...circuits.extremes import top_and_bottom
-from ...circuits.maps import CircuitMaps
+from ...circuits.maps import CircuitMaps, MetSources
+from ...circuits.ov import ov_maps
 from ...core.errors import UsageError
 from ...core.sweep import Step, digest_of_ids, sweep
 from ...core.types import Circuit, HeadLike, Preset, by_layer, check_choice, head_list, head_names
 from ...core.vocabulary import token_strings
+from ...data.prompts import neutral_prompts
 from ...naming.namer import NAMING_TARGETS, NAMING_TOKENS, Describe, Namer
 from ...scorers.salience import UsableTokens, most_salient, salience, usable_tokens
 from .result import ARRAYS, SalientOperations, token_ids_in
@@ -33,6 +37,8 @@ def salient_operations(
     preset: Preset = "folded",
     circuit: Circuit = "ov",
     vocabulary: Vocabulary = "all",
+    prompts: str | Sequence[str] | None = None,
+    prepend_bos: bool | None = None,
     describe: Describe | None = None,
     run_dir: str | Path | None = None,
     executor: Any = None,
@@ -45,10 +51,14 @@ def salient_operations(
         heads: Only these heads; all by default.
         n_tokens: Salient tokens of each head.
         n_targets: Promoted and suppressed targets of each.
-        preset: ``"folded"``: what the model computes for a token without context. ``"maps"``: the published recipe.
+        preset: ``"met"``: what each layer reads when the model meets the token behind neutral prompts (the whole
+            vocabulary is met, which takes minutes). ``"folded"``: what the model computes for a token without context.
+            ``"maps"``: the published recipe.
         circuit: ``"ov"``: what is written about a token. ``"qk"``: which keys a query token attends to.
         vocabulary: ``"all"`` tokens; ``"words"`` leaves out byte fragments, control tokens and untrained tokens; or a
             function of a token's text that says whether to consider it as a source.
+        prompts: With ``"met"``: prefixes the tokens are put behind; by default the first two of the bundled ones.
+        prepend_bos: With ``"met"``: begin each prefix with BOS; by default as the model does.
         describe: A function (a language model, say) of the head, its mappings and a prompt that returns a description.
         run_dir: Save finished layers in this folder, so that an interrupted run resumes.
         executor: Where to compute layers: any ``concurrent.futures.Executor`` (processes, Dask, MPI, Slurm).
@@ -70,17 +80,17 @@ def salient_operations(
     chosen = weights.chosen_heads(named)
     layers = by_layer(chosen)
     weights.require(preset, needs_mlp=max(layers) > 0)
-    circuits = CircuitMaps(weights, circuit=circuit, preset=preset)
+    n_columns = weights.W_U.shape[0] if circuit == "ov" else weights.n_vocab
     texts = None if weights.tokenizer is None else token_strings(weights.tokenizer, weights.n_vocab)
     usable = _usable(weights, vocabulary, texts)
     n_left = int(usable.mask.sum())
     if n_tokens > n_left:
         raise UsageError(f"n_tokens={n_tokens} is impossible: the vocabulary filter leaves {n_left} tokens.")
-    if n_targets > circuits.n_columns:
-        raise UsageError(f"n_targets={n_targets} is impossible: there are {circuits.n_columns} target tokens.")
+    if n_targets > n_columns:
+        raise UsageError(f"n_targets={n_targets} is impossible: there are {n_columns} target tokens.")
     strings = _Strings(texts)
     namer = Namer([strings[token] for token in usable.mask.nonzero()[:, 0].tolist()], describe)
-    options = {
+    options: dict[str, Any] = {
         "preset": preset,
         "n_tokens": n_tokens,
         "n_targets": n_targets,
@@ -88,20 +98,29 @@ def salient_operations(
         "heads": head_names(named),
         "predicates": namer.catalogue,
     }
+    n_named = min(n_left, max(n_tokens, NAMING_TOKENS))
+    data: dict[str, str] = {}
+    met = None
+    if preset == "met":
+        met = _MetSalience.of(weights, layers, usable.mask.cpu(), circuit, n_named, prompts, prepend_bos, progress)
+        options, data = options | met.sources.options, met.sources.data
+    elif prompts is not None:
+        raise UsageError(f"prompts= goes with preset='met'; preset={preset!r} puts tokens behind nothing.")
     task = _SalientLayers(
         weights,
         layers,
         usable.mask.cpu(),
         circuit,
         preset,
-        min(n_left, max(n_tokens, NAMING_TOKENS)),
-        min(circuits.n_columns, max(n_targets, NAMING_TARGETS)),
+        n_named,
+        min(n_columns, max(n_targets, NAMING_TARGETS)),
+        met,
     )
     swept = sweep(
         task,
         list(layers),
         kind=SalientOperations.kind,
-        provenance=weights.provenance(options=options),
+        provenance=weights.provenance(options=options, data=data),
         details={"circuit": circuit, "token_ids": digest_of_ids(usable.mask.nonzero()[:, 0])},
         run_dir=run_dir,
         executor=executor,
@@ -144,9 +163,11 @@ class _SalientLayers:
     preset: Preset
     n_tokens: int
     n_targets: int
+    met: "_MetSalience | None" = None
 
     def prepare(self) -> Step:
-        circuits = CircuitMaps(self.weights, circuit=self.circuit, preset=self.preset)
+        met = None if self.met is None else self.met.sources
+        circuits = CircuitMaps(self.weights, circuit=self.circuit, preset=self.preset, met=met)
         usable = self.usable.to(self.weights.device)
         return lambda layer: self._layer(circuits, usable, layer)
 
@@ -154,11 +175,14 @@ class _SalientLayers:
         heads, weights = self.heads[layer], self.weights
         with torch.no_grad():
             maps = circuits.layer(layer, heads)
-            vectors = circuits.row_vectors(layer)
-            read = weights.layer(layer)
-            ratio = salience(weights, read, maps, vectors, circuit=self.circuit, preset=self.preset)
-            tokens, ratios = most_salient(ratio, usable, self.n_tokens)
-            top, bottom = top_and_bottom(maps.with_own_rows(tokens), self.n_targets)
+            if self.met is None:
+                vectors = circuits.row_vectors(layer)
+                ratio = salience(weights, weights.layer(layer), maps, vectors, circuit=self.circuit, preset=self.preset)
+                tokens, ratios = most_salient(ratio, usable, self.n_tokens)
+                rows = tokens
+            else:
+                tokens, ratios, rows = self.met.of_layer(layer)
+            top, bottom = top_and_bottom(maps.with_own_rows(rows), self.n_targets)
         return {
             "token_ids": tokens,
             "salience": ratios,
@@ -167,6 +191,63 @@ class _SalientLayers:
             "suppressed_ids": bottom.columns,
             "suppressed_values": bottom.values,
         }
+
+
+@dataclass(frozen=True)
+class _MetSalience:
+    """The salient tokens of every layer's heads among a vocabulary that was met, and their vectors.
+
+    The vocabulary is met part by part and only salience is kept; the few tokens that turn out salient are met again.
+    """
+
+    sources: MetSources
+    tokens: dict[int, Int[Tensor, "head n"]]
+    ratios: dict[int, Float[Tensor, "head n"]]
+
+    @classmethod
+    def of(
+        cls,
+        weights: HeadWeights,
+        heads: dict[int, list[int]],
+        usable: Bool[Tensor, " token"],
+        circuit: Circuit,
+        n_tokens: int,
+        prompts: str | Sequence[str] | None,
+        prepend_bos: bool | None,
+        progress: bool,
+    ) -> "_MetSalience":
+        if circuit != "ov":
+            raise UsageError(
+                "preset='met' tells the salient operations of OV circuits alone. Use preset='folded' with circuit='qk'."
+            )
+        model = runnable(weights)
+        chosen = neutral_prompts()[:VOCABULARY_PROMPTS] if prompts is None else prompts
+        listed = (chosen,) if isinstance(chosen, str) else tuple(chosen)
+        prefixes = encode_prefixes(model, listed, prepends_bos(model, prepend_bos))
+        ids = usable.nonzero()[:, 0].tolist()
+        announce(weights, len(ids) * len(prefixes))
+        ratio = {layer: torch.zeros(len(numbers), len(ids)) for layer, numbers in heads.items()}
+        everything = [(token,) for token in ids]
+        for part, means in met_parts(model, everything, prefixes, weights=weights, progress=progress):
+            for layer, numbers in heads.items():
+                read, vectors = weights.layer(layer), means[layer].to(weights.device)
+                with torch.no_grad():
+                    maps = ov_maps(weights, read, vectors, numbers, "met")
+                    found = salience(weights, read, maps, vectors, circuit="ov", preset="met")
+                ratio[layer][:, part] = found.cpu()
+        everything_counts = torch.ones(len(ids), dtype=torch.bool)
+        best = {layer: most_salient(values, everything_counts, n_tokens) for layer, values in ratio.items()}
+        of_rows = torch.tensor(ids)
+        tokens = {layer: of_rows[rows] for layer, (rows, _) in best.items()}
+        sources = sorted({(token,) for table in tokens.values() for token in table.flatten().tolist()})
+        rows = met_vectors(model, sources, prefixes, weights=weights, keep=("mean",), progress=progress)
+        return cls(MetSources(rows), tokens, {layer: ratios for layer, (_, ratios) in best.items()})
+
+    def of_layer(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Token ids and salience of a layer's heads, and where the tokens are among the rows of its maps."""
+        known = torch.tensor([source[0] for source in self.sources.rows.sources])
+        rows = torch.searchsorted(known, self.tokens[layer])
+        return self.tokens[layer], self.ratios[layer], rows
 
 
 def _usable(weights: HeadWeights, vocabulary: Any, texts: list[str] | None) -> UsableTokens:

@@ -14,7 +14,7 @@ from ...capture.running.activations import Seen, check_prompts, run
 from ...capture.running.prompts import Prompt, check_templates, fill
 from ...capture.running.text import check_runs
 from ...capture.weights import HeadWeights
-from ...circuits.maps import CircuitMaps
+from ...circuits.maps import CircuitMaps, MetSources
 from ...core.errors import RelationDataError, UsageError
 from ...core.types import Preset, PromptSources, check_choice
 from ...data.relations import Encoded, MultiToken, Relation, RelationLike, encode, resolve_relations
@@ -35,6 +35,7 @@ def validate(
     k: int | None = None,
     sources: PromptSources = "single",
     multi_token: MultiToken = "skip",
+    prompts: str | Sequence[str] | None = None,
     prepend_bos: bool = False,
     seed: int = 0,
     data_dir: str | Path | None = None,
@@ -46,11 +47,13 @@ def validate(
         model: A TransformerBridge or HookedTransformer.
         relations: One or several bundled names, files, or :class:`Relation` objects.
         templates: Prompts with ``<X>`` in place of the source; by default the relations' neutral ones.
-        preset: ``"folded"``: a head's direct contribution to the logits. ``"maps"``: the published recipe, z W_O W_U.
+        preset: Which static scores are compared. ``"met"`` and ``"folded"``: with a head's direct contribution to the
+            logits; ``"maps"``: with that of the published recipe, z W_O W_U.
         k: Count targets among the k strongest tokens; by default each relation's own k (larger for large vocabularies).
         sources: ``"single"``: prompts with the one-token sources behind the static scores. ``"multi"``: prompts with
             sources of several tokens (the last one is read), compared with static scores of the one-token sources.
         multi_token: ``"skip"`` leaves out targets of several tokens, ``"first"`` takes their first token.
+        prompts: With ``preset="met"``: prefixes the static sources are put behind; by default eight neutral ones.
         prepend_bos: Put the BOS token in front of each prompt; published figures are without.
         seed: Seed of the resampling behind the intervals; nothing else is random.
         data_dir: Folder of relations to use instead of the bundled one.
@@ -70,7 +73,8 @@ def validate(
     check_choice(multi_token, MultiToken, "multi_token")
     resolved = resolve_relations(relations, data_dir)
     chosen = common_templates(resolved) if templates is None else check_templates(templates)
-    settings = ValidationSettings(preset, k, sources, multi_token, prepend_bos, seed)
+    listed = None if prompts is None else (prompts,) if isinstance(prompts, str) else tuple(prompts)
+    settings = ValidationSettings(preset, k, sources, multi_token, prepend_bos, seed, listed)
     return validate_with_weights(model, runnable_weights(model), resolved, chosen, settings, progress)
 
 
@@ -84,6 +88,7 @@ class ValidationSettings:
     multi_token: MultiToken
     prepend_bos: bool
     seed: int
+    prompts: tuple[str, ...] | None = None
 
 
 def validate_with_weights(
@@ -98,16 +103,24 @@ def validate_with_weights(
     weights.require(settings.preset, needs_mlp=weights.n_layers > 1)
     # Everything a user can get wrong is found before the long work starts.
     prompted = [_prompted(model, weights, relation, templates, settings) for relation in relations]
+    met = [_met(weights, entry, settings, progress) for entry in prompted]
     with tqdm(
         total=sum(len(entry.prompts) for entry in prompted),
         desc=f"{len(relations)} relations" if len(relations) > 1 else relations[0].name,
         unit="prompt",
         disable=None if progress else True,
     ) as bar:
-        scored = [_scored(model, weights, entry, settings, bar.update) for entry in prompted]
+        scored = [
+            _scored(model, weights, entry, sources, settings, bar.update)
+            for entry, sources in zip(prompted, met, strict=True)
+        ]
     provenance = weights.provenance(
         runs_model=True,
-        options={name: value for name, value in vars(settings).items() if name != "seed"},
+        options={
+            name: value
+            for name, value in vars(settings).items()
+            if name != "seed" and (name != "prompts" or value is not None)
+        },
         data={relation.name: relation.digest for relation in relations},
         seed=settings.seed,
     )
@@ -260,14 +273,31 @@ class _ScoredRelation:
     agreement: dict[str, float]
 
 
+def _met(
+    weights: HeadWeights, prompted: _PromptedRelation, settings: ValidationSettings, progress: bool
+) -> MetSources | None:
+    """Met vectors of a relation's static sources, where the static scores are of that preset."""
+    sources = [(source,) for source in prompted.static.source_ids]
+    return MetSources.of(
+        weights,
+        sources,
+        "ov",
+        settings.preset,
+        prompts=settings.prompts,
+        prepend_bos=settings.prepend_bos,
+        progress=progress,
+    )
+
+
 def _scored(
     model: Any,
     weights: HeadWeights,
     prompted: _PromptedRelation,
+    met: MetSources | None,
     settings: ValidationSettings,
     progress: Callable[[int], object],
 ) -> _ScoredRelation:
-    static, dynamic = _hits_of(model, weights, prompted, settings, progress)
+    static, dynamic = _hits_of(model, weights, prompted, met, settings, progress)
     same_pairs = settings.sources == "single" and prompted.n_pairs == static.shape[-1]
     scores = {f"static_{name}": static[i].float().mean(-1) for i, name in enumerate(("promote", "suppress"))}
     table: dict[str, float] = {}
@@ -292,6 +322,7 @@ def _hits_of(
     model: Any,
     weights: HeadWeights,
     prompted: _PromptedRelation,
+    met: MetSources | None,
     settings: ValidationSettings,
     progress: Callable[[int], object],
 ) -> tuple[Bool[Tensor, "2 layer head static_pair"], Bool[Tensor, "2 2 template layer head pair"]]:
@@ -303,9 +334,9 @@ def _hits_of(
     shape = (weights.n_layers, weights.n_heads)
     static = torch.zeros(2, *shape, len(prompted.static.kept), dtype=torch.bool)
     dynamic = torch.zeros(2, 2, *shape, n_prompts, dtype=torch.bool)
-    static_ids = torch.tensor(prompted.static.source_ids, device=weights.device)
+    static_ids = None if met is not None else torch.tensor(prompted.static.source_ids, device=weights.device)
     static_targets = torch.tensor(prompted.static.target_ids, device=weights.device)
-    circuits = CircuitMaps(weights, static_ids, preset=settings.preset)
+    circuits = CircuitMaps(weights, static_ids, preset=settings.preset, met=met)
     for number, part in enumerate(_parts(weights, n_prompts)):
         activations = _HeadActivations(model, weights, prompted.prompts[part], progress)
         # Rows are template by template, so the targets repeat; each prompt has two rows, its values and its outputs.
