@@ -29,6 +29,7 @@ CALLS = {
     "reproduce": "reproduce",
     "salient": "salient_operations",
     "tasks": "task_maps",
+    "trust": "head_trust",
     "validate": "validate",
 }
 """The API function that a command calls."""
@@ -58,6 +59,7 @@ OWN_PARAMETERS = {
     "name-heads": {"describe"},
     "relations": {"data_dir"},  # files are given by their path
     "salient": {"describe"},
+    "trust": {"cache_dir"},
 }
 """Further parameters that are not options: functions, streams, folders."""
 

@@ -18,24 +18,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planted import DECODERS, random_model, shared_model
 
-from tl_headmaps import (
-    AttentionGroups,
-    HeadIndex,
-    HeadWeights,
-    Result,
-    attention_groups,
-    grouping_profile,
-)
+from tl_headmaps import AttentionGroups, HeadIndex, HeadWeights, Result, attention_groups, grouping_profile
 from tl_headmaps.core.errors import UsageError
 from tl_headmaps.scorers import partitions
-from tl_headmaps.scorers.groups import GroupOptions, affinity, is_sink, served, served_evenly, sink_share, tree_parents
-from tl_headmaps.scorers.partitions import (
-    cluster,
-    members,
-    modularity,
-    numbered,
-    shuffled,
+from tl_headmaps.scorers.groups import (
+    GroupOptions,
+    affinity,
+    is_sink,
+    served,
+    served_evenly,
+    sink_share,
+    tree_parents,
 )
+from tl_headmaps.scorers.partitions import cluster, members, modularity, numbered, shuffled
 
 ROOT = Path(__file__).parents[1]
 WORDS = ["It", "I", "is", "am", "the"]

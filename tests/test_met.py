@@ -1,14 +1,36 @@
 """Met vectors: what a layer reads at a token behind a prompt, equal to a whole forward pass whatever the model."""
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from planted import DECODERS, needs_hooked, random_model, shared_model
+from planted import (
+    DECODERS,
+    hosted,
+    needs_hooked,
+    random_model,
+    save_checkpoint,
+    shared_model,
+    source_model,
+    word,
+)
 from torch import Tensor
 
-from tl_headmaps import HeadWeights
+from tl_headmaps import (
+    HeadIndex,
+    HeadMapsError,
+    HeadWeights,
+    MetVectors,
+    Relation,
+    Result,
+    ablate,
+    relation_scores,
+    salient_operations,
+    token_grid,
+    validate,
+)
 from tl_headmaps.capture.running import met as engine
 from tl_headmaps.capture.running.met import met_vectors
 from tl_headmaps.core.errors import UsageError
@@ -19,6 +41,11 @@ TOLERANCE = 1e-4
 """Largest difference to a whole pass; normalised vectors are of order one."""
 
 KINDS = [*DECODERS, "mistral"]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "cache_folder", lambda: tmp_path / "cache")
 
 
 def expected(model: Any, layer: int) -> Tensor:
@@ -156,3 +183,205 @@ def test_hooks_of_the_user_are_silent_and_stay(tmp_path: Path) -> None:
     met_vectors(model, SOURCES, PREFIXES, cache_dir=tmp_path, progress=False)
     assert not calls
     assert before == [len(point._forward_hooks) for point in model.modules() if hasattr(point, "_forward_hooks")]
+
+
+def lookup_model(*, said_by_the_stream: bool) -> Any:
+    """A llama in which layer 1 looks each source up, and head 0 of layer 2 reads what it wrote.
+
+    Tokens have a direction each (0 to 23), read by embedding and unembedding alike; looked-up codes have directions of
+    their own (24 to 47). If the stream is to say the answer, layer 1 writes the target itself and the head copies it.
+    """
+    n_vocab, n_heads, d_head = 24, 4, 16
+    d_model = n_heads * d_head
+    source = source_model("llama", n_layers=3, n_heads=n_heads, n_kv_heads=n_heads, n_vocab=n_vocab, d_model=d_model)
+    with torch.no_grad():
+        source.model.embed_tokens.weight.copy_(torch.eye(n_vocab, d_model))
+        source.lm_head.weight.copy_(torch.eye(n_vocab, d_model))
+        source.model.norm.weight.fill_(1)
+        for block in source.model.layers:
+            block.input_layernorm.weight.fill_(1)
+            block.post_attention_layernorm.weight.fill_(1)
+            block.mlp.down_proj.weight.zero_()
+            # Queries of zero attend to every token alike.
+            block.self_attn.q_proj.weight.zero_()
+            block.self_attn.o_proj.weight.zero_()
+        lookup, reader = source.model.layers[1].self_attn, source.model.layers[2].self_attn
+        lookup.v_proj.weight.zero_()
+        reader.v_proj.weight.zero_()
+        for place, (token, target) in enumerate(LOOKUPS.items()):
+            # What the reader gets from the embedding itself is a little of the next answer: a row is never all ties.
+            reader.v_proj.weight[(place + 1) % len(LOOKUPS), token] = 1e-3
+            lookup.v_proj.weight[place, token] = 1
+            code = target if said_by_the_stream else n_vocab + place
+            lookup.o_proj.weight[code, place] = 100
+            reader.v_proj.weight[place, code] = 1
+            reader.o_proj.weight[target, place] = 1
+    return hosted(source, "llama")
+
+
+LOOKUPS = {3: 10, 4: 11, 5: 12, 6: 13, 7: 14, 8: 15}
+
+
+@pytest.mark.parametrize("said_by_the_stream", [False, True])
+def test_a_lookup_that_weights_alone_do_not_show(said_by_the_stream: bool, tmp_path: Path) -> None:
+    model = lookup_model(said_by_the_stream=said_by_the_stream)
+    relation = Relation.from_pairs("lookup", [(word(s), word(t)) for s, t in LOOKUPS.items()], k=1)
+    prompts = [" word16 word17", " word18 word19 word20"]
+    folded = relation_scores(model, relation, preset="folded", progress=False)
+    met = relation_scores(model, relation, preset="met", prompts=prompts, progress=False)
+    assert float(folded.promote[0, 2, 0]) == 0
+    assert float(met.promote[0, 2, 0]) == 1
+    assert met.stream is not None and met.prompt_low is not None
+    # Before layer 1 nobody knows; before layer 2 the code is there, and the answer only if it was written.
+    assert met.stream[0].tolist() == [0, 0, float(said_by_the_stream)]
+    assert float(met.prompt_low[0, 2, 0]) == 1
+    assert (HeadIndex(2, 0) in met.implements()["lookup"]) is not said_by_the_stream
+    assert ("L2H0=" in str(met)) is said_by_the_stream
+    assert Result.load(met.save(tmp_path / "met.json")) == met
+    assert Result.load(met.save(tmp_path / "met.safetensors")) == met
+
+
+def test_met_equals_folded_in_layer_0_of_a_rotary_model() -> None:
+    model = shared_model("llama")
+    relation = Relation.from_pairs("next", [(word(i), word(i + 1)) for i in range(20, 40)])
+    met, folded = (
+        relation_scores(model, relation, preset=preset, ranks=True, heads=["L0H0", "L0H1"], progress=False)
+        for preset in ("met", "folded")
+    )
+    assert met.promote_ranks is not None and folded.promote_ranks is not None
+    assert torch.equal(met.promote_ranks[0][:, 0], folded.promote_ranks[0][:, 0])
+
+
+@pytest.mark.parametrize("circuit", ["ov", "qk"])
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "gemma3", "qwen3"])
+def test_entries_equal_a_dense_reference(kind: str, circuit: str) -> None:
+    """Values of a grid from whole passes: queries and keys before rotation, values through W_O and the final norm."""
+    model = shared_model(kind)
+    weights = HeadWeights.from_model(model)
+    sources, targets, prompts = [word(20), word(21)], [word(30), word(31), word(32)], [" word5 word6", " word7"]
+    grid = token_grid(model, "L1H2", sources, targets, preset="met", circuit=circuit, prompts=prompts, progress=False)
+
+    def read(ids: list[int]) -> Tensor:
+        norm = weights.layer(1).ln1
+        assert norm is not None
+        prefixes = [model.to_tokens(prompt)[0].tolist() for prompt in prompts]
+        caches = [model.run_with_cache(torch.tensor([[*p, *ids]]))[1] for p in prefixes]
+        streams = [cache["blocks.1.hook_resid_pre"][0, -1].float() for cache in caches]
+        return torch.stack([norm(x) for x in streams]).mean(0)
+
+    layer, group = weights.layer(1), weights.group_of(2)
+    rows = torch.stack([read([20]), read([21])])
+    if circuit == "ov":
+        bias = layer.ln1.bias if layer.ln1 is not None else 0
+        written = (rows - bias) @ layer.W_V[group] @ layer.W_O[2]
+        for norm in (layer.ln1_post, weights.ln_final):
+            written = written if norm is None else norm.folded_into(written)
+        W_U = weights.W_U.float()
+        expected = written @ (W_U - W_U.mean(0))[[30, 31, 32]].T
+    else:
+        columns = torch.stack([read([30]), read([31]), read([32])])
+        q = rows @ layer.W_Q[2] + (0 if layer.b_Q is None else layer.b_Q[2])
+        k = columns @ layer.W_K[group] + (0 if layer.b_K is None else layer.b_K[group])
+        q, k = (x if norm is None else norm(x) for x, norm in ((q, layer.q_norm), (k, layer.k_norm)))
+        expected = q @ k.T * layer.score_scale
+    torch.testing.assert_close(grid.values, expected, atol=1e-3, rtol=1e-3)
+
+
+def test_sources_of_several_tokens_are_scored_apart_and_together() -> None:
+    model = shared_model("llama")
+    pairs = [(word(20), word(30)), (word(21), word(31)), (f"{word(22)} {word(23)}", word(32))]
+    relation = Relation.from_pairs("some", pairs, k=61)
+    scores = relation_scores(model, relation, preset="met", progress=False)
+    assert scores.n_kept == (2,) and scores.n_several == (1,) and scores.dropped == ((),)
+    assert scores.several is not None and scores.together is not None
+    # With k as large as the vocabulary every pair hits.
+    assert bool((scores.several == 1).all()) and bool((scores.together == 1).all())
+    assert (
+        relation_scores(model, relation, preset="folded", progress=False).dropped[0][0][2] == "source is not one token"
+    )
+
+
+class TestBadInput:
+    RELATION = Relation.from_pairs("some", [(word(20), word(30)), (word(21), word(31))])
+
+    @pytest.mark.parametrize(
+        ("options", "sentence"),
+        [
+            ({"prompts": []}, "prompts= is empty"),
+            ({"prompts": ["  "]}, "is empty. A prompt is a text"),
+            ({"prompts": [" word5", " word5"]}, "given twice"),
+            ({"prompts": [" word5 word20 word6"]}, "contains the source ' word20'"),
+            ({"prompts": [" word5" * 40]}, "longer than the model's context of 32 tokens"),
+            ({"vectors": "nowhere"}, "is not a folder of met vectors"),
+            ({"preset": "folded", "prompts": [" word5"]}, "prompts= goes with preset='met'"),
+        ],
+    )
+    def test_one_sentence_each(self, options: dict[str, Any], sentence: str) -> None:
+        with pytest.raises(UsageError, match=re.escape(sentence)):
+            relation_scores(shared_model("llama"), self.RELATION, **{"preset": "met", "progress": False, **options})
+
+    def test_one_prompt_works_and_leaves_agreement_open(self) -> None:
+        scores = relation_scores(
+            shared_model("llama"), self.RELATION, preset="met", prompts=" word5", k=61, progress=False
+        )
+        assert scores.prompt_low is not None and bool(scores.prompt_low.isnan().all())
+
+    def test_a_checkpoint_that_was_never_built_takes_vectors(self, tmp_path: Path) -> None:
+        source = source_model("llama")
+        model = hosted(source, "llama")
+        weights = HeadWeights.from_checkpoint(save_checkpoint(source_model("llama"), tmp_path / "model"))
+        with pytest.raises(UsageError, match="give vectors made where it can run"):
+            relation_scores(weights, self.RELATION, preset="met", progress=False)
+        vectors = MetVectors.of(model, [" word20", " word21"], [" word5", " word6 word7"], cache_dir=tmp_path / "met")
+        scores = relation_scores(weights, self.RELATION, preset="met", vectors=vectors.folder, progress=False)
+        own = relation_scores(model, self.RELATION, preset="met", prompts=[" word5", " word6 word7"], progress=False)
+        assert torch.equal(scores.promote, own.promote)
+        with pytest.raises(UsageError, match="made with another model"):
+            relation_scores(random_model("llama", seed=5), self.RELATION, preset="met", vectors=vectors, progress=False)
+        more = Relation.from_pairs("more", [(word(25), word(30))])
+        with pytest.raises(UsageError, match="have no source with token ids"):
+            relation_scores(weights, more, preset="met", vectors=vectors, progress=False)
+
+    def test_a_stream_that_is_not_finite(self, tmp_path: Path) -> None:
+        model = random_model("llama")
+        with torch.no_grad():
+            next(model.blocks[1].mlp.parameters()).fill_(float("inf"))
+        with pytest.raises(HeadMapsError, match="NaN or infinity"):
+            met_vectors(model, [(20,)], PREFIXES, cache_dir=tmp_path, progress=False)
+
+
+def test_salient_operations_of_met_tokens_equal_a_dense_reference() -> None:
+    model = shared_model("llama")
+    weights = HeadWeights.from_model(model)
+    prompts = [" word5 word6", " word7"]
+    operations = salient_operations(
+        model, ["L1H1", "L2H3"], preset="met", prompts=prompts, n_tokens=4, n_targets=3, progress=False
+    )
+    prefixes = [model.to_tokens(prompt)[0].tolist() for prompt in prompts]
+    vectors = met_vectors(model, [(i,) for i in range(weights.n_vocab)], prefixes, progress=False)
+    for index, head in enumerate((HeadIndex(1, 1), HeadIndex(2, 3))):
+        layer, x = weights.layer(head.layer), vectors.layer(head.layer)
+        assert layer.ln1 is not None
+        written = x * layer.ln1.weight @ layer.W_V[weights.group_of(head.head)] @ layer.W_O[head.head]
+        ratio = written.norm(dim=-1) / x.norm(dim=-1)
+        best = ratio.topk(4)
+        assert operations.token_ids[index].tolist() == best.indices.tolist()
+        torch.testing.assert_close(operations.salience[index], best.values, atol=1e-4, rtol=1e-4)
+        assert weights.ln_final is not None
+        logits = weights.ln_final.folded_into(written[best.indices]) @ weights.W_U.float().T
+        assert operations.promoted_ids[index].tolist() == logits.topk(3).indices.tolist()
+
+
+def test_validation_and_ablation_take_met_scores() -> None:
+    model = shared_model("llama")
+    relation = Relation.from_pairs(
+        "next",
+        [(word(i), word(i + 1)) for i in range(20, 30)],
+        neutral_templates=("word3 <X> word4",),
+        eliciting_templates=("word3 <X>",),
+    )
+    static = relation_scores(model, relation, preset="met", prepend_bos=False, progress=False).promote[0]
+    validation = validate(model, relation, preset="met", progress=False)
+    assert torch.equal(validation.static_promote[0], static)
+    curves = ablate(model, relation, preset="met", max_heads=2, controls=None, n_random=1, progress=False)
+    assert curves.provenance.options["preset"] == "met"

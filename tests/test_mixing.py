@@ -13,14 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planted import DECODERS, random_model, shared_model
 
-from tl_headmaps import (
-    AssociationHeads,
-    Result,
-    ValueMixing,
-    WorkedExample,
-    association_heads,
-    value_mixing,
-)
+from tl_headmaps import AssociationHeads, Result, ValueMixing, WorkedExample, association_heads, value_mixing
 from tl_headmaps.core.errors import HeadMapsError, TokenError, UsageError
 from tl_headmaps.core.vocabulary import token_position
 from tl_headmaps.scorers.mixing import cosines

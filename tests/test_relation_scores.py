@@ -361,7 +361,7 @@ def test_bad_calls_stop_before_the_long_work(
     def long_work(*_: Any, **__: Any) -> None:
         raise AssertionError("the sweep started")
 
-    monkeypatch.setattr("tl_headmaps.analyses.relation_scores.score_layer", long_work)
+    monkeypatch.setattr("tl_headmaps.analyses.relation_scores.call.score_layer", long_work)
     # Under test, type annotations are enforced before the call; users meet our own sentence.
     with pytest.raises(error, match=sentence):
         inspect.unwrap(relation_scores)(shared_model("llama"), **call)

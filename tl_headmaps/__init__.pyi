@@ -15,10 +15,12 @@ from .analyses.describe_run.call import describe_run as describe_run
 from .analyses.describe_run.result import RunState as RunState
 from .analyses.grouping_profile import GroupingProfile as GroupingProfile
 from .analyses.grouping_profile import grouping_profile as grouping_profile
+from .analyses.head_trust import HeadTrust as HeadTrust
+from .analyses.head_trust import head_trust as head_trust
 from .analyses.name_heads import HeadNames as HeadNames
 from .analyses.name_heads import name_heads as name_heads
-from .analyses.relation_scores import RelationScores as RelationScores
-from .analyses.relation_scores import relation_scores as relation_scores
+from .analyses.relation_scores.call import relation_scores as relation_scores
+from .analyses.relation_scores.result import RelationScores as RelationScores
 from .analyses.reproduce import Reproduction as Reproduction
 from .analyses.reproduce import reproduce as reproduce
 from .analyses.salient_operations.call import salient_operations as salient_operations
@@ -37,6 +39,7 @@ from .analyses.verify_tasks import verify_tasks as verify_tasks
 from .capture.bundled import default_model_folder as default_model_folder
 from .capture.bundled import load_default_model as load_default_model
 from .capture.loading import load_model as load_model
+from .capture.running.met import MetVectors as MetVectors
 from .capture.weights import HeadWeights as HeadWeights
 from .core.citations import cite as cite
 from .core.errors import HeadMapsError as HeadMapsError

@@ -20,6 +20,7 @@ from .model import cite, model
 from .relations import grid, relations
 from .salient import name_heads, salient
 from .tasks import tasks
+from .trust import trust
 
 app = typer.Typer(
     name="tl-headmaps",
@@ -71,5 +72,6 @@ app.command()(components)
 app.command()(tasks)
 app.command()(demo)
 app.command()(validate)
+app.command()(trust)
 app.command()(ablate)
 app.command()(reproduce)

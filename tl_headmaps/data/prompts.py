@@ -1,11 +1,13 @@
 """Neutral prefixes, behind which a word is put so that a model reads it in a sentence and not alone.
 
-They lie in ``relations_data/prompts/neutral.jsonl`` (our own, CC0): one of each kind of text, every one open to a noun,
+They are in ``relations_data/prompts/neutral.jsonl`` (our own, CC0): one of each kind of text, every one open to a noun,
 a verb, a name, an adjective or a number. No word of a bundled relation occurs in them, so that they favour none.
 """
 
 import json
+from pathlib import Path
 
+from ..core.errors import UsageError
 from .relations import data_folder
 
 

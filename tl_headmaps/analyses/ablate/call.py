@@ -26,7 +26,7 @@ from ...scorers.ablation import (
     switched_off,
     top_heads,
 )
-from ..relation_scores import checked_k, relation_scores
+from ..relation_scores.call import checked_k, relation_scores
 from ..validate.call import runnable_weights
 from .result import AblationCurves, Control, Curve
 

@@ -15,7 +15,8 @@ from ..attention_groups.call import attention_groups
 from ..component_map.call import component_map
 from ..describe_model import describe_model
 from ..name_heads import name_heads
-from ..relation_scores import RelationScores, relation_scores
+from ..relation_scores.call import relation_scores
+from ..relation_scores.result import RelationScores
 from ..salient_operations.call import salient_operations
 from ..task_maps.call import task_maps
 from ..token_grid import token_grid

@@ -19,7 +19,7 @@ from ...core.errors import RelationDataError, UsageError
 from ...core.types import Preset, PromptSources, check_choice
 from ...data.relations import Encoded, MultiToken, Relation, RelationLike, encode, resolve_relations
 from ...scorers.validation import agreement, hits, output_maps
-from ..relation_scores import checked_k
+from ..relation_scores.call import checked_k
 from .result import Validation
 
 _BUDGET = 64 << 20

@@ -1,0 +1,1 @@
+"""Which heads implement a relation."""

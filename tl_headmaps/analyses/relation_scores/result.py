@@ -1,0 +1,296 @@
+"""Scores of relations by layer and head, with nulls, intervals and what they are compared with."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, TypeAlias
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ...core.errors import UsageError
+from ...core.provenance import Provenance
+from ...core.types import Circuit, HeadIndex, HeadLike, head_list
+from ...renderers import heat
+from ...renderers.figure import Figure
+from ...renderers.grids import MapLayer
+from ...renderers.text import number as decimal
+from ...renderers.text import table_text
+from ...results import Result, cells, largest_heads
+
+ScoreDirection: TypeAlias = Literal["promote", "suppress"]
+
+IMPLEMENTS_SCORE = 0.15
+IMPLEMENTS_Q = 0.05
+_MAPS = (
+    "promote",
+    "suppress",
+    "null_mean",
+    "p_value",
+    "q_value",
+    "interval_low",
+    "interval_high",
+    "suppress_null_mean",
+    "suppress_p_value",
+    "suppress_q_value",
+)
+"""Fields with one value per relation, layer and head."""
+
+_MET_MAPS = ("prompt_low", "prompt_high", "several", "together")
+"""The same, of met vectors alone."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class RelationScores(Result):
+    """Scores of relations (first axis) by layer and head; cells that were not asked for are NaN.
+
+    Attributes:
+        relations: Names of the relations.
+        circuit: ``"ov"`` (what heads write) or ``"qk"`` (where they look).
+        k: Top-k of each relation.
+        n_pairs: Pairs given.
+        n_kept: Pairs whose words are single tokens, the ones scored.
+        dropped: (source, target, reason) of the others, by relation.
+        promote: Share of pairs whose target is among the k strongest tokens the head writes.
+        suppress: Share of pairs whose target is among the k it suppresses most.
+        null_mean: Mean promotion score with targets shuffled among the relation's sources.
+        p_value: Probability that shuffled targets score as well.
+        q_value: The same after Benjamini-Hochberg over all heads and relations of this result.
+        interval_low, interval_high: 95% Wilson interval of ``promote``.
+        suppress_null_mean, suppress_p_value, suppress_q_value: The same for ``suppress``.
+        promote_ranks, suppress_ranks: Exact rank of every kept pair's target, by relation, if asked for.
+        stream: With ``preset="met"``: the promotion score of the stream itself before each layer (logit lens). A head
+            whose score is not above it passes on what is known already.
+        prompt_low, prompt_high: With ``"met"``: the smallest and largest promotion score behind one prompt alone, for
+            heads that score 0.05 or more; NaN with a single prompt, where agreement cannot be judged.
+        n_several, several: With ``"met"``: pairs whose source has several tokens, and their promotion scores.
+        together: Promotion scores over pairs with sources of one and of several tokens.
+
+    Example:
+        >>> from tl_headmaps import load_default_model, relation_scores
+        >>> scores = relation_scores(load_default_model(), "country_to_capital", heads="L23H4", progress=False)
+        >>> scores.implements()
+        {'country_to_capital': [HeadIndex(layer=23, head=4)]}
+        >>> round(float(scores.interval_low[0, 23, 4]), 2), round(float(scores.null_mean[0, 23, 4]), 2)
+        (0.61, 0.02)
+        >>> scores.n_kept, scores.n_pairs  # pairs of single tokens, of all
+        ((42,), (106,))
+    """
+
+    kind: ClassVar[str] = "relation_scores"
+    methods: ClassVar[tuple[str, ...]] = (
+        "elhelo2024maps",
+        "elhage2021framework",
+        "benjamini1995controlling",
+        "wilson1927probable",
+    )
+    json_axes: ClassVar[Mapping[str, str | None]] = {"relation": "relations", "layer": None, "head": None}
+    nullable: ClassVar[tuple[str, ...]] = (*_MAPS, *_MET_MAPS, "stream")
+    relations: tuple[str, ...]
+    circuit: Circuit
+    k: tuple[int, ...]
+    n_pairs: tuple[int, ...]
+    n_kept: tuple[int, ...]
+    dropped: tuple[tuple[tuple[str, str, str], ...], ...]
+    promote: Float[Tensor, "relation layer head"]
+    suppress: Float[Tensor, "relation layer head"]
+    null_mean: Float[Tensor, "relation layer head"]
+    p_value: Float[Tensor, "relation layer head"]
+    q_value: Float[Tensor, "relation layer head"]
+    interval_low: Float[Tensor, "relation layer head"]
+    interval_high: Float[Tensor, "relation layer head"]
+    suppress_null_mean: Float[Tensor, "relation layer head"]
+    suppress_p_value: Float[Tensor, "relation layer head"]
+    suppress_q_value: Float[Tensor, "relation layer head"]
+    provenance: Provenance
+    promote_ranks: tuple[Int[Tensor, "_ layer head"], ...] | None = None
+    suppress_ranks: tuple[Int[Tensor, "_ layer head"], ...] | None = None
+    stream: Float[Tensor, "relation layer"] | None = None
+    prompt_low: Float[Tensor, "relation layer head"] | None = None
+    prompt_high: Float[Tensor, "relation layer head"] | None = None
+    n_several: tuple[int, ...] | None = None
+    several: Float[Tensor, "relation layer head"] | None = None
+    together: Float[Tensor, "relation layer head"] | None = None
+
+    @property
+    def values(self) -> Float[Tensor, "relation layer head"]:
+        """The promotion scores."""
+        return self.promote
+
+    def index_of(self, relation: str | None) -> int:
+        """Position of a relation on the first axis; None means the only one."""
+        if relation is None:
+            if len(self.relations) > 1:
+                raise UsageError(
+                    f"This result holds {len(self.relations)} relations; name one of {', '.join(self.relations)}."
+                )
+            return 0
+        if relation not in self.relations:
+            raise UsageError(f"This result has no relation {relation!r}; it has {', '.join(self.relations)}.")
+        return self.relations.index(relation)
+
+    def top(
+        self, n: int = 5, relation: str | None = None, direction: ScoreDirection = "promote"
+    ) -> list[tuple[HeadIndex, float]]:
+        """The ``n`` heads that score highest on a relation (ties: lower layer, then lower head)."""
+        return largest_heads(getattr(self, direction)[self.index_of(relation)], n)
+
+    def implements(self, score: float = IMPLEMENTS_SCORE, q: float = IMPLEMENTS_Q) -> dict[str, list[HeadIndex]]:
+        """Heads that implement each relation, best first: a score of at least 0.15 that beats its null (q < 0.05).
+
+        With ``preset="met"`` the score must also be above that of the stream itself.
+        """
+        implementing = (self.promote >= score) & (self.q_value < q)
+        if self.stream is not None:
+            # With QK there is no stream to compare with.
+            implementing &= self.stream.isnan()[:, :, None] | (self.promote > self.stream[:, :, None])
+        heads_of = {}
+        for number, name in enumerate(self.relations):
+            heads = [HeadIndex(layer, head) for layer, head in implementing[number].nonzero().tolist()]
+            heads_of[name] = sorted(heads, key=lambda head: (-self.promote[number, head.layer, head.head], head))
+        return heads_of
+
+    def select(
+        self, relations: str | Sequence[str] | None = None, heads: HeadLike | Iterable[HeadLike] | None = None
+    ) -> "RelationScores":
+        """The same result for some relations, or with all other heads left out (NaN)."""
+        names = (relations,) if isinstance(relations, str) else tuple(relations or self.relations)
+        numbers = [self.index_of(name) for name in names]
+        changes: dict[str, Any] = {
+            name: tuple(getattr(self, name)[i] for i in numbers)
+            for name in ("relations", "k", "n_pairs", "n_kept", "dropped")
+        }
+        for name in ("promote_ranks", "suppress_ranks"):
+            ranks = getattr(self, name)
+            changes[name] = None if ranks is None else tuple(ranks[i] for i in numbers)
+        if self.stream is not None and self.n_several is not None:
+            changes |= {"stream": self.stream[numbers], "n_several": tuple(self.n_several[i] for i in numbers)}
+        maps = {name: getattr(self, name)[numbers].clone() for name in (*_MAPS, *self._met_maps)}
+        if heads is not None:
+            n_layers, n_heads = self.promote.shape[1:]
+            left_out = torch.ones(n_layers, n_heads, dtype=torch.bool)
+            for head in head_list(heads):
+                index = HeadIndex.of(head).check(n_layers, n_heads)
+                left_out[index.layer, index.head] = False
+            for values in maps.values():
+                values[:, left_out] = float("nan")
+        return replace(self, **changes, **maps)
+
+    @property
+    def _met_maps(self) -> tuple[str, ...]:
+        return tuple(name for name in _MET_MAPS if getattr(self, name) is not None)
+
+    def to_rows(self) -> Iterable[dict[str, Any]]:
+        """One record per relation and head."""
+        for at, labels in cells(self.axes, self.promote):
+            record = labels | {"k": self.k[at[0]], "n_kept": self.n_kept[at[0]]}
+            record |= {name: float(getattr(self, name)[at]) for name in (*_MAPS, *self._met_maps)}
+            yield record if self.stream is None else record | {"stream": float(self.stream[at[:2]])}
+
+    def figure(self, *, side_by_side: bool = False) -> Figure:
+        """A head map of each relation's scores, promotion and suppression, with null, interval and q-value.
+
+        Args:
+            side_by_side: Show the promotion maps of all relations side by side instead of one map at a time.
+        """
+        layers = [layer for number in range(len(self.relations)) for layer in self._map_layers(number)]
+        title = f"{self.circuit.upper()} relation scores, preset {self.provenance.options.get('preset', '')}"
+        unit, k = "share of pairs", ", ".join(map(str, sorted(set(self.k))))
+        note = (
+            f"Share of pairs whose target is among the k = {k} strongest tokens. "
+            f"A head implements a relation at a score of {IMPLEMENTS_SCORE} or more with q < {IMPLEMENTS_Q}."
+        )
+        if side_by_side:
+            promoting = [layer for layer in layers if layer.group == "promotes"]
+            return heat.panels(promoting, title=title, unit=unit, signed=False, note=note)
+        return heat.head_map(
+            layers, title=title, unit=unit, signed=False, switches=("relation", "direction"), note=note
+        )
+
+    def _map_layers(self, number: int) -> tuple[MapLayer, MapLayer]:
+        """One relation's promotion and suppression as layers of a head map."""
+        name = self.relations[number]
+        details = {"q": self.q_value[number]}
+        if self.stream is not None and not bool(self.stream.isnan().all()):
+            details["stream (heads not above it pass on what is known)"] = self.stream[number][:, None].expand_as(
+                self.promote[number]
+            )
+        promotes = MapLayer(
+            name,
+            self.promote[number],
+            group="promotes",
+            null=self.null_mean[number],
+            interval=(self.interval_low[number], self.interval_high[number]),
+            details=details,
+        )
+        suppresses = MapLayer(
+            name,
+            self.suppress[number],
+            group="suppresses",
+            null=self.suppress_null_mean[number],
+            details={"q": self.suppress_q_value[number]},
+        )
+        return promotes, suppresses
+
+    def __str__(self) -> str:
+        """The best heads of each relation with their nulls; a star marks heads that implement it."""
+        implementing = self.implements()
+        rows = [row for name in self.relations for row in self._text_rows(name, implementing[name])]
+        titles = ["relation", "pairs", "k", "head", "score", "95%", "null", "q", "suppress"]
+        note = (
+            "score: share of pairs whose target is among the k strongest tokens; null: the same with shuffled "
+            "targets;\nq: false discovery rate over all heads and relations; * implements the relation "
+            "(score >= 0.15 and q < 0.05"
+        )
+        if self.stream is None:
+            note += ")"
+        else:
+            titles += ["stream", "by prompt", "several"]
+            note += (
+                ", above the stream); = not above the stream\nstream: score of the stream itself before the layer; by "
+                "prompt: smallest and largest score behind one prompt alone;\nseveral: score of the pairs whose source "
+                "has several tokens"
+            )
+        columns = [(title, "left" if title in ("relation", "head") else "right") for title in titles]
+        title = f"{self.circuit.upper()} relation scores, preset {self.provenance.options['preset']}"
+        return f"{title}\n\n{table_text(columns, rows)}\n\n{note}"
+
+    def _text_rows(self, name: str, implementing: list[HeadIndex]) -> list[list[Any]]:
+        number = self.index_of(name)
+        relation = [name, f"{self.n_kept[number]}/{self.n_pairs[number]}", self.k[number]]
+        best = [entry for entry in self.top(3, name) if entry[1] > 0]
+        if not best:
+            return [[*relation, "none ", "0.00", *[""] * (4 if self.stream is None else 7)]]
+        rows = []
+        for place, (head, score) in enumerate(best):
+            at = (number, head.layer, head.head)
+            mark = "*" if head in implementing else "=" if self._known_already(at) else " "
+            rows.append(
+                [
+                    *(relation if place == 0 else ["", "", ""]),
+                    f"{head}{mark}",
+                    f"{score:.2f}",
+                    f"{self.interval_low[at]:.2f}-{self.interval_high[at]:.2f}",
+                    f"{self.null_mean[at]:.2f}",
+                    f"{self.q_value[at]:.1g}" if self.q_value[at] > 1e-9 else "<1e-9",
+                    f"{self.suppress[at]:.2f}",
+                    *self._met_cells(at),
+                ]
+            )
+        return rows
+
+    def _known_already(self, at: tuple[int, int, int]) -> bool:
+        """Whether the stream itself says as much as a head."""
+        return self.stream is not None and bool(self.promote[at] <= self.stream[at[:2]])
+
+    def _met_cells(self, at: tuple[int, int, int]) -> list[str]:
+        if self.stream is None or self.prompt_low is None or self.prompt_high is None:
+            return []
+        assert self.several is not None and self.n_several is not None
+        low, high, n = float(self.prompt_low[at]), float(self.prompt_high[at]), self.n_several[at[0]]
+        return [
+            decimal(float(self.stream[at[:2]])),
+            "-" if math.isnan(low) else f"{low:.2f}-{high:.2f}",
+            f"{float(self.several[at]):.2f} ({n})" if n else "-",
+        ]

@@ -1,0 +1,39 @@
+"""How far what weights tell of a head holds in running text."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .options import (
+    BosOption,
+    DeviceOption,
+    ModelOption,
+    NoCheckpointOption,
+    OutOption,
+    PromptsOption,
+    given,
+    met_options,
+)
+from .output import check_outputs, show_and_save
+
+
+def trust(
+    texts: Annotated[
+        Path | None, typer.Option("--texts", metavar="FILE", help="Documents separated by blank lines.")
+    ] = None,
+    n_null: Annotated[int | None, typer.Option("--n-null", help="Draws of the null; default: 3.")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Of the draws and the intervals; default: 0.")] = None,
+    prompts: PromptsOption = None,
+    prepend_bos: BosOption = None,
+    model: ModelOption = None,
+    _checkpoint: NoCheckpointOption = None,
+    device: DeviceOption = None,
+    out: OutOption = None,
+) -> None:
+    """Show how much of what each head writes in running text is told by which tokens it attends to."""
+    from .. import head_trust, load_model
+
+    paths = check_outputs(out)
+    options = given(texts=texts, n_null=n_null, seed=seed, **met_options(prompts, prepend_bos))
+    show_and_save(head_trust(load_model(model, device), **options), paths)
