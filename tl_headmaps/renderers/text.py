@@ -44,10 +44,38 @@ def significant(value: float, digits: int = 3) -> str:
     return "0" if float(text) == 0 else text
 
 
-def signed(value: float, digits: int = 5) -> str:
+def signed(value: float, digits: int = 3) -> str:
     """The same with a sign in front, plus or minus."""
     text = significant(value, digits)
     return text if text.startswith("-") else f"+{text}"
+
+
+def true_minus(text: str) -> str:
+    """Numbers for a page, with the minus sign instead of the hyphen."""
+    return text.replace("-", "−")
+
+
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    # Markdown would take these for tags, also between dollar signs.
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    **{character: f"\\{character}" for character in "&%$#_{}"},
+}
+_MARKDOWN = {"&": "&amp;", "<": "&lt;", ">": "&gt;", **{character: f"\\{character}" for character in "\\`*_[]|~$"}}
+
+
+def latex(text: object) -> str:
+    """Text that LaTeX shows as it is."""
+    return "".join(_LATEX.get(character, character) for character in visible(str(text)))
+
+
+def markdown(text: object) -> str:
+    """Text inside a line of Markdown that is shown as it is, also where dollar signs mean formulas."""
+    return "".join(_MARKDOWN.get(character, character) for character in visible(str(text)))
 
 
 def wrapped(text: str, width: int = 100) -> str:
