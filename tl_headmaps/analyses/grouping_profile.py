@@ -1,7 +1,6 @@
 """What kind of tokens each head attends to, over many texts: previous, repeated, first, induced, nearby."""
 
 import hashlib
-import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -23,16 +22,16 @@ from ..data.texts import read_texts
 from ..renderers.figure import Figure
 from ..renderers.grids import MapLayer
 from ..renderers.heat import head_map
-from ..renderers.text import number, table_text
+from ..renderers.text import interval, number, table_text
 from ..results import Result, cells, largest_heads
 from ..scorers.profile import (
     PROFILE_SCORES,
-    RunningRatio,
     even_pair_shares,
     profile_pairs,
     queries_with_pairs,
     text_shares,
 )
+from ..scorers.statistics import RunningRatio
 
 _LONGEST = 512
 _AT_ONCE = 32
@@ -93,18 +92,18 @@ class GroupingProfile(Result):
     n_skipped: int
     provenance: Provenance
 
-    def number(self, score: str) -> int:
-        """Position of a score."""
+    def index_of(self, score: str) -> int:
+        """Index of a score."""
         if score not in self.scores:
             raise UsageError(f"There is no score {score!r}; choose one of {', '.join(self.scores)}.")
         return self.scores.index(score)
 
     def head_map(self, score: str) -> Float[Tensor, "layer head"]:
         """Map of one score."""
-        return self.values[self.number(score)]
+        return self.values[self.index_of(score)]
 
-    def top(self, score: str, n: int = 5) -> list[tuple[HeadIndex, float]]:
-        """The heads that score highest (ties: lower layer, then lower head)."""
+    def top(self, n: int, score: str) -> list[tuple[HeadIndex, float]]:
+        """The ``n`` heads with the highest score (ties: lower layer, then lower head)."""
         return largest_heads(self.head_map(score), n)
 
     def to_rows(self) -> Iterable[dict[str, Any]]:
@@ -147,15 +146,14 @@ class GroupingProfile(Result):
     def __str__(self) -> str:
         rows = []
         for index, score in enumerate(self.scores):
-            for place, (head, value) in enumerate(self.top(score, 3)):
+            for place, (head, value) in enumerate(self.top(3, score)):
                 at = (index, head.layer, head.head)
-                low, high = float(self.interval_low[at]), float(self.interval_high[at])
                 rows.append(
                     [
                         score if place == 0 else "",
                         str(head),
                         f"{value:.2f}",
-                        "-" if math.isnan(low) else f"{low:.2f}-{high:.2f}",
+                        interval(float(self.interval_low[at]), float(self.interval_high[at])),
                         f"{self.even[index]:.2f}" if place == 0 else "",
                         number(float(self.where_possible[at])),
                         f"{self.possible[index]:.2f}" if place == 0 else "",
@@ -201,7 +199,7 @@ def grouping_profile(
         >>> from tl_headmaps import grouping_profile, load_default_model
         >>> texts = ["The cat sat. The cat slept.", "A bird sang. A bird flew."]
         >>> profile = grouping_profile(load_default_model(), texts, progress=False)
-        >>> [(str(head), round(share, 2)) for head, share in profile.top("induction", 2)]
+        >>> [(str(head), round(share, 2)) for head, share in profile.top(2, "induction")]
         [('L17H5', 0.18), ('L17H4', 0.1)]
     """
     if max_tokens < 2:
@@ -243,16 +241,16 @@ class _Tally:
         for found in pairs:
             self.even += even_pair_shares(found)
             self.queries += queries_with_pairs(found)
-            self.shares.next_text()
-            self.possible.next_text()
+            self.shares.next_unit()
+            self.possible.next_unit()
         self.n_texts += len(prompts)
         self.n_tokens += sum(map(len, prompts))
 
         def reduce(seen: Seen) -> None:
             for pattern, row in zip(seen["pattern"], seen.batch.rows, strict=True):
                 found = text_shares(pattern.to("cpu", torch.float32), pairs[row])
-                self.shares.add(seen.layer, found.shares, 1.0)
-                self.possible.add(seen.layer, found.on_pairs, queries_with_pairs(pairs[row]).double())
+                self.shares.add(found.shares, at=seen.layer)
+                self.possible.add(found.on_pairs, queries_with_pairs(pairs[row]), at=seen.layer)
 
         run(self.model, prompts, read=("pattern",), reduce=reduce)
 

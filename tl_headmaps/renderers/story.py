@@ -12,9 +12,6 @@ from ..core.files import PAGE_SUFFIX, replacing
 from .figure import Figure
 from .page import escaped, whole_page
 
-_UNBROKEN = 40
-"""Letters that fit on the line of a phone."""
-
 
 @dataclass(frozen=True)
 class Part:
@@ -109,12 +106,6 @@ def _part(part: Part) -> str:
         f'<div class="story-text story-finding"><p>{escaped(part.says)}</p></div>'
         f'<figure class="story-figure">{figure}<figcaption>{command}{saved}</figcaption></figure>'
     )
-
-
-def _command(text: str) -> str:
-    """A command whose lines break between words only, not behind the hyphens of an option."""
-    words = (escaped(word) for word in text.split(" "))
-    return " ".join(word if len(word) > _UNBROKEN else f"<span>{word}</span>" for word in words)
 
 
 def _link(name: str) -> str:

@@ -83,6 +83,16 @@ def wrapped(text: str, width: int = 100) -> str:
     return textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)
 
 
+def interval(low: float, high: float) -> str:
+    """``0.78 to 0.91``, or a dash."""
+    return "-" if math.isnan(low) or math.isnan(high) else f"{low:.2f} to {high:.2f}"
+
+
+def percent(share: float | None) -> str:
+    """A share in per cent, or a dash if there is none."""
+    return "-" if share is None or math.isnan(share) else f"{100 * share:.0f}%"
+
+
 def table_text(columns: Sequence[tuple[str, str]], rows: Sequence[Sequence[Any]]) -> str:
     """An aligned table as wide as it needs; columns are (title, "left" or "right"). Wide characters count as two."""
     from rich import box

@@ -75,6 +75,7 @@ class AttentionGroups(Result):
 
     kind: ClassVar[str] = "attention_groups"
     methods: ClassVar[tuple[str, ...]] = ("newman2006modularity", "vonluxburg2007tutorial")
+    json_axes: ClassVar[dict[str, str | None]] = {"token": "tokens", "head": "heads", "group": None}
     tokens: tuple[str, ...]
     heads: tuple[HeadIndex, ...]
     causal: bool
@@ -209,7 +210,7 @@ class AttentionGroups(Result):
         names = [str(head) for head in self.heads]
         return {
             "kind": self.kind,
-            "axes": {"token": list(self.tokens), "head": names, "group": list(range(len(self.groups)))},
+            "axes": self.axes,
             "groups": [list(group) for group in self.groups],
             "head_to_group": dict(zip(names, self.head_to_group, strict=True)),
             "head_groups": {
@@ -256,7 +257,7 @@ class AttentionGroups(Result):
 
     def to_rows(self) -> Iterable[dict[str, Any]]:
         """One record per head and group of the combination."""
-        axes = {"head": list(map(str, self.heads)), "group": range(len(self.groups))}
+        axes = {name: self.axes[name] for name in ("head", "group")}
         for (place, group), labels in cells(axes, self.weights):
             yield {
                 **labels,

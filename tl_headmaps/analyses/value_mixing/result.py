@@ -61,6 +61,7 @@ class ValueMixing(Result):
 
     kind: ClassVar[str] = "value_mixing"
     methods: ClassVar[tuple[str, ...]] = ("elhage2021framework",)
+    json_axes: ClassVar[dict[str, str | None]] = {"token": "tokens", "query": "queries"}
     tokens: tuple[str, ...]
     queries: tuple[int, ...]
     value_vectors: Float[Tensor, "key d_head"]
@@ -244,7 +245,7 @@ class ValueMixing(Result):
         return {
             "kind": self.kind,
             "head": None if self.head is None else str(self.head),
-            "axes": {"token": list(self.tokens), "query": list(self.queries)},
+            "axes": self.axes,
             "key": self.key,
             "V": self.value_vectors.tolist(),
             "A": self.pattern.tolist(),
