@@ -332,7 +332,7 @@ class TestBadInput:
     def test_odd_rows_are_reported_and_normalised_only_where_possible(self) -> None:
         odd = ValueMixing.from_arrays([[1.5, -0.5], [0.0, 0.0]], torch.eye(2))
         assert odd.notes == (
-            "row 1 of A ('1') has negative weights, which no softmax gives; it is used as it is",
+            "row 1 of A ('1') has negative weights, which a softmax never gives; it is used as it is",
             "row 2 of A ('2') sums to 0, not to 1, and is used as it is",
         )
         assert odd.V_hat.tolist() == [[1.5, -0.5], [0, 0]]

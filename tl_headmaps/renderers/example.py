@@ -23,7 +23,7 @@ MAX_SIDE = 24
 
 @dataclass(frozen=True)
 class ExampleMatrix:
-    """A small named matrix; labels of rows and columns if they have any."""
+    """A small named matrix, with labels of its rows and columns if they have any."""
 
     name: str
     values: Any
@@ -33,7 +33,7 @@ class ExampleMatrix:
 
 @dataclass(frozen=True)
 class ExampleStep:
-    """One step: what happens, the matrices it happens to, and the numbers put in (as text)."""
+    """One step: what happens, the matrices involved, and the formula with its numbers (as text)."""
 
     text: str
     matrices: Sequence[ExampleMatrix] = ()

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 INCHES = {"column": 3.4, "page": 7.0}
 _LETTER_INCHES, _LINE_INCHES = 0.065, 0.12
-"""What a letter takes in width and a line in height, at the size of the ticks."""
+"""Width of a letter and height of a line, at the size of the ticks."""
 
 _LINE = 0.18
 _FORMULA_SIZE, _FORMULA_LINE = 6, 0.11
@@ -55,7 +55,7 @@ _PRINT = {
 
 
 def require_matplotlib() -> None:
-    """Say how to get matplotlib if it is missing."""
+    """Raise an error that says how to install matplotlib, if it is missing."""
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
@@ -111,7 +111,7 @@ def _colour_map(layer: Layer) -> Any:
 
 
 def _map_axes(axes: Any, heat: Heat, layer: Layer, cell: tuple[float, float]) -> Any:
-    """One map on its axes, with cells of about the given inches: colours, hatching where values are missing, ticks."""
+    """One map on its axes, cells about this many inches: colours, hatching where values are missing, ticks."""
     from matplotlib.patches import Rectangle
 
     low, high = layer.scale.low, layer.scale.high
@@ -269,8 +269,7 @@ def _(data: Flow, sheet: Any) -> None:
     token_at, head_at, height = layout(data)
     wide = sheet.get_figwidth()
     sheet.set_figheight(min(max(0.25 * height / _FLOW_ROW, 1.2) + 0.3, 9.0))
-    beside = data.matrix is not None
-    columns = sheet.subplots(1, 2, width_ratios=[1, 1]) if beside else [sheet.subplots()]
+    columns = sheet.subplots(1, 2, width_ratios=[1, 1]) if data.matrix is not None else [sheet.subplots()]
     axes = columns[0]
     axes.set(xlim=(0, 3), ylim=(height, -_FLOW_ROW), title=data.title)
     axes.axis("off")

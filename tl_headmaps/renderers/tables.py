@@ -11,7 +11,7 @@ from .text import latex, markdown, table_text, visible
 
 @dataclass(frozen=True)
 class Table:
-    """Cells as they are printed; columns are (title, "left" or "right"), ``note`` stands below."""
+    """Cells as they are printed; columns are (title, "left" or "right"), ``note`` is printed below."""
 
     columns: Sequence[tuple[str, str]]
     rows: Sequence[Sequence[Any]]

@@ -17,12 +17,12 @@ _WIDTH = 100_000
 
 
 def visible(text: str) -> str:
-    """Text on one line with control characters spelled out, so that every token can be seen."""
+    """Text on one line with control characters spelled out, so every token is visible."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def quoted(token: str) -> str:
-    """A token between quotes, so that its spaces can be seen."""
+    """A token in quotes, so its spaces are visible."""
     return f"'{visible(token)}'"
 
 
@@ -79,7 +79,7 @@ def markdown(text: object) -> str:
 
 
 def wrapped(text: str, width: int = 100) -> str:
-    """Prose in lines of that many characters."""
+    """Prose in lines of at most this many characters."""
     return textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)
 
 

@@ -1,6 +1,6 @@
 """How much of a head's attention goes to the previous token, to repeated tokens, inside the sentence, and so on.
 
-Each score names pairs (query, key) of a text and is the share of all the head's attention that lies on them:
+Each score names pairs (query, key) of a text and is the share of all the head's attention that is on them:
 ``sum(A * pairs) / sum(A)``. For the first, second and fourth this is exactly what
 ``transformer_lens.head_detector`` computes with ``error_measure="mul"``.
 

@@ -49,7 +49,7 @@ class WorkedExample:
         cosine_before, cosine_after: The same as cosines.
         split: Part of each token in ``after``; adds up to it.
         change_split: Part of each token in ``after - before``; adds up to it.
-        notes: What is odd about the row (does not sum to one, negative weights), as sentences.
+        notes: What is unusual about the row (does not sum to one, negative weights), as sentences.
 
     Example:
         >>> from tl_headmaps import ValueMixing
