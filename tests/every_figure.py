@@ -5,11 +5,11 @@ from functools import cache
 import numpy as np
 
 from tl_headmaps.renderers import (
+    ExampleMatrix,
+    ExampleStep,
     Figure,
     Line,
     MapLayer,
-    Matrix,
-    Step,
     attention_view,
     component_map,
     curve,
@@ -90,11 +90,11 @@ def every_figure() -> dict[str, Figure]:
         ),
         "worked_example": worked_example(
             [
-                Step("Each token has a value vector.", [Matrix("V", V, ["Birds", "sometimes", "walk"])]),
-                Step("The head attends with", [Matrix("A", A, ["Birds", "sometimes", "walk"])]),
-                Step(
+                ExampleStep("Each token has a value vector.", [ExampleMatrix("V", V, ["Birds", "sometimes", "walk"])]),
+                ExampleStep("The head attends with", [ExampleMatrix("A", A, ["Birds", "sometimes", "walk"])]),
+                ExampleStep(
                     "So walk now holds",
-                    [Matrix("v̂₃", [[0.18, 0.11, 0.01]], ["walk"])],
+                    [ExampleMatrix("v̂₃", [[0.18, 0.11, 0.01]], ["walk"])],
                     "v̂₃ = 0.6 × v₁ + 0.1 × v₂ + 0.4 × v₃\nv₃ · v₁ = −0.09    v̂₃ · v₁ = 0.043",
                 ),
             ],

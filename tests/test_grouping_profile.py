@@ -15,13 +15,13 @@ from tl_headmaps import GroupingProfile, Result, grouping_profile
 from tl_headmaps.core.errors import UsageError
 from tl_headmaps.scorers.profile import (
     PROFILE_SCORES,
-    RunningRatio,
     Segments,
     even_pair_shares,
     profile_pairs,
     queries_with_pairs,
     text_shares,
 )
+from tl_headmaps.scorers.statistics import RunningRatio
 
 TEXTS = [
     "When Mary and John went to the store, John gave a drink to Mary. When Mary and John went home, Mary slept.",
@@ -93,10 +93,10 @@ class TestRunningRatio:
         x, y = rng.random((9, 2)), rng.random((9, 2)) + 1
         mean, ratio = RunningRatio(1, 2), RunningRatio(1, 2)
         for row in range(9):
-            mean.add(0, torch.from_numpy(x[row]), 1.0)
-            ratio.add(0, torch.from_numpy(x[row]), torch.from_numpy(y[row]))
-            mean.next_text()
-            ratio.next_text()
+            mean.add(torch.from_numpy(x[row]), at=0)
+            ratio.add(torch.from_numpy(x[row]), torch.from_numpy(y[row]), at=0)
+            mean.next_unit()
+            ratio.next_unit()
         low, high = stats.t.interval(0.95, 8, loc=x.mean(0), scale=stats.sem(x))
         np.testing.assert_allclose(mean.ratio()[0], x.mean(0))
         np.testing.assert_allclose(mean.half_width()[0], (high - low) / 2)
@@ -106,8 +106,8 @@ class TestRunningRatio:
 
     def test_one_text_has_no_interval(self) -> None:
         one = RunningRatio(1, 1)
-        one.add(0, torch.tensor([0.5]), 1.0)
-        one.next_text()
+        one.add(torch.tensor([[0.5]]))
+        one.next_unit()
         assert float(one.ratio()) == 0.5 and bool(one.half_width().isnan().all())
 
 
@@ -204,9 +204,9 @@ class TestAgreement:
         theirs = torch.stack([detect_head(default_model, text, DETECTED[score]) for text in TEXTS]).mean(0)
         torch.testing.assert_close(profile.head_map(score), theirs.float(), atol=1e-5, rtol=1e-4)
         best = theirs.flatten().argsort(descending=True)[:5].tolist()
-        assert [head.layer * 9 + head.head for head, _ in profile.top(score)] == best
+        assert [head.layer * 9 + head.head for head, _ in profile.top(5, score)] == best
 
     def test_known_heads_stand_out(self, profile: GroupingProfile) -> None:
         for score in ("previous_token", "duplicate_token", "first_token", "induction"):
             number = PROFILE_SCORES.index(score)
-            assert profile.top(score, 1)[0][1] > 3 * float(profile.even[number])
+            assert profile.top(1, score)[0][1] > 3 * float(profile.even[number])

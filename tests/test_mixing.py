@@ -26,6 +26,14 @@ EXACT = {"abs": 1e-15}
 """Sums of a few products of float64 numbers below one."""
 
 
+def value_mixing_of(n: int) -> ValueMixing:
+    """Random attention over this many tokens, and values of 64 dimensions."""
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randn(n, 64, generator=generator, dtype=torch.float64)
+    pattern = torch.rand(n, n, generator=generator, dtype=torch.float64).tril()
+    return ValueMixing.from_arrays(pattern / pattern.sum(1, keepdim=True), values)
+
+
 @pytest.fixture(scope="module")
 def seed() -> ValueMixing:
     return ValueMixing.from_arrays(A, V, WORDS)
@@ -87,6 +95,17 @@ class TestSeed:
             assert text.count(r"\begin{aligned}") == text.count(r"\end{aligned}") == 5
         assert example.markdown().count("$$") == 10 and "$" not in example.latex()
 
+    def test_every_form_has_the_same_steps(self, seed: ValueMixing) -> None:
+        example = seed.explain("walk", "Birds")
+        page = str(example.figure())
+        for text in (str(example), example.markdown(), example.latex(), page):
+            for part in ("values of the tokens", "Before", "Attention mixes", "After", "by source"):
+                assert part in text
+            for part in ("= 0.05 - 0.02 - 0.12", "= 0.12 + 0.03 - 0.04", "= 0.018 + 0.022 + 0.003", "= 0.043"):
+                assert part in text
+        assert "v̂₃ · v₁ = 0.18 × 0.1 + 0.11 × 0.2 + 0.01 × 0.3\n        = 0.018" in page
+        assert "a₃,₁ v₁ + a₃,₂ v₂" in page and "0.2 × (-0.1)" in page
+
     def test_tokens_are_untrusted_text(self) -> None:
         words = ["<script>$x$</script>", r"a\b_{c}%&#", "*two*\nlines"]
         example = ValueMixing.from_arrays(A, V, words).explain(2, 0)
@@ -95,16 +114,16 @@ class TestSeed:
         assert r"*two*\nlines" in str(example) and "*two*\nlines" not in str(example)
 
     def test_long_texts_and_vectors_are_shortened_but_summed_whole(self) -> None:
-        generator = torch.Generator().manual_seed(0)
-        values = torch.randn(20, 64, generator=generator, dtype=torch.float64)
-        pattern = torch.rand(20, 20, generator=generator, dtype=torch.float64).tril()
-        pattern /= pattern.sum(1, keepdim=True)
-        example = ValueMixing.from_arrays(pattern, values).explain(19, 3)
+        mixing = value_mixing_of(20)
+        example, pattern, values = mixing.explain(19, 3), mixing.A, mixing.V
         text = str(example)
         assert "... (58 more)" in text and "... (14 more)" in text and "14 others" in text
         assert max(map(len, text.splitlines())) < 220
         assert example.after == pytest.approx(float((pattern[19] @ values) @ values[3]))
         assert example.notes == ()
+        # Of 30 tokens a figure draws those that are written out.
+        drawn = value_mixing_of(30).explain(29, 3).figure().data
+        assert [matrix.values.shape for step in drawn.steps for matrix in step.matrices] == [(1, 6), (1, 6), (2, 2)]
 
 
 class TestInvariants:
@@ -306,7 +325,7 @@ class TestBadInput:
     def test_odd_rows_are_reported_and_normalised_only_where_possible(self) -> None:
         odd = ValueMixing.from_arrays([[1.5, -0.5], [0.0, 0.0]], torch.eye(2))
         assert odd.notes == (
-            "row 1 of A ('1') has negative weights, which no softmax gives; it is used as it is",
+            "row 1 of A ('1') has negative weights, which a softmax never gives; it is used as it is",
             "row 2 of A ('2') sums to 0, not to 1, and is used as it is",
         )
         assert odd.V_hat.tolist() == [[1.5, -0.5], [0, 0]]

@@ -283,10 +283,10 @@ class TestTables:
         assert self.TABLE.markdown().splitlines() == [
             r"| a\_b | 50% |",
             "| --- | ---: |",
-            r"| x\|y & \<b\> | 1 |",
+            r"| x\|y &amp; &lt;b&gt; | 1 |",
             r"| {\\} | #2 |",
             "",
-            r"see $5\_000",
+            r"see \$5\_000",
         ]
 
     def test_latex_escapes_what_it_must(self) -> None:

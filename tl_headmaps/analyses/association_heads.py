@@ -35,7 +35,7 @@ class AssociationHeads(Result):
     Attributes:
         tokens: Tokens of the text.
         query, key: Indices of the two tokens.
-        measure: What :attr:`values` and :meth:`top` look at.
+        measure: Which measure :attr:`values` and :meth:`top` use.
         before_dot, after_dot: ``v_q . v_k`` and ``v_hat_q . v_k`` in each head's value space.
         before_cosine, after_cosine: The same as cosines.
         others_dot, others_cosine: The null: mean gain of the query with the other tokens it can see (not itself,
@@ -44,10 +44,10 @@ class AssociationHeads(Result):
 
     Example:
         >>> from tl_headmaps import association_heads, load_default_model
-        >>> found = association_heads(load_default_model(), "Birds sometimes walk", "walk", "sometimes")
-        >>> found.tokens[found.query], found.tokens[found.key], found.measure
+        >>> heads = association_heads(load_default_model(), "Birds sometimes walk", "walk", "sometimes")
+        >>> heads.tokens[heads.query], heads.tokens[heads.key], heads.measure
         (' walk', ' sometimes', 'cosine')
-        >>> round(float(found.attention[11, 3]), 2), round(float(found.specific("cosine")[11, 3]), 2)
+        >>> round(float(heads.attention[11, 3]), 2), round(float(heads.specific("cosine")[11, 3]), 2)
         (0.84, 0.79)
     """
 
@@ -87,19 +87,19 @@ class AssociationHeads(Result):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What to mind when reading the map, as sentences."""
-        found = []
+        """What to keep in mind when reading the map, as sentences."""
+        notes = []
         if self.key > self.query:
-            found.append("the key comes after the query, which a causal head cannot see")
+            notes.append("the key comes after the query, which a causal head cannot see")
         if self.key == 0:
-            found.append(
-                "the key is the first token, where many heads park their attention whatever it means; "
-                "a word or BOS in front of it (prepend_bos) makes the map say more"
+            notes.append(
+                "the key is the first token, where many heads park their attention regardless of its meaning; "
+                "put a word or BOS in front of it (prepend_bos) for a map that says more"
             )
-        return tuple(found)
+        return tuple(notes)
 
     def top(self, n: int = 5) -> list[tuple[HeadIndex, float]]:
-        """The heads that bring the two closest together (ties: lower layer, then lower head)."""
+        """The ``n`` heads that bring the two tokens closest together (ties: lower layer, then lower head)."""
         return largest_heads(self.values, n)
 
     def to_rows(self) -> Iterable[dict[str, Any]]:
@@ -166,22 +166,22 @@ def association_heads(
         text: A text, or its token ids.
         query: The token whose vector changes: its text, ``walk#2`` for the second of several, or an index.
         key: The token it is compared with.
-        measure: What heads are ranked by. Lengths of values differ between heads, so dot products of different
-            heads are hard to compare; cosines can be. Both are kept.
+        measure: What heads are ranked by. Value vectors of different heads differ in length, so cosines are easier to
+            compare between heads than dot products. The result holds both.
         prepend_bos: Put BOS in front of the text.
-        cache: An ``ActivationCache`` of this very text, from ``model.run_with_cache``; then nothing is run.
+        cache: An ``ActivationCache`` of this very text, from ``model.run_with_cache``; the model is then not run.
 
     Example:
         >>> from tl_headmaps import association_heads, load_default_model
-        >>> found = association_heads(load_default_model(), "Birds sometimes walk", "walk", "sometimes")
-        >>> [(str(head), round(gain, 2)) for head, gain in found.top(2)]
+        >>> heads = association_heads(load_default_model(), "Birds sometimes walk", "walk", "sometimes")
+        >>> [(str(head), round(gain, 2)) for head, gain in heads.top(2)]
         [('L11H3', 0.83), ('L0H3', 0.78)]
     """
     check_choice(measure, Measure, "measure")
     prompt = Prompt.of(model, text, prepend_bos=prepend_bos, least=2, what="an association needs two")
     q, k = token_position(prompt.tokens, query), token_position(prompt.tokens, key)
     if q == k:
-        raise UsageError(f"Query and key are the same token, {q} {prompt.tokens[q]!r}; choose two.")
+        raise UsageError(f"Query and key are the same token, {q} {prompt.tokens[q]!r}. Choose two different ones.")
     weights = HeadWeights.of(model)
     names = ("before_dot", "after_dot", "others_dot", "before_cosine", "after_cosine", "others_cosine", "attention")
     maps = {name: torch.full((weights.n_layers, weights.n_heads), float("nan")) for name in names}

@@ -1,7 +1,6 @@
 """What kind of tokens each head attends to, over many texts: previous, repeated, first, induced, nearby."""
 
 import hashlib
-import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -23,16 +22,16 @@ from ..data.texts import read_texts
 from ..renderers.figure import Figure
 from ..renderers.grids import MapLayer
 from ..renderers.heat import head_map
-from ..renderers.text import number, table_text
+from ..renderers.text import interval, number, table_text
 from ..results import Result, cells, largest_heads
 from ..scorers.profile import (
     PROFILE_SCORES,
-    RunningRatio,
     even_pair_shares,
     profile_pairs,
     queries_with_pairs,
     text_shares,
 )
+from ..scorers.statistics import RunningRatio
 
 _LONGEST = 512
 _AT_ONCE = 32
@@ -51,7 +50,7 @@ _MAPS = (
 
 @dataclass(frozen=True, eq=False, repr=False)
 class GroupingProfile(Result):
-    """Head maps of six scores, means over texts with 95% intervals.
+    """Head maps of six scores, averaged over texts, with 95% intervals.
 
     Attributes:
         scores: Names of the scores: previous_token, duplicate_token, first_token, induction, syntactic_neighbour,
@@ -63,7 +62,7 @@ class GroupingProfile(Result):
         even: What even attention would score (the null of ``values``).
         possible: Share of queries that have such a pair.
         n_texts, n_tokens: Texts scored and their tokens.
-        n_cut, n_skipped: Texts cut to the longest length, and texts of fewer than two tokens, left out.
+        n_cut, n_skipped: Texts that were cut, and texts of fewer than two tokens, which were left out.
 
     Example:
         >>> from tl_headmaps import grouping_profile, load_default_model
@@ -93,18 +92,18 @@ class GroupingProfile(Result):
     n_skipped: int
     provenance: Provenance
 
-    def number(self, score: str) -> int:
-        """Position of a score."""
+    def index_of(self, score: str) -> int:
+        """Index of a score."""
         if score not in self.scores:
             raise UsageError(f"There is no score {score!r}; choose one of {', '.join(self.scores)}.")
         return self.scores.index(score)
 
     def head_map(self, score: str) -> Float[Tensor, "layer head"]:
         """Map of one score."""
-        return self.values[self.number(score)]
+        return self.values[self.index_of(score)]
 
-    def top(self, score: str, n: int = 5) -> list[tuple[HeadIndex, float]]:
-        """The heads that score highest (ties: lower layer, then lower head)."""
+    def top(self, n: int, score: str) -> list[tuple[HeadIndex, float]]:
+        """The ``n`` heads with the highest score (ties: lower layer, then lower head)."""
         return largest_heads(self.head_map(score), n)
 
     def to_rows(self) -> Iterable[dict[str, Any]]:
@@ -147,15 +146,14 @@ class GroupingProfile(Result):
     def __str__(self) -> str:
         rows = []
         for index, score in enumerate(self.scores):
-            for place, (head, value) in enumerate(self.top(score, 3)):
+            for place, (head, value) in enumerate(self.top(3, score)):
                 at = (index, head.layer, head.head)
-                low, high = float(self.interval_low[at]), float(self.interval_high[at])
                 rows.append(
                     [
                         score if place == 0 else "",
                         str(head),
                         f"{value:.2f}",
-                        "-" if math.isnan(low) else f"{low:.2f}-{high:.2f}",
+                        interval(float(self.interval_low[at]), float(self.interval_high[at])),
                         f"{self.even[index]:.2f}" if place == 0 else "",
                         number(float(self.where_possible[at])),
                         f"{self.possible[index]:.2f}" if place == 0 else "",
@@ -184,16 +182,16 @@ def grouping_profile(
     prepend_bos: bool = False,
     progress: bool = True,
 ) -> GroupingProfile:
-    """Scores of every head for six kinds of attention, means over texts with intervals.
+    """Score every head on six kinds of attention, averaged over texts, with intervals.
 
-    Memory does not grow with the number of texts: a streamed dataset works.
+    Memory does not grow with the number of texts, so a streamed dataset works.
 
     Args:
         model: A TransformerBridge or HookedTransformer.
         texts: A list of strings, a text file with blank lines between texts, or a ``datasets`` dataset.
         column: The column of a dataset that holds the text.
-        max_texts: Stop after so many texts.
-        max_tokens: Cut longer texts to their first tokens (and to what the model holds).
+        max_texts: Stop after this many texts.
+        max_tokens: Cut longer texts to this many tokens, or to the context length of the model if that is shorter.
         prepend_bos: Put BOS in front of every text.
         progress: Show a progress bar on a terminal.
 
@@ -201,11 +199,11 @@ def grouping_profile(
         >>> from tl_headmaps import grouping_profile, load_default_model
         >>> texts = ["The cat sat. The cat slept.", "A bird sang. A bird flew."]
         >>> profile = grouping_profile(load_default_model(), texts, progress=False)
-        >>> [(str(head), round(share, 2)) for head, share in profile.top("induction", 2)]
+        >>> [(str(head), round(share, 2)) for head, share in profile.top(2, "induction")]
         [('L17H5', 0.18), ('L17H4', 0.1)]
     """
     if max_tokens < 2:
-        raise UsageError(f"max_tokens={max_tokens} is too short; a text needs at least 2 tokens.")
+        raise UsageError(f"max_tokens={max_tokens} is too short. A text needs at least 2 tokens.")
     if max_texts is not None and max_texts < 1:
         raise UsageError(f"max_texts={max_texts} leaves no text; give 1 or more.")
     check_runs(model)
@@ -217,13 +215,13 @@ def grouping_profile(
             tally.add(some)
             bar.update(len(some))
     if not tally.n_texts:
-        raise UsageError("There is no text of at least two tokens. Give texts, a file, or another dataset column.")
+        raise UsageError("There is no text of at least two tokens. Give other texts, a file, or a dataset column.")
     options = {"max_texts": max_texts, "max_tokens": max_tokens, "prepend_bos": prepend_bos}
     return tally.result(weights.provenance(runs_model=True, options=options, data={"texts": tally.digest.hexdigest()}))
 
 
 class _Tally:
-    """Sums over texts: of constant size, whatever their number."""
+    """Sums over texts; their size does not depend on how many texts there are."""
 
     def __init__(self, model: Any, weights: HeadWeights, longest: int, prepend_bos: bool) -> None:
         self.model, self.tokenizer = model, weights.tokenizer
@@ -240,24 +238,24 @@ class _Tally:
         if not prompts:
             return
         pairs = [profile_pairs(ids, self._texts_of(ids)) for ids in prompts]
-        for found in pairs:
-            self.even += even_pair_shares(found)
-            self.queries += queries_with_pairs(found)
-            self.shares.next_text()
-            self.possible.next_text()
+        for pairs_of_text in pairs:
+            self.even += even_pair_shares(pairs_of_text)
+            self.queries += queries_with_pairs(pairs_of_text)
+            self.shares.next_unit()
+            self.possible.next_unit()
         self.n_texts += len(prompts)
         self.n_tokens += sum(map(len, prompts))
 
         def reduce(seen: Seen) -> None:
             for pattern, row in zip(seen["pattern"], seen.batch.rows, strict=True):
-                found = text_shares(pattern.to("cpu", torch.float32), pairs[row])
-                self.shares.add(seen.layer, found.shares, 1.0)
-                self.possible.add(seen.layer, found.on_pairs, queries_with_pairs(pairs[row]).double())
+                attention = text_shares(pattern.to("cpu", torch.float32), pairs[row])
+                self.shares.add(attention.shares, at=seen.layer)
+                self.possible.add(attention.on_pairs, queries_with_pairs(pairs[row]), at=seen.layer)
 
         run(self.model, prompts, read=("pattern",), reduce=reduce)
 
     def _texts_of(self, ids: list[int]) -> list[str]:
-        """Texts of tokens; BOS and its like have none, so that they are no word."""
+        """Texts of tokens; special tokens such as BOS have none, so they are not taken for words."""
         special = set(self.tokenizer.all_special_ids)
         return ["" if token in special else token_string(self.tokenizer, token) for token in ids]
 

@@ -1,4 +1,4 @@
-"""Arrays that a caller hands over: read as tensors, refused in sentences, remembered by their digest."""
+"""Arrays passed in by a caller: converted to tensors, checked, and identified by their digest."""
 
 import hashlib
 import warnings
@@ -12,26 +12,32 @@ from .errors import UsageError
 
 
 def given_tensor(values: Any, name: str, expected: str) -> Tensor:
-    """An array, tensor or nested lists as a real tensor; lists become float64, whole numbers float32."""
+    """An array, tensor or nested lists as a real tensor; lists become float64, whole numbers float32.
+
+    Args:
+        values: What the caller passed.
+        name: What it is called in an error message.
+        expected: What it should have been, for the message.
+    """
     try:
-        given = values if isinstance(values, Tensor) else _from_numpy(values)
+        tensor = values if isinstance(values, Tensor) else _from_numpy(values)
     except (TypeError, ValueError, RuntimeError) as error:
         raise UsageError(f"{name} is not an array of numbers ({error}). Give {expected}.") from error
-    if given.is_complex():
+    if tensor.is_complex():
         raise UsageError(f"{name} holds complex numbers; give {expected} of real numbers.")
-    return given.detach() if given.is_floating_point() else given.float()
+    return tensor.detach() if tensor.is_floating_point() else tensor.float()
 
 
 def _from_numpy(values: Any) -> Tensor:
     array = values if isinstance(values, np.ndarray) else np.asarray(values, dtype=np.float64)
     with warnings.catch_warnings():
-        # A memory-mapped file may be read-only; nothing here writes to it.
+        # A memory-mapped file may be read-only, which is fine: nothing here writes to it.
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")
         return torch.from_numpy(array)
 
 
-def digest_of(*arrays: Tensor) -> str:
-    """SHA-256 over shapes and values, read a few rows at a time."""
+def array_digest(*arrays: Tensor) -> str:
+    """SHA-256 over shapes and values; rows are converted a few at a time, to save memory."""
     digest = hashlib.sha256()
     for array in arrays:
         digest.update(str(tuple(array.shape)).encode())

@@ -3,8 +3,8 @@
 from .charts import Line as Line
 from .charts import curve as curve
 from .charts import scatter as scatter
-from .example import Matrix as Matrix
-from .example import Step as Step
+from .example import ExampleMatrix as ExampleMatrix
+from .example import ExampleStep as ExampleStep
 from .example import worked_example as worked_example
 from .figure import Figure as Figure
 from .figure import save_page as save_page

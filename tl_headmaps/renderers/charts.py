@@ -24,7 +24,7 @@ _LISTED = 30
 
 @dataclass(frozen=True)
 class Line:
-    """One curve, with a band around it if ``low`` and ``high`` are given; ``x`` if it has its own."""
+    """One curve, with a band if it has ``low`` and ``high``, at its own positions if it has ``x``."""
 
     name: str
     y: Any
@@ -79,7 +79,7 @@ def curve(
         title: What is shown.
         x_name: What x counts.
         y_name: What y measures.
-        y_limits: Ends of the y axis; by default those of the values.
+        y_limits: Ends of the y axis; by default, the range of the values.
         note: A sentence under the figure.
     """
     if not lines:
@@ -125,7 +125,7 @@ def scatter(
 
     Args:
         x: Values by layer and head, or a list.
-        y: Likewise.
+        y: The same, in the other direction.
         names: Names of the points; by default heads, if the values are by layer and head.
         groups: A group for each point, shown by its colour.
         title: What is shown.

@@ -1,6 +1,6 @@
 """Colours of all figures, on the page and in print: one table for amounts, one for signed values.
 
-Both change evenly in lightness, so that equal steps look equal, also in grey and to colour-blind eyes. ``AMOUNTS`` is
+Both change evenly in lightness, so equal steps look equal, also in grey and to colour-blind readers. ``AMOUNTS`` is
 viridis; ``SIGNED`` runs from blue over near-white to red with lightness (CIELAB) falling evenly on both sides of zero.
 """
 
@@ -27,10 +27,10 @@ Limits: TypeAlias = tuple[float | int, float | int]
 """Two ends of a scale or an axis."""
 
 SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8a6d00", "#56b4e9")
-"""Lines and groups (after Okabe and Ito), told apart by colour-blind eyes too; used in this order."""
+"""Lines and groups (after Okabe and Ito), distinguishable for colour-blind readers; used in this order."""
 
 _NEAR_ZERO = 0.2
-"""Amounts whose least is below this share of the largest are drawn from zero."""
+"""Amounts whose smallest is below this share of the largest are drawn from zero."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Scale:
         low, high: Values at the two ends of the colour bar.
         signed: Zero in the middle, two colours.
         unit: What the numbers are, written at the colour bar.
-        below, above: Whether values lie beyond an end and take its colour; the bar then says so.
+        below, above: Whether values exceed an end and take its colour; the bar then shows it.
     """
 
     low: float

@@ -1,6 +1,7 @@
 """A computation step by step: sentences, formulas and matrices with their numbers.
 
->>> worked_example([Step("Values", matrices=[Matrix("V", [[0.1, 0.2], [-0.8, 0.3]], rows=["Birds", "walk"])])])
+>>> values = ExampleMatrix("V", [[0.1, 0.2], [-0.8, 0.3]], rows=["Birds", "walk"])
+>>> worked_example([ExampleStep("Each token has a value", [values])])
 Figure('Worked example', Example, 1 KB)
 """
 
@@ -15,14 +16,14 @@ from .colours import Scale, text_on
 from .figure import Figure
 from .grids import checked
 from .page import escaped, figure_body, label
-from .text import table_text, visible
+from .text import significant, table_text, true_minus, visible
 
 MAX_SIDE = 24
 
 
 @dataclass(frozen=True)
-class Matrix:
-    """A small named matrix; labels of rows and columns if they have any."""
+class ExampleMatrix:
+    """A small named matrix, with labels of its rows and columns if they have any."""
 
     name: str
     values: Any
@@ -31,11 +32,11 @@ class Matrix:
 
 
 @dataclass(frozen=True)
-class Step:
-    """One step: what happens, the matrices it happens to, and the numbers put in (as text)."""
+class ExampleStep:
+    """One step: what happens, the matrices involved, and the formula with its numbers (as text)."""
 
     text: str
-    matrices: Sequence[Matrix] = ()
+    matrices: Sequence[ExampleMatrix] = ()
     formula: str = ""
 
 
@@ -44,17 +45,19 @@ class Example:
     """All steps, checked, with one colour scale."""
 
     title: str
-    steps: tuple[Step, ...]
+    steps: tuple[ExampleStep, ...]
     scale: Scale
     note: str = ""
 
 
-def worked_example(steps: Sequence[Step], *, title: str = "Worked example", unit: str = "", note: str = "") -> Figure:
+def worked_example(
+    steps: Sequence[ExampleStep], *, title: str = "Worked example", unit: str = "", note: str = ""
+) -> Figure:
     """Steps under each other; all matrices share one colour scale, centred on zero if any value is negative."""
     if not steps:
-        raise UsageError("There is nothing to draw: give at least one Step.")
+        raise UsageError("There is nothing to draw: give at least one ExampleStep.")
     kept = tuple(
-        Step(
+        ExampleStep(
             visible(step.text), tuple(map(_checked, step.matrices)), "\n".join(map(visible, step.formula.splitlines()))
         )
         for step in steps
@@ -68,7 +71,7 @@ def worked_example(steps: Sequence[Step], *, title: str = "Worked example", unit
     return Figure(title=visible(title), body=body, needs=(), text=text, data=example)
 
 
-def _checked(matrix: Matrix) -> Matrix:
+def _checked(matrix: ExampleMatrix) -> ExampleMatrix:
     values, _ = checked(
         np.atleast_2d(matrix.values) if not hasattr(matrix.values, "detach") else matrix.values, matrix.name
     )
@@ -81,10 +84,10 @@ def _checked(matrix: Matrix) -> Matrix:
         if labels is not None and len(labels) != n:
             raise UsageError(f"{len(labels)} labels were given for {n} rows or columns of {matrix.name}.")
     rows, columns = (None if labels is None else tuple(map(label, labels)) for labels in (matrix.rows, matrix.columns))
-    return Matrix(visible(matrix.name), values, rows, columns)
+    return ExampleMatrix(visible(matrix.name), values, rows, columns)
 
 
-def _step(step: Step, scale: Scale) -> str:
+def _step(step: ExampleStep, scale: Scale) -> str:
     matrices = "".join(_matrix(matrix, scale) for matrix in step.matrices)
     lines = "<br>".join(map(escaped, step.formula.splitlines()))
     formula = f'<div class="tlhm-formula">{lines}</div>' if lines else ""
@@ -92,7 +95,7 @@ def _step(step: Step, scale: Scale) -> str:
     return f"<li>{escaped(step.text)}{row}{formula}</li>"
 
 
-def _matrix(matrix: Matrix, scale: Scale) -> str:
+def _matrix(matrix: ExampleMatrix, scale: Scale) -> str:
     head = ""
     if matrix.columns is not None:
         cells = "".join(f'<th scope="col">{escaped(name)}</th>' for name in matrix.columns)
@@ -109,14 +112,14 @@ def _matrix(matrix: Matrix, scale: Scale) -> str:
 
 def _cell(value: float, scale: Scale) -> str:
     if np.isnan(value):
-        return "<td>missing</td>"
+        return f"<td>{cell_text(value)}</td>"
     colour = scale.colour(value)
-    return f'<td style="background:{colour};color:{text_on(colour)}">{number_text(value)}</td>'
+    return f'<td style="background:{colour};color:{text_on(colour)}">{cell_text(value)}</td>'
 
 
-def number_text(value: float) -> str:
-    """Up to five digits, with a true minus sign."""
-    return f"{value:.5g}".replace("-", "−")
+def cell_text(value: float) -> str:
+    """What the cell of a matrix shows."""
+    return "missing" if np.isnan(value) else true_minus(significant(value, 5))
 
 
 def _words(example: Example) -> str:
@@ -127,7 +130,7 @@ def _words(example: Example) -> str:
             names = matrix.columns or [str(number) for number in range(matrix.values.shape[1])]
             columns = [("", "left"), *((str(name), "right") for name in names)]
             rows = [
-                [matrix.rows[i] if matrix.rows else i, *(number_text(float(value)) for value in row)]
+                [matrix.rows[i] if matrix.rows else i, *(cell_text(float(value)) for value in row)]
                 for i, row in enumerate(matrix.values)
             ]
             lines.append(f"\n{matrix.name}\n{table_text(columns, rows)}")

@@ -1,4 +1,4 @@
-"""A figure is a value: a notebook shows it, a file holds it, and making one displays nothing."""
+"""A figure is a value: a notebook shows it, a file holds it, and creating one displays nothing."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ class Figure:
         body: Markup of the picture without styles and scripts.
         needs: Scripts the markup needs.
         text: The picture in words.
-        data: The plain values that were drawn; the printed form is made from them too.
+        data: The plain values that were drawn; the printed form is made from them, too.
 
     Example:
         >>> from tl_headmaps import AttentionGroups
@@ -43,7 +43,7 @@ class Figure:
 
     @property
     def html(self) -> str:
-        """Markup that stands alone inside any page, with styles and scripts; the same for the same values."""
+        """Self-contained markup for any page, with styles and scripts; the same for the same values."""
         return self.body + assets(self.needs)
 
     def _repr_html_(self) -> str:
@@ -57,7 +57,7 @@ class Figure:
 
     @property
     def rendered(self) -> Any:
-        """The same as a ``circuitsvis`` ``RenderedHTML``; neither of its two forms asks the network."""
+        """The same as a ``circuitsvis`` ``RenderedHTML``; neither of its two forms uses the network."""
         from circuitsvis.utils.render import RenderedHTML
 
         return RenderedHTML(self.html, self.html)
@@ -88,10 +88,10 @@ class Figure:
 
 
 def save_page(path: str | Path, figures: Sequence[Figure], *, title: str = "Head maps") -> Path:
-    """Write several figures as one page that opens offline; styles and scripts stand in it once."""
+    """Write several figures as one page that opens offline; styles and scripts are included once."""
     path = Path(path)
     if path.suffix.lower() != PAGE_SUFFIX:
-        raise UsageError(f"{path.name!r} is not the name of a page. Use the suffix {PAGE_SUFFIX}.")
+        raise UsageError(f"{path.name!r} does not name a page. Use the suffix {PAGE_SUFFIX}.")
     needs = [need for figure in figures for need in figure.needs]
     with replacing(path) as temporary:
         temporary.write_text(whole_page(title, [figure.body for figure in figures], needs), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Which heads serve which group of tokens: a flowchart beside the block matrix of attention.
+"""Which heads serve which group of tokens: a flowchart next to the block matrix of attention.
 
 >>> flow(["It", "I", "is"], [[0, 1], [2]], {"Head 0": [0], "Head 1": [1]})
 Figure('Heads and token groups', Flow, 2 KB)
@@ -54,13 +54,13 @@ def flow(
     unit: str = "attention",
     note: str = "",
 ) -> Figure:
-    """Heads joined to the tokens of the groups they serve, beside the attention matrix in the groups' order.
+    """Heads joined to the tokens of the groups they serve, next to the attention matrix in the groups' order.
 
     Args:
         tokens: The tokens of the text.
         groups: Positions of the tokens of each group; every position in at most one group.
         heads: For each head the numbers of the groups it serves.
-        matrix: Attention by query and key position, if it is to stand beside.
+        matrix: Attention by query and key position, drawn next to the flowchart if given.
         title: What is shown.
         unit: What the matrix holds.
         note: A sentence under the figure.
@@ -113,9 +113,9 @@ def flow_figure(chart: Flow, *, n_named: int) -> Figure:
     drawing = _drawing(chart, n_named)
     needs: tuple[str, ...] = ()
     if chart.matrix is not None:
-        beside = heat_figure(chart.matrix)
-        drawing += beside.body
-        needs = beside.needs
+        blocks = heat_figure(chart.matrix)
+        drawing += blocks.body
+        needs = blocks.needs
     rows = [
         [head, ", ".join(chart.tokens[i] for n in numbers for i in chart.groups[n])] for head, numbers in chart.heads
     ]
@@ -139,7 +139,7 @@ def _words(chart: Flow, n_named: int) -> str:
 
 
 def layout(chart: Flow) -> tuple[dict[int, float], list[float], float]:
-    """Heights of token and head boxes, and the height of all; groups stand apart, heads beside what they serve."""
+    """Heights of token and head boxes, and the total height: gaps between groups, heads next to what they serve."""
     token_at, y = {}, 0.0
     for group in chart.groups:
         for position in group:
@@ -150,11 +150,11 @@ def layout(chart: Flow) -> tuple[dict[int, float], list[float], float]:
     for _, numbers in chart.heads:
         served = [token_at[position] for number in numbers for position in chart.groups[number]]
         wanted.append(sum(served) / len(served) if served else 0.0)
-    # Heads that wish for the same place share it around its middle; none comes closer than a row.
+    # Heads with the same ideal height are spread evenly around it, at least one row apart.
     head_at = [0.0] * len(wanted)
     free = 0.0
     for place in sorted(set(wanted)):
-        sharing = [number for number, wish in enumerate(wanted) if wish == place]
+        sharing = [number for number, ideal in enumerate(wanted) if ideal == place]
         free = max(free, place - ROW * (len(sharing) - 1) / 2)
         for number in sharing:
             head_at[number] = free

@@ -1,4 +1,4 @@
-"""Plain values of a heat map: checked arrays, axes and layers, whatever they were given as."""
+"""Plain values of a heat map: arrays, axes and layers, checked and converted from what a caller passes."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from .text import visible
 
 MAX_SIDE = 1_000
 MAX_CELLS = 250_000
-"""More cells than this no screen can show and no tab should hold."""
+"""More cells than this fit on no screen."""
 
 MAX_LAYERS_CELLS = 4_000_000
 
@@ -30,7 +30,7 @@ class MapLayer:
         null: What each value would be by chance.
         interval: Lower and upper bounds of each value, at 95%.
         details: More numbers to show with each value, by name.
-        unit: What the numbers are, if not what the figure says.
+        unit: What the numbers are, if it differs from the figure's unit.
     """
 
     name: str
@@ -72,7 +72,7 @@ class Layer:
 class Heat:
     """Everything a heat map shows, in plain values.
 
-    ``item`` says how a cell is called: ``"head"`` (``L23H4``), ``"pair"`` (row to column) or ``"component"``.
+    ``item`` says how cells are named: ``"head"`` (``L23H4``), ``"pair"`` (row to column) or ``"component"``.
     """
 
     title: str
@@ -88,7 +88,7 @@ class Heat:
     note: str = ""
 
     def cell_name(self, row: int, column: int) -> str:
-        """What the cell is called."""
+        """Name of a cell."""
         if self.item == "head":
             return str(HeadIndex(row, column))
         if self.item == "pair":
@@ -106,7 +106,7 @@ class Heat:
 def checked(values: Any, what: str) -> tuple[np.ndarray, tuple[int, ...] | None]:
     """A two-dimensional array and, if its rows differ in length, their lengths.
 
-    Numbers are those of 32-bit floats, as on the page, so that all forms of a figure say the same.
+    Numbers are rounded to 32-bit floats, as on the page, so that all forms of a figure agree.
     """
     if hasattr(values, "detach"):
         values = values.detach().cpu().double().numpy()
@@ -173,24 +173,25 @@ def heat_of(
     limits: Limits | None = None,
     **details: Any,
 ) -> Heat:
-    """Check everything a user can get wrong and fix the colour scales: one per unit."""
-    given = layers_of(values)
-    if not given:
+    """Check everything a user can get wrong and choose the colour scales: one per unit."""
+    maps = layers_of(values)
+    if not maps:
         raise UsageError("There is nothing to draw: give at least one map.")
-    names = [(entry.name, entry.group) for entry in given]
+    names = [(entry.name, entry.group) for entry in maps]
     if len(set(names)) < len(names):
-        raise UsageError(f"Two maps are called {next(n for n in names if names.count(n) > 1)[0]!r}; name each its own.")
-    arrays, lengths = zip(*(checked(entry.values, entry.name or "values") for entry in given), strict=True)
+        twice = next(name for name, group in names if names.count((name, group)) > 1)
+        raise UsageError(f"Two maps are called {twice!r}; give each its own name.")
+    arrays, lengths = zip(*(checked(entry.values, entry.name or "values") for entry in maps), strict=True)
     shape = arrays[0].shape
-    for entry, array in zip(given, arrays, strict=True):
+    for entry, array in zip(maps, arrays, strict=True):
         if array.shape != shape:
             raise UsageError(f"{entry.name!r} has shape {array.shape}, but the first map has {shape}; they must agree.")
     if sum(array.size for array in arrays) > MAX_LAYERS_CELLS:
         raise UsageError(
-            f"{len(given)} maps of {shape[0]:,} x {shape[1]:,} are too many for one page; draw some of them "
+            f"{len(maps)} maps of {shape[0]:,} x {shape[1]:,} are too many for one page; draw some of them "
             "(a result has select())."
         )
-    units = [visible(unit if entry.unit is None else entry.unit) for entry in given]
+    units = [visible(unit if entry.unit is None else entry.unit) for entry in maps]
     scales = {
         one: Scale.over(
             [array for array, other in zip(arrays, units, strict=True) if other == one],
@@ -205,17 +206,17 @@ def heat_of(
         rows=_axis(rows, shape[0], row_labels),
         columns=_axis(columns, shape[1], column_labels),
         lengths=next((entry for entry in lengths if entry), None),
-        layers=tuple(_layer(entry, array, scales[one]) for entry, array, one in zip(given, arrays, units, strict=True)),
+        layers=tuple(_layer(entry, array, scales[one]) for entry, array, one in zip(maps, arrays, units, strict=True)),
         **details,
     )
 
 
 def _layer(entry: MapLayer, array: np.ndarray, scale: Scale) -> Layer:
     def like(values: Any, what: str) -> np.ndarray:
-        found, _ = checked(values, what)
-        if found.shape != array.shape:
-            raise UsageError(f"{what} has shape {found.shape}, but its values have {array.shape}; they must agree.")
-        return found
+        other, _ = checked(values, what)
+        if other.shape != array.shape:
+            raise UsageError(f"{what} has shape {other.shape}, but its values have {array.shape}; they must agree.")
+        return other
 
     null = None if entry.null is None else like(entry.null, f"null of {entry.name!r}")
     interval = None

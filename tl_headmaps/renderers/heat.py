@@ -1,7 +1,7 @@
 """Heat maps: heads by layer, panels side by side, components by layer, tokens by tokens.
 
 All are one drawing over :class:`~tl_headmaps.renderers.grids.Heat`, so all can be hovered, searched and walked through
-with the keyboard alike. Values are arrays, tensors or nested lists by row and column; several maps are given by name.
+with the keyboard alike. Values are arrays, tensors or nested lists by row and column; several maps are passed by name.
 
 >>> figure = head_map([[0.1, 0.7], [None, 0.2]], title="Country to capital", unit="share of pairs")
 >>> figure
@@ -45,7 +45,7 @@ def head_map(
     Args:
         values: Values by layer and head; or several maps by name, or :class:`MapLayer` entries, to switch between.
         title: What is shown.
-        unit: What the numbers are; stands at the colour bar. Maps of one unit share one colour scale.
+        unit: What the numbers are, written at the colour bar. Maps of one unit share one colour scale.
         signed: Centre the colours on zero; by default if any value is negative.
         limits: Ends of the colour bar; values beyond them take its end colours.
         switches: What the two switches are called, if there are several maps (and groups of them).
@@ -192,8 +192,8 @@ def _layer_summary(heat: Heat, layer: Layer) -> str:
     cells = sum(heat.lengths) if heat.lengths else layer.values.size
     unit = f" {layer.scale.unit}" if layer.scale.unit else ""
     missing = f", {cells - finite.size:,} missing" if finite.size < cells else ""
-    found = ", ".join(f"{name} {value:.4g}" for name, value in heat.highest(layer, 3))
-    return f"{prefix}from {finite.min():.4g} to {finite.max():.4g}{unit}{missing}. Highest: {found}."
+    highest = ", ".join(f"{name} {value:.4g}" for name, value in heat.highest(layer, 3))
+    return f"{prefix}from {finite.min():.4g} to {finite.max():.4g}{unit}{missing}. Highest: {highest}."
 
 
 def _alternative(heat: Heat, text: str) -> str:

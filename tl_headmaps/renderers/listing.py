@@ -12,14 +12,14 @@ from .text import table_text, visible
 
 @dataclass(frozen=True)
 class Listing:
-    """Lines of text as they stand."""
+    """Preformatted lines of text."""
 
     title: str
     text: str
 
 
 def text_figure(text: str, *, title: str) -> Figure:
-    """Text as it stands, in letters of one width."""
+    """Preformatted text in a monospaced font."""
     lines = "\n".join(map(visible, text.splitlines()))
     body = figure_body("text", title, inside=f"<pre>{html.escape(lines)}</pre>")
     return Figure(title=visible(title), body=body, needs=(), text=lines, data=Listing(visible(title), lines))
@@ -33,7 +33,7 @@ def table_figure(
     text: str | None = None,
     unbroken: bool = False,
 ) -> Figure:
-    """A table; ``text`` is its printed form, if it has one. ``unbroken`` cells scroll instead of wrapping."""
+    """A table; ``text`` is its printed form, if it has one. The cells of an ``unbroken`` table do not wrap."""
     rows = [list(row) for row in rows]
     shown = text or table_text([(column, "left") for column in columns], rows)
     return _listed(title, table(columns, rows), shown, unbroken)

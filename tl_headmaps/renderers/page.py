@@ -1,7 +1,7 @@
 """From plain values to markup: escaping, packed numbers, and pages that carry all they need.
 
-Nothing is ever fetched: styles and scripts stand in the page, and a saved page forbids connections outright. Numbers
-travel as 32-bit floats (exact for the tensors of our results); nulls and intervals as 16-bit floats, three digits.
+Nothing is ever fetched: styles and scripts are part of the page, and a saved page forbids connections outright. Numbers
+are stored as 32-bit floats (exact for the tensors of our results); nulls and intervals as 16-bit floats, three digits.
 """
 
 import base64
@@ -22,7 +22,7 @@ from ..core.errors import UsageError
 from .text import visible
 
 LABEL_LENGTH = 40
-"""Longer labels are cut: a token can be a page of spaces."""
+"""Longer labels are cut: a token can be hundreds of spaces."""
 
 _ORDER = ("heat", "chart", "circuits")
 _NOTHING = 2.0**-34
@@ -45,7 +45,7 @@ def escaped(text: object) -> str:
 
 
 def script_json(values: Any) -> str:
-    """JSON that cannot end the script element it stands in."""
+    """JSON that cannot close the script element it is in."""
     text = json.dumps(values, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")
@@ -107,7 +107,7 @@ def assets(needs: Iterable[str]) -> str:
 
 
 def whole_page(title: str, bodies: Sequence[str], needs: Iterable[str], *, style: str = "") -> str:
-    """A complete document that opens offline, from disk, in any current browser; ``style`` is one more asset."""
+    """A complete document that opens offline, from disk, in any current browser; ``style`` names an extra asset."""
     extra = f"<style>{_asset(style)}</style>" if style else ""
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -130,9 +130,9 @@ def table(columns: Sequence[object], rows: Iterable[Sequence[object]], caption: 
 def figure_body(
     kind: str, title: str, *, data: Any = None, inside: str = "", alternative: str = "", note: str = ""
 ) -> str:
-    """The frame all figures share: title, the picture's place, its data, and the text alternative.
+    """The frame all figures share: title, place for the picture, its data, and the text alternative.
 
-    The alternative is open until a script has drawn the picture, so a page without scripts still says what is in it.
+    The alternative is open until a script has drawn the picture, so a page without scripts is still readable.
     """
     drawn = kind in _ORDER
     script = f'<script type="application/json">{script_json(data)}</script>' if drawn else ""

@@ -3,6 +3,7 @@
 Same values, same bytes: no dates, fixed ids. Letters are embedded (PDF: TrueType; SVG: outlines).
 """
 
+import textwrap
 from dataclasses import replace
 from functools import singledispatch
 from pathlib import Path
@@ -15,11 +16,12 @@ from ..core.errors import UsageError
 from ..core.files import replacing
 from .charts import Chart
 from .colours import SERIES, Scale, text_on
-from .example import Example, Matrix, number_text
+from .example import Example, ExampleMatrix, cell_text
 from .flowchart import ROW as _FLOW_ROW
 from .flowchart import Flow, layout
 from .grids import Axis, Heat, Layer
 from .listing import Listing
+from .text import significant, true_minus
 from .views import View
 
 if TYPE_CHECKING:
@@ -27,9 +29,10 @@ if TYPE_CHECKING:
 
 INCHES = {"column": 3.4, "page": 7.0}
 _LETTER_INCHES, _LINE_INCHES = 0.065, 0.12
-"""What a letter takes in width and a line in height, at the size of the ticks."""
+"""Width of a letter and height of a line, at the size of the ticks."""
 
 _LINE = 0.18
+_FORMULA_SIZE, _FORMULA_LINE = 6, 0.11
 _STEPS = (1, 2, 4, 5, 8, 10, 16, 20, 25, 32, 50, 64, 100, 128, 200, 250, 500)
 _MOST_ROWS = 12
 _MOST_LINES = 90
@@ -52,7 +55,7 @@ _PRINT = {
 
 
 def require_matplotlib() -> None:
-    """Say how to get matplotlib if it is missing."""
+    """Raise an error that says how to install matplotlib, if it is missing."""
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
@@ -108,7 +111,7 @@ def _colour_map(layer: Layer) -> Any:
 
 
 def _map_axes(axes: Any, heat: Heat, layer: Layer, cell: tuple[float, float]) -> Any:
-    """One map on its axes, with cells of about the given inches: colours, hatching where values are missing, ticks."""
+    """One map on its axes, cells about this many inches: colours, hatching where values are missing, ticks."""
     from matplotlib.patches import Rectangle
 
     low, high = layer.scale.low, layer.scale.high
@@ -143,7 +146,7 @@ def _map_axes(axes: Any, heat: Heat, layer: Layer, cell: tuple[float, float]) ->
         for (row, column), value in np.ndenumerate(layer.values):
             if np.isfinite(value):
                 colour = text_on(layer.scale.colour(float(value)))
-                axes.text(column, row, f"{value:.3g}".replace("-", "−"), ha="center", va="center", color=colour)
+                axes.text(column, row, true_minus(significant(float(value))), ha="center", va="center", color=colour)
     return image
 
 
@@ -266,8 +269,7 @@ def _(data: Flow, sheet: Any) -> None:
     token_at, head_at, height = layout(data)
     wide = sheet.get_figwidth()
     sheet.set_figheight(min(max(0.25 * height / _FLOW_ROW, 1.2) + 0.3, 9.0))
-    beside = data.matrix is not None
-    columns = sheet.subplots(1, 2, width_ratios=[1, 1]) if beside else [sheet.subplots()]
+    columns = sheet.subplots(1, 2, width_ratios=[1, 1]) if data.matrix is not None else [sheet.subplots()]
     axes = columns[0]
     axes.set(xlim=(0, 3), ylim=(height, -_FLOW_ROW), title=data.title)
     axes.axis("off")
@@ -294,16 +296,19 @@ def _(data: Flow, sheet: Any) -> None:
 def _(data: Example, sheet: Any) -> None:
     """Steps under each other: a line of text, its matrices in a row, its formula; all measured in inches."""
     wide = sheet.get_figwidth()
+    # A letter is 0.6 of its size wide.
+    letters = int((wide - 0.35) * 72 / (0.61 * _FORMULA_SIZE))
+    formulas = [_wrapped(step.formula, letters) for step in data.steps]
     heights = []
-    for step in data.steps:
-        rows = max((0.62 + _LINE * len(matrix.values) for matrix in step.matrices), default=0.0)
-        heights.append(0.25 + rows + _LINE * len(step.formula.splitlines()))
+    for step, lines in zip(data.steps, formulas, strict=True):
+        rows = max((0.47 + _LINE * len(matrix.values) for matrix in step.matrices), default=0.0)
+        heights.append(0.25 + rows + _FORMULA_LINE * len(lines) + 0.08)
     sheet.set_layout_engine("none")
     tall = sum(heights) + 0.4
     sheet.set_figheight(tall)
     sheet.text(0.5, 1 - 0.08 / tall, data.title, ha="center", va="top", size=8)
     top = tall - 0.35
-    for number, (step, height) in enumerate(zip(data.steps, heights, strict=True), 1):
+    for number, (step, lines, height) in enumerate(zip(data.steps, formulas, heights, strict=True), 1):
         sheet.text(0.1 / wide, top / tall, f"{number}. {step.text}", va="top")
         left = 0.25
         for matrix in step.matrices:
@@ -314,14 +319,19 @@ def _(data: Example, sheet: Any) -> None:
             axes = sheet.add_axes((left / wide, bottom / tall, size[0] / wide, size[1] / tall))
             _matrix_axes(axes, matrix, data.scale)
             left += size[0] + 0.2
-        if step.formula:
-            sheet.text(
-                0.25 / wide, (top - height + 0.1) / tall, step.formula, va="bottom", family="DejaVu Sans Mono", size=6
-            )
         top -= height
+        spacing = _FORMULA_LINE * 72 / _FORMULA_SIZE
+        letters_of = {"family": "DejaVu Sans Mono", "size": _FORMULA_SIZE, "linespacing": spacing}
+        sheet.text(0.25 / wide, (top + 0.08) / tall, "\n".join(lines), va="bottom", **letters_of)
 
 
-def _matrix_axes(axes: Any, matrix: Matrix, scale: Scale) -> None:
+def _wrapped(formula: str, letters: int) -> list[str]:
+    """Lines of a formula; those too long continue on an indented line."""
+    wrapper = textwrap.TextWrapper(letters, subsequent_indent=" " * 4, drop_whitespace=False, break_on_hyphens=False)
+    return [part for line in formula.splitlines() for part in wrapper.wrap(line)]
+
+
+def _matrix_axes(axes: Any, matrix: ExampleMatrix, scale: Scale) -> None:
     colours = [
         [scale.colour(float(value)) if np.isfinite(value) else "#ffffff" for value in row] for row in matrix.values
     ]
@@ -331,7 +341,7 @@ def _matrix_axes(axes: Any, matrix: Matrix, scale: Scale) -> None:
         axes.text(
             column,
             row,
-            number_text(float(value)),
+            cell_text(float(value)),
             ha="center",
             va="center",
             size=6,

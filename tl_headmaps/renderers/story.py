@@ -1,6 +1,6 @@
 """A page that tells a story: chapters of prose and figures, under each figure the command that makes it.
 
-Nothing here knows what is told. Styles and scripts stand in the page once, and nothing is fetched.
+Nothing here knows what the story is about. Styles and scripts are included once, and nothing is fetched.
 """
 
 from collections.abc import Sequence
@@ -12,19 +12,16 @@ from ..core.files import PAGE_SUFFIX, replacing
 from .figure import Figure
 from .page import escaped, whole_page
 
-_UNBROKEN = 40
-"""Letters that fit on the line of a phone."""
-
 
 @dataclass(frozen=True)
 class Part:
-    """One thing that is shown, or a sentence that says why it is not.
+    """One finding, or a sentence that says why there is none.
 
     Attributes:
         says: What is seen.
         figure: The picture, if there is one.
         command: The command that makes it.
-        file: Name of the file beside the page that holds the result.
+        file: Name of the file next to the page that holds the result.
     """
 
     says: str
@@ -39,7 +36,7 @@ class Chapter:
 
     Attributes:
         title: The title.
-        about: What is done in it, before what was found.
+        about: What is done in it.
         parts: What is shown.
         headline: What was found, in a few words, for the table of contents.
     """
@@ -80,10 +77,10 @@ def story_page(title: str, opening: str, chapters: Sequence[Chapter], closing: S
 def save_story(
     path: str | Path, title: str, opening: str, chapters: Sequence[Chapter], closing: Sequence[str] = ()
 ) -> Path:
-    """Write the story as one page that opens offline; the file is whole or not there."""
+    """Write the story as one page that opens offline; the file is complete or absent."""
     path = Path(path)
     if path.suffix.lower() != PAGE_SUFFIX:
-        raise UsageError(f"{path.name!r} is not the name of a page. Use the suffix {PAGE_SUFFIX}.")
+        raise UsageError(f"{path.name!r} does not name a page. Use the suffix {PAGE_SUFFIX}.")
     with replacing(path) as temporary:
         temporary.write_text(story_page(title, opening, chapters, closing), encoding="utf-8")
     return path
@@ -109,12 +106,6 @@ def _part(part: Part) -> str:
         f'<div class="story-text story-finding"><p>{escaped(part.says)}</p></div>'
         f'<figure class="story-figure">{figure}<figcaption>{command}{saved}</figcaption></figure>'
     )
-
-
-def _command(text: str) -> str:
-    """A command whose lines break between words only, not behind the hyphens of an option."""
-    words = (escaped(word) for word in text.split(" "))
-    return " ".join(word if len(word) > _UNBROKEN else f"<span>{word}</span>" for word in words)
 
 
 def _link(name: str) -> str:

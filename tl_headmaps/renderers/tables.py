@@ -6,29 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .text import table_text, visible
-
-_LATEX = {
-    "\\": r"\textbackslash{}",
-    "&": r"\&",
-    "%": r"\%",
-    "$": r"\$",
-    "#": r"\#",
-    "_": r"\_",
-    "{": r"\{",
-    "}": r"\}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "|": r"\textbar{}",
-}
-_MARKDOWN = {character: f"\\{character}" for character in "\\|`*_<>[]"}
+from .text import latex, markdown, table_text, visible
 
 
 @dataclass(frozen=True)
 class Table:
-    """Cells as they are printed; columns are (title, "left" or "right"), ``note`` stands below."""
+    """Cells as they are printed; columns are (title, "left" or "right"), ``note`` is printed below."""
 
     columns: Sequence[tuple[str, str]]
     rows: Sequence[Sequence[Any]]
@@ -48,24 +31,20 @@ class Table:
 
     def markdown(self) -> str:
         """A Markdown table; every character of a cell is shown as it is."""
-        lines = [[_escaped(title, _MARKDOWN) for title, _ in self.columns]]
+        lines = [[markdown(title) for title, _ in self.columns]]
         lines.append(["---:" if side == "right" else "---" for _, side in self.columns])
-        lines += [[_escaped(cell, _MARKDOWN) for cell in row] for row in self.rows]
+        lines += [[markdown(cell) for cell in row] for row in self.rows]
         table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-        return f"{table}\n" + (f"\n{_escaped(self.note, _MARKDOWN)}\n" if self.note else "")
+        return f"{table}\n" + (f"\n{markdown(self.note)}\n" if self.note else "")
 
     def latex(self) -> str:
         r"""A ``tabular`` with booktabs rules, for ``\input``."""
         sides = "".join("r" if side == "right" else "l" for _, side in self.columns)
         lines = [r"\begin{tabular}{" + sides + "}", r"\toprule"]
-        lines.append(" & ".join(_escaped(title, _LATEX) for title, _ in self.columns) + r" \\")
+        lines.append(" & ".join(latex(title) for title, _ in self.columns) + r" \\")
         lines.append(r"\midrule")
-        lines += [" & ".join(_escaped(cell, _LATEX) for cell in row) + r" \\" for row in self.rows]
+        lines += [" & ".join(latex(cell) for cell in row) + r" \\" for row in self.rows]
         lines += [r"\bottomrule", r"\end{tabular}"]
         if self.note:
             lines.append("% " + visible(self.note))
         return "\n".join(lines) + "\n"
-
-
-def _escaped(cell: Any, table: dict[str, str]) -> str:
-    return "".join(table.get(character, character) for character in visible(str(cell)))

@@ -14,12 +14,12 @@ _WIDTH = 100_000
 
 
 def visible(text: str) -> str:
-    """Text on one line with control characters spelled out, so that every token can be seen."""
+    """Text on one line with control characters spelled out, so every token is visible."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def quoted(token: str) -> str:
-    """A token between quotes, so that its spaces can be seen."""
+    """A token in quotes, so its spaces are visible."""
     return f"'{visible(token)}'"
 
 
@@ -41,14 +41,42 @@ def significant(value: float, digits: int = 3) -> str:
     return "0" if float(text) == 0 else text
 
 
-def signed(value: float, digits: int = 5) -> str:
+def signed(value: float, digits: int = 3) -> str:
     """The same with a sign in front, plus or minus."""
     text = significant(value, digits)
     return text if text.startswith("-") else f"+{text}"
 
 
+def true_minus(text: str) -> str:
+    """Numbers for a page, with the minus sign instead of the hyphen."""
+    return text.replace("-", "−")
+
+
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    # Markdown would take these for tags, also between dollar signs.
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    **{character: f"\\{character}" for character in "&%$#_{}"},
+}
+_MARKDOWN = {"&": "&amp;", "<": "&lt;", ">": "&gt;", **{character: f"\\{character}" for character in "\\`*_[]|~$"}}
+
+
+def latex(text: object) -> str:
+    """Text that LaTeX shows as it is."""
+    return "".join(_LATEX.get(character, character) for character in visible(str(text)))
+
+
+def markdown(text: object) -> str:
+    """Text inside a line of Markdown that is shown as it is, also where dollar signs mean formulas."""
+    return "".join(_MARKDOWN.get(character, character) for character in visible(str(text)))
+
+
 def wrapped(text: str, width: int = 100) -> str:
-    """Prose in lines of that many characters."""
+    """Prose in lines of at most this many characters."""
     return textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)
 
 

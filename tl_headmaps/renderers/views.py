@@ -1,9 +1,9 @@
 """Views drawn by circuitsvis: attention patterns, tokens by group, top tokens by head.
 
-circuitsvis puts token text into the page as markup. Every ``<`` and ``&`` therefore gets a zero-width mark behind it:
+circuitsvis puts token text into the page as markup. Every ``<`` and ``&`` is therefore followed by a zero-width space:
 then neither can begin a tag or an entity, and the text looks the same. Its script is packed into the page (a third of
-its 1.3 MB), once however many views a saved page holds; nothing is fetched. In a notebook each view carries it, since
-outputs may be moved, cleared, or shown in frames of their own.
+its 1.3 MB), once for all views of a saved page; nothing is fetched. In a notebook each view carries it, since outputs
+may be moved, cleared, or shown in frames of their own.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ from .page import escaped, figure_body, label, packed
 from .text import table_text, visible
 
 HEADS_AT_ONCE = 8
-"""Patterns drawn together; the others wait until they are chosen."""
+"""Patterns drawn at once; the others are drawn when they are chosen."""
 
 MAX_CELLS = 2_000_000
 MAX_TOKENS = 512
@@ -40,7 +40,7 @@ class View:
 
 
 def safe(token: object) -> str:
-    """A token that shows as itself, whether it is taken for text or for markup."""
+    """A token that looks the same whether it is taken for text or for markup."""
     return label(token).replace("<", "<" + _MARK).replace("&", "&" + _MARK)
 
 
@@ -91,7 +91,7 @@ def attention_view(
     }
     strongest = [_strongest(names[i], array[i], tokens) for i in range(min(len(names), 40))]
     text = f"{visible(title)}: {len(names)} heads, {n} tokens.\n" + "\n".join(strongest)
-    # Keys after the query are not zero, they are not there.
+    # Keys after the query are left out rather than drawn as zero.
     lengths = range(1, n + 1) if causal else [n] * n
     first = [
         MapLayer(name, [row[:end].tolist() for row, end in zip(array[i], lengths, strict=True)])

@@ -24,6 +24,7 @@ from torch import Tensor
 from ..capture.components.gradients import GradientSums
 from ..core.errors import UsageError
 from .spectra import Matrix, random_matrix
+from .statistics import RunningRatio
 
 Kind: TypeAlias = Literal["weights", "change", "gradients", "outputs"]
 
@@ -236,26 +237,23 @@ class Estimate:
 def mean_over_batches(measured: Float[Tensor, "batch ..."], *, normalised: bool) -> Estimate:
     """Mean and 95% t-interval over batches; with ``normalised``, of the share in the sum over all cells.
 
-    The share is a ratio of two means over the same batches: its interval comes from the residuals of the ratio,
-    ``(cell - share * sum) / mean sum``, which are a batch's first-order effect on it. NaN cells are none at all.
+    The share is a ratio of two means over the same batches, see :class:`~.statistics.RunningRatio`. NaN cells are none
+    at all.
     """
-    n_batches = len(measured)
-    means = measured.mean(0)
     if normalised:
-        total = measured.nansum(tuple(range(1, measured.ndim)), keepdim=True)
-        mean_total = total.mean()
-        if not mean_total > 0:
+        totals = measured.nansum(tuple(range(1, measured.ndim)))
+        if not totals.mean() > 0:
             raise UsageError(
                 "Nothing in this map has any effect on the loss of this text, so shares of it are not defined. Use "
                 "another text or metric."
             )
-        means = means / mean_total
-        residuals = (measured - means * total) / mean_total
     else:
-        residuals = measured - means
-    if n_batches < 2:
+        totals = torch.ones(len(measured))
+    share = RunningRatio(*measured.shape[1:])
+    for cells, total in zip(measured, totals, strict=True):
+        share.add(cells, total)
+        share.next_unit()
+    means, half = share.ratio(), share.half_width()
+    if len(measured) < 2:
         return Estimate(means, None, None)
-    from scipy.stats import t
-
-    half = float(t.ppf(0.975, n_batches - 1)) * (residuals.square().sum(0) / (n_batches - 1) / n_batches).sqrt()
     return Estimate(means, (means - half).clamp_min(0), means + half)

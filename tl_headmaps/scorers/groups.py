@@ -51,7 +51,7 @@ Visit: TypeAlias = Callable[[Callable[[int, Tensor], None]], None]
 
 @dataclass(frozen=True)
 class GroupOptions:
-    """How groups are found; impossible combinations are refused when it is made."""
+    """How groups are found; impossible combinations raise a UsageError."""
 
     method: GroupMethod = "auto"
     drop_sink: bool = True

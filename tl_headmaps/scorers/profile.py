@@ -1,6 +1,6 @@
 """How much of a head's attention goes to the previous token, to repeated tokens, inside the sentence, and so on.
 
-Each score names pairs (query, key) of a text and is the share of all the head's attention that lies on them:
+Each score names pairs (query, key) of a text and is the share of all the head's attention that is on them:
 ``sum(A * pairs) / sum(A)``. For the first, second and fourth this is exactly what
 ``transformer_lens.head_detector`` computes with ``error_measure="mul"``.
 
@@ -161,41 +161,3 @@ def even_pair_shares(pairs: Bool[Tensor, "score query key"]) -> Float[Tensor, " 
 def queries_with_pairs(pairs: Bool[Tensor, "score query key"]) -> Int[Tensor, " score"]:
     """Number of queries that have such a key at all."""
     return pairs.any(2).sum(1)
-
-
-class RunningRatio:
-    """Ratio of two means over texts with its 95% interval, in constant memory.
-
-    With ``y = 1`` it is the mean of x. The interval is Student's, with the spread of ``x - ratio * y`` over texts
-    (delta method); it needs two texts.
-    """
-
-    def __init__(self, *shape: int) -> None:
-        self.count = 0
-        self.sums = {name: torch.zeros(shape, dtype=torch.float64) for name in ("x", "y", "xx", "xy", "yy")}
-
-    def add(self, at: int, x: Tensor, y: Tensor | float) -> None:
-        """Add one text's values to row ``at`` (the layer); :meth:`next_text` ends the text."""
-        y = torch.as_tensor(y, dtype=torch.float64).expand_as(x)
-        for name, value in (("x", x), ("y", y), ("xx", x * x), ("xy", x * y), ("yy", y * y)):
-            self.sums[name][at] += value
-
-    def next_text(self) -> None:
-        """One text is complete."""
-        self.count += 1
-
-    def ratio(self) -> Tensor:
-        """Mean of x over mean of y; NaN where y is 0."""
-        return self.sums["x"] / self.sums["y"]
-
-    def half_width(self) -> Tensor:
-        """Half of the 95% interval; NaN with fewer than two texts."""
-        ratio, n = self.ratio(), self.count
-        if n < 2:
-            return torch.full_like(ratio, float("nan"))
-        from scipy.stats import t as student
-
-        # Residuals x - ratio * y have mean zero, so their sum of squares is their spread.
-        squares = self.sums["xx"] - 2 * ratio * self.sums["xy"] + ratio.square() * self.sums["yy"]
-        spread = (squares.clamp_min(0) * n / (n - 1)).sqrt()
-        return float(student.ppf(0.975, n - 1)) * spread / self.sums["y"]

@@ -1,5 +1,7 @@
 """How sure a score is: intervals, exact tails, false discovery rates."""
 
+from types import EllipsisType
+
 import numpy as np
 import torch
 from jaxtyping import Bool, Float
@@ -23,6 +25,52 @@ def wilson_interval(share: Float[Tensor, "*shape"], n: Tensor | int) -> tuple[Te
     centre = (p + z2 / (2 * count)) / (1 + z2 / count)
     half = _Z95 / (1 + z2 / count) * torch.sqrt(p * (1 - p) / count + z2 / (4 * count**2))
     return (centre - half).clamp(0, 1).to(share.dtype), (centre + half).clamp(0, 1).to(share.dtype)
+
+
+class RunningRatio:
+    """Ratio of two means over units (texts, batches) with its 95% interval, in constant memory.
+
+    With ``y = 1`` it is the mean of x. The interval is Student's, with the spread of ``x - ratio * y`` over units
+    (delta method); it needs two units.
+
+    Example:
+        >>> mean = RunningRatio()
+        >>> for value in (1.0, 2.0, 3.0):
+        ...     mean.add(torch.tensor(value))
+        ...     mean.next_unit()
+        >>> float(mean.ratio()), round(float(mean.half_width()), 4)
+        (2.0, 2.4841)
+    """
+
+    def __init__(self, *shape: int) -> None:
+        self._count = 0
+        self._sums = {name: torch.zeros(shape, dtype=torch.float64) for name in ("x", "y", "xx", "xy", "yy")}
+
+    def add(self, x: Tensor, y: Tensor | float = 1.0, *, at: int | EllipsisType = ...) -> None:
+        """Add a unit's values, or those of row ``at`` of it; :meth:`next_unit` ends the unit."""
+        x, y = x.double(), torch.as_tensor(y, dtype=torch.float64)
+        for name, value in (("x", x), ("y", y), ("xx", x * x), ("xy", x * y), ("yy", y * y)):
+            self._sums[name][at] += value
+
+    def next_unit(self) -> None:
+        """The unit is complete."""
+        self._count += 1
+
+    def ratio(self) -> Tensor:
+        """Mean of x over mean of y; NaN where y is 0."""
+        return self._sums["x"] / self._sums["y"]
+
+    def half_width(self) -> Tensor:
+        """Half of the 95% interval; NaN for fewer than two units."""
+        ratio, n = self.ratio(), self._count
+        if n < 2:
+            return torch.full_like(ratio, float("nan"))
+        from scipy.stats import t as student
+
+        # Residuals x - ratio * y have mean zero, so their sum of squares is their spread.
+        squares = self._sums["xx"] - 2 * ratio * self._sums["xy"] + ratio.square() * self._sums["yy"]
+        spread = (squares.clamp_min(0) * n / (n - 1)).sqrt()
+        return float(student.ppf(0.975, n - 1)) * spread / self._sums["y"]
 
 
 def poisson_binomial_tail(chances: NDArray[np.float64], hits: int) -> float:

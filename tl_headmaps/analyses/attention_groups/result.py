@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ...core.arrays import digest_of, dtype_name, given_tensor
+from ...core.arrays import array_digest, dtype_name, given_tensor
 from ...core.errors import UsageError
 from ...core.provenance import Provenance
 from ...core.types import GroupMethod, HeadIndex, HeadLike, check_choice
@@ -42,10 +42,10 @@ class AttentionGroups(Result):
     Attributes:
         tokens: Tokens of the text.
         heads: The heads, in the order of every per-head field. Heads of a bare pattern are those of layer 0.
-        causal: Whether no token attends to a later one; then affinities are corrected for the causal triangle.
+        causal: Whether no token attends to a later one; affinities are then corrected for the causal triangle.
         method: How the groups of the combination were found: ``"components"`` or ``"spectral"``.
         sink: Index of the attention sink that was left out, or None.
-        found_sink: Index of the sink that was found, left out or not, or None.
+        found_sink: Index of the attention sink, whether it was left out or not, or None if there is none.
         groups: Groups of the combination (the mean of all heads).
         head_groups: Groups of each head alone.
         head_to_group: Number of the group each head serves: where the share of its attention exceeds that of even
@@ -58,8 +58,8 @@ class AttentionGroups(Result):
             how far the head is above them; NaN where none were drawn (or, for ``z_score``, all are alike).
         sink_share: Share of attention that later tokens give to the first token.
         self_share: Share of attention that tokens give to themselves.
-        combination: The same values for the combination.
-        combined: Mean attention over heads, None for more than 1,024 tokens.
+        combination: The same measurements for the combination, by name.
+        combined: Mean attention over heads; None for more than 1,024 tokens.
         parents: Parent of each token if the pattern is a tree mask (None: a root), else None.
 
     Example:
@@ -75,6 +75,7 @@ class AttentionGroups(Result):
 
     kind: ClassVar[str] = "attention_groups"
     methods: ClassVar[tuple[str, ...]] = ("newman2006modularity", "vonluxburg2007tutorial")
+    json_axes: ClassVar[dict[str, str | None]] = {"token": "tokens", "head": "heads", "group": None}
     tokens: tuple[str, ...]
     heads: tuple[HeadIndex, ...]
     causal: bool
@@ -142,7 +143,9 @@ class AttentionGroups(Result):
 
         heads = [HeadIndex(0, head) for head in range(len(patterns))]
         grouping = Grouping(visit, heads, n, options)
-        provenance = Provenance.of_arrays(digest_of(patterns), dtype_name(patterns), options=grouping.options, seed=0)
+        provenance = Provenance.of_arrays(
+            array_digest(patterns), dtype_name(patterns), options=grouping.options, seed=0
+        )
         return cls.from_grouping(grouping, names, heads, provenance)
 
     @classmethod
@@ -181,7 +184,7 @@ class AttentionGroups(Result):
 
     @property
     def order(self) -> tuple[int, ...]:
-        """All tokens, a sink that was left out first, then group by group: in this order blocks show."""
+        """All tokens, a sink that was left out first, then group by group: the order in which blocks are visible."""
         first = () if self.sink is None else (self.sink,)
         return (*first, *(token for group in self.groups for token in group))
 
@@ -200,7 +203,7 @@ class AttentionGroups(Result):
         return self.head_groups[self.heads.index(HeadIndex.of(head))]
 
     def top(self, n: int = 5) -> list[tuple[HeadIndex, float]]:
-        """The heads with the most modular groups (ties: lower layer, then lower head)."""
+        """The ``n`` heads with the most modular groups (ties: lower layer, then lower head)."""
         order = self.modularity.argsort(descending=True, stable=True)[:n].tolist()
         return [(self.heads[i], float(self.modularity[i])) for i in order]
 
@@ -209,7 +212,7 @@ class AttentionGroups(Result):
         names = [str(head) for head in self.heads]
         return {
             "kind": self.kind,
-            "axes": {"token": list(self.tokens), "head": names, "group": list(range(len(self.groups)))},
+            "axes": self.axes,
             "groups": [list(group) for group in self.groups],
             "head_to_group": dict(zip(names, self.head_to_group, strict=True)),
             "head_groups": {
@@ -256,7 +259,7 @@ class AttentionGroups(Result):
 
     def to_rows(self) -> Iterable[dict[str, Any]]:
         """One record per head and group of the combination."""
-        axes = {"head": list(map(str, self.heads)), "group": range(len(self.groups))}
+        axes = {name: self.axes[name] for name in ("head", "group")}
         for (place, group), labels in cells(axes, self.weights):
             yield {
                 **labels,
@@ -271,7 +274,8 @@ class AttentionGroups(Result):
         """The groups of the combined attention.
 
         Args:
-            view: ``"flow"``: heads to groups beside the matrix. ``"tokens"``: the text coloured by group (circuitsvis).
+            view: ``"flow"``: heads joined to groups, next to the matrix. ``"tokens"``: the text coloured by group
+                (circuitsvis).
         """
         if view == "tokens":
             return token_groups_view(self.tokens, self.labels, title="Token groups")
@@ -282,7 +286,7 @@ class AttentionGroups(Result):
             group = self.head_to_group[self.heads.index(head)]
             heads[str(head)] = [] if group is None else [group]
         notes = []
-        # The sink would take all the colours of the matrix: it is not drawn where it is left out.
+        # A sink that was left out is not drawn either: it would take up the whole colour scale.
         kept = list(self.kept)
         place = {token: number for number, token in enumerate(kept)}
         if self.sink is not None:

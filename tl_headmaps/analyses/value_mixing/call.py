@@ -15,7 +15,7 @@ from ...core.vocabulary import TokenLike, token_position
 from .result import ValueMixing
 
 _TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
-"""Largest accepted difference between A V and hook_z, relative to the largest entry."""
+"""Largest accepted difference between A V and hook_z, relative to the largest entry of z (or to 1)."""
 
 
 def value_mixing(
@@ -35,9 +35,9 @@ def value_mixing(
         text: A text, or its token ids.
         head: ``"L5H3"``, ``(5, 3)`` or a HeadIndex.
         query: Only this token as a query: its text, ``walk#2`` for the second of several, or an index.
-        key: With ``query``: the token it is compared with in the result's worked example.
+        key: With ``query``, the token it is compared with in the result's worked example.
         prepend_bos: Put BOS in front of the text.
-        cache: An ``ActivationCache`` of this very text, from ``model.run_with_cache``; then nothing is run.
+        cache: An ``ActivationCache`` of this very text, from ``model.run_with_cache``; the model is then not run.
 
     Example:
         >>> from tl_headmaps import load_default_model, value_mixing
@@ -48,17 +48,17 @@ def value_mixing(
         (0.13, 0.96)
     """
     if key is not None and query is None:
-        raise UsageError(f"The key {key!r} was given without a query; give the token that is compared with it, too.")
+        raise UsageError(f"key={key!r} was given without a query. Give the query that is compared with it, too.")
     prompt = Prompt.of(model, text, prepend_bos=prepend_bos, least=1, what="at least one is needed")
     rows = list(range(len(prompt.ids))) if query is None else [token_position(prompt.tokens, query)]
     place = None if key is None else token_position(prompt.tokens, key)
     weights = HeadWeights.of(model)
     index = weights.head(head)
-    found: list[tuple[Tensor, Tensor, Tensor]] = []
+    kept: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def keep(seen: Seen) -> None:
         values = key_values(seen, weights.n_kv_heads)[weights.group_of(index.head)]
-        found.append(
+        kept.append(
             (
                 seen["pattern"][0, index.head, rows].to("cpu", torch.float32),
                 values.to("cpu", torch.float32),
@@ -67,7 +67,7 @@ def value_mixing(
         )
 
     run_or_read(model, prompt.ids, cache, read=("pattern", "v", "z"), layers=[index.layer], reduce=keep)
-    ((pattern, values, z),) = found
+    ((pattern, values, z),) = kept
     error = float((pattern @ values - z).abs().max())
     if error > _TOLERANCE[weights.W_E.dtype] * float(z.abs().max().clamp_min(1.0)):
         raise UnsupportedModelError(

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ...core.arrays import digest_of, dtype_name, given_tensor
+from ...core.arrays import array_digest, dtype_name, given_tensor
 from ...core.errors import UsageError
 from ...core.provenance import Provenance
 from ...core.types import HeadIndex
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _ROW_SUM_TOLERANCE = 1e-3
 _ROUNDED_TOLERANCE = 1e-2
-"""How far from 1 the sum of a row may be; a bfloat16 model rounds its softmax to the latter."""
+"""How far from 1 the sum of a row may be: of an array, and of a model, whose softmax may be rounded to bfloat16."""
 
 _MOST_COLUMNS = 12
 _MOST_SPLITS = 1_000_000
@@ -39,14 +39,14 @@ class ValueMixing(Result):
 
     Attributes:
         tokens: Tokens of the text.
-        queries: Indices of the tokens looked at as queries: the rows of ``pattern``, ``mixed`` and the associations.
+        queries: Indices of the query tokens: the rows of ``pattern``, ``V_hat`` and the associations.
         value_vectors: V, one row per token.
-        pattern: A, one row per query, as it was used (normalised if that was asked for).
-        row_sums: Sums of the rows of A as they were given.
+        pattern: A, one row per query, as it was used (after normalising, if any).
+        row_sums: Sums of the rows of A before normalising.
         normalised: Whether rows were divided by their sums.
-        head: The head, None for arrays given by the caller.
+        head: The head; None for plain arrays.
         reconstruction_error: Largest difference between A V and the model's own ``hook_z``, None without a model.
-        key: The key the one query was compared with, if that was asked for: then :attr:`example` works it out.
+        key: The key that :attr:`example` compares the one query with, if there is one.
 
     Example:
         >>> from tl_headmaps import ValueMixing
@@ -61,6 +61,7 @@ class ValueMixing(Result):
 
     kind: ClassVar[str] = "value_mixing"
     methods: ClassVar[tuple[str, ...]] = ("elhage2021framework",)
+    json_axes: ClassVar[dict[str, str | None]] = {"token": "tokens", "query": "queries"}
     tokens: tuple[str, ...]
     queries: tuple[int, ...]
     value_vectors: Float[Tensor, "key d_head"]
@@ -74,7 +75,7 @@ class ValueMixing(Result):
 
     @classmethod
     def from_arrays(cls, A: Any, V: Any, tokens: Sequence[str] | None = None, *, normalise: bool = False) -> "Self":
-        """Mixing of plain arrays: attention A (query x key) and values V (token x dimension).
+        """Mixing in plain arrays: attention A (query x key) and values V (token x dimension).
 
         Args:
             A: Attention. Rows that do not sum to one, or have negative entries, are reported and used as they are.
@@ -108,7 +109,7 @@ class ValueMixing(Result):
         if len(names) != len(pattern):
             raise UsageError(f"There are {len(names)} tokens, but A is {len(pattern)} x {len(pattern)}.")
         sums = pattern.sum(1)
-        digest = digest_of(pattern, values)
+        digest = array_digest(pattern, values)
         if normalise:
             empty = (sums <= 0).nonzero().flatten().tolist()
             if empty:
@@ -172,12 +173,12 @@ class ValueMixing(Result):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What is odd about rows of A, as sentences."""
+        """What is unusual about rows of A, as sentences."""
         return tuple(note for place in range(len(self.queries)) for note in self._notes(place))
 
     @property
     def example(self) -> WorkedExample | None:
-        """The worked example of the query and key that were asked for, if both were."""
+        """The worked example of the query and key, if both were chosen."""
         return None if self.key is None or len(self.queries) != 1 else self.explain(self.queries[0], self.key)
 
     def split(self, query: TokenLike, key: TokenLike) -> Float[Tensor, " key"]:
@@ -190,7 +191,7 @@ class ValueMixing(Result):
         return split_change(self.pattern[row], self.value_vectors, self.queries[row], self._position(key))
 
     def explain(self, query: TokenLike, key: TokenLike) -> WorkedExample:
-        """One association worked out: ``print()`` it, or take ``.markdown()`` or ``.latex()``.
+        """One association worked out by hand: ``print()`` it, or use ``.markdown()``, ``.latex()`` or ``.figure()``.
 
         Args:
             query: The token whose vector changes: its text, ``walk#2`` for the second of several, or an index.
@@ -222,29 +223,29 @@ class ValueMixing(Result):
             listed = ", ".join(f"{token} {self.tokens[token]!r}" for token in self.queries)
             raise UsageError(
                 f"This result holds the query {listed} and not {place} {self.tokens[place]!r}. "
-                "Leave query= out of value_mixing() to have them all."
+                "Call value_mixing() without query to get them all."
             )
         return self.queries.index(place)
 
     def _notes(self, row: int) -> tuple[str, ...]:
         name = f"row {self.queries[row] + 1} of A ({self.tokens[self.queries[row]].strip()!r})"
         total = float(self.row_sums[row])
-        found = []
+        notes = []
         if abs(total - 1) > (_ROW_SUM_TOLERANCE if self.head is None else _ROUNDED_TOLERANCE):
             fate = "and was divided by its sum" if self.normalised else "not to 1, and is used as it is"
-            found.append(f"{name} sums to {total:.6g}, {fate}")
+            notes.append(f"{name} sums to {total:.6g}, {fate}")
         if bool((self.pattern[row] < 0).any()):
-            found.append(f"{name} has negative weights, which no softmax gives; it is used as it is")
-        return tuple(found)
+            notes.append(f"{name} has negative weights, which a softmax never gives; it is used as it is")
+        return tuple(notes)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; ``split`` is null above a million numbers."""
+        """Plain values for JSON; ``split`` is null if it would exceed a million numbers."""
         n = len(self.tokens)
         every = range(len(self.queries)) if len(self.queries) * n * n <= _MOST_SPLITS else None
         return {
             "kind": self.kind,
             "head": None if self.head is None else str(self.head),
-            "axes": {"token": list(self.tokens), "query": list(self.queries)},
+            "axes": self.axes,
             "key": self.key,
             "V": self.value_vectors.tolist(),
             "A": self.pattern.tolist(),
@@ -298,7 +299,7 @@ class ValueMixing(Result):
             }
 
     def figure(self) -> Figure:
-        """The worked example of the named query and key, or the change of every pair's dot product."""
+        """The worked example, if a query and a key were chosen; else the change of every pair's dot product."""
         if self.example is not None:
             return self.example.figure()
         where = "" if self.head is None else f" of {self.head}"
