@@ -254,7 +254,7 @@ def _provenance(weights: HeadWeights, mark: str, details: dict[str, Any]) -> Pro
         fingerprint=mark,
         architecture=weights.architecture,
         basis=weights.basis,
-        dtype=f"{str(weights.W_E.dtype).removeprefix('torch.')} stored, reduced in float64 (spectra: or in float32)",
+        dtype=f"{str(weights.W_E.dtype).removeprefix('torch.')} stored, reduced in float64",
         device=str(weights.device),
         **details,
     )
