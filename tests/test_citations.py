@@ -15,7 +15,7 @@ from tl_headmaps.core.citations import HOSTS, PUBLICATIONS, bibtex
 from tl_headmaps.core.errors import UsageError
 
 ENTRY = re.compile(r"@(\w+)\{(\w+),\n((?:  \w+ = \{.*\},?\n)+)\}")
-WITHOUT_METHOD = {"model_description", "run_state"}
+WITHOUT_METHOD = {"model_description"}
 
 
 def kinds() -> dict[str, type]:

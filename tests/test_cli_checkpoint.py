@@ -1,4 +1,4 @@
-"""``--checkpoint``, ``--run-dir``, ``--workers`` and ``tl-headmaps runs`` on a small checkpoint."""
+"""``--checkpoint``, ``--run-dir`` and ``--workers`` on a small checkpoint."""
 
 import json
 import re
@@ -70,22 +70,13 @@ def test_a_run_that_goes_on_writes_the_same_bytes(run: Run, checkpoint: Path, re
     command = ["relations", relation, "--checkpoint", checkpoint, "--run-dir", run_dir, "--out"]
     code, first, _ = run(*command, tmp_path / "first.json")
     assert code == 0
-    code, shown, _ = run("runs", run_dir, "--out", tmp_path / "state.json")
-    assert code == 0
-    assert re.search(r"state\s+finished", shown) and re.search(r"layers\s+3 of 3 finished", shown)
-    assert json.loads((tmp_path / "state.json").read_text())["seconds_left"] == 0.0
-
     (run_dir / "layer-0001.safetensors").unlink()
-    code, shown, _ = run("runs", run_dir)
-    assert code == 0
-    assert re.search(r"state\s+stopped", shown) and re.search(r"missing\s+1\n", shown)
-    assert re.search(r"time left\s+\d", shown)
-    code, again, _ = run(*command, tmp_path / "again.json")
+    code, again, progress = run(*command, tmp_path / "again.json")
     assert (code, again) == (0, first)
+    assert "2 of 3 layers were done before." in progress.splitlines()
     assert (tmp_path / "again.json").read_bytes() == (tmp_path / "first.json").read_bytes()
 
     refused(run(*command, tmp_path / "x.json", "--preset", "maps"), 2, "started with options.preset", "another folder")
-    refused(run("runs", tmp_path), 2, "is not a run folder")
 
 
 def test_workers(checkpoint: Path, relation: str, tmp_path: Path, run: Run) -> None:
@@ -125,7 +116,7 @@ RUNNING = {
 }
 """Commands that run the model, with what they cannot do without."""
 
-WITHOUT_MODEL = {"runs", "cite"}
+WITHOUT_MODEL = {"cite"}
 
 
 @pytest.mark.parametrize("command", app.registered_commands, ids=lambda command: command.callback.__name__)

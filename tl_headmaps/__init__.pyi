@@ -12,8 +12,6 @@ from .analyses.component_map.result import ComponentMap as ComponentMap
 from .analyses.component_map.result import HeadComponentMap as HeadComponentMap
 from .analyses.describe_model import ModelDescription as ModelDescription
 from .analyses.describe_model import describe_model as describe_model
-from .analyses.describe_run.call import describe_run as describe_run
-from .analyses.describe_run.result import RunState as RunState
 from .analyses.grouping_profile.call import grouping_profile as grouping_profile
 from .analyses.grouping_profile.result import GroupingProfile as GroupingProfile
 from .analyses.name_heads.call import name_heads as name_heads

@@ -188,15 +188,6 @@ def model_(
 
 
 @app.command()
-def runs(run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR")], out: OutOption = None) -> None:
-    """Show how far a run in a --run-dir is, and how long the rest will take."""
-    from .. import describe_run
-
-    paths = check_outputs(out)
-    show_and_save(describe_run(run_dir), paths)
-
-
-@app.command()
 def cite(
     result: Annotated[Path | None, typer.Argument(metavar="[RESULT]", help="A saved result (.json).")] = None,
 ) -> None:

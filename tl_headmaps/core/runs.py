@@ -154,36 +154,6 @@ class RunFolder:
                 "make room there, and start the same call again for the rest."
             ) from error
 
-    def times(self) -> list[tuple[float, float]]:
-        """(started, finished) of each layer that was computed, in order; a torn last line is left out."""
-        found = []
-        try:
-            lines = (self.folder / _TIMES).read_text(encoding="utf-8", errors="replace").splitlines()
-        except OSError:
-            return []
-        for line in lines:
-            try:
-                entry = json.loads(line)
-                found.append((float(entry["finished"]) - float(entry["seconds"]), float(entry["finished"])))
-            except (ValueError, KeyError, TypeError):
-                continue
-        return found
-
-    def is_running(self) -> bool:
-        """Whether a process holds the run's lock."""
-        from filelock import FileLock, Timeout
-
-        lock = self.folder / _LOCK
-        if not lock.exists():
-            return False
-        try:
-            with FileLock(lock, timeout=0):
-                return False
-        except Timeout:
-            return True
-        except (NotImplementedError, OSError):
-            return False
-
 
 @contextmanager
 def open_run(folder: Path, record: RunRecord) -> Iterator[RunFolder]:
@@ -202,8 +172,7 @@ def open_run(folder: Path, record: RunRecord) -> Iterator[RunFolder]:
         lock.acquire()
     except Timeout as error:
         raise UsageError(
-            f"Another process is working on the run in {folder}. Wait for it ('tl-headmaps runs {folder}' shows how "
-            "far it is), or give another folder."
+            f"Another process is working on the run in {folder}. Wait for it, or give another folder."
         ) from error
     except (NotImplementedError, OSError):
         # File systems without locks: two processes would do the same work and write the same pieces.

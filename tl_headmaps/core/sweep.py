@@ -99,10 +99,10 @@ def sweep(
         kind: What is computed, the ``kind`` of the result.
         provenance: Provenance of the result; its options and data decide whether a run folder is of the same run.
         details: Whatever else decides the numbers and is not in the provenance.
-        run_dir: Keep finished layers in this folder, and use those that are there.
+        run_dir: Finished layers are saved in this folder, so an interrupted run resumes.
         executor: Where to compute: anything with the interface of ``concurrent.futures.Executor``.
         description: Text of the progress bar.
-        progress: Show a progress bar on a terminal.
+        progress: Show a progress bar on a terminal, and say how many layers were done before.
     """
     identity = _identity(kind, layers, provenance, details or {})
     record = RunRecord(identity, tuple(layers), provenance.to_dict())
@@ -111,6 +111,8 @@ def sweep(
         if run is not None:
             provenance = replace(provenance, created=run.record.provenance["created"])
             done = _finished(run, layers)
+            if done and progress:
+                tqdm.write(f"{len(done)} of {len(layers)} layers were done before.", file=sys.stderr)
         left = [layer for layer in layers if layer not in done]
         bar = tqdm(
             total=len(layers),
