@@ -16,7 +16,7 @@ from tl_headmaps.results import kinds
 from tl_headmaps.scorers.components import METRICS
 
 ENTRY = re.compile(r"@(\w+)\{(\w+),\n((?:  \w+ = \{.*\},?\n)+)\}")
-WITHOUT_METHOD = {"model_description", "run_state"}
+WITHOUT_METHOD = {"model_description"}
 
 
 METHODS = [

@@ -71,8 +71,9 @@ def test_a_run_that_goes_on_writes_the_same_bytes(run: Run, checkpoint: Path, re
     code, first, _ = run(*command, tmp_path / "first.json")
     assert code == 0
     (run_dir / "layer-0001.safetensors").unlink()
-    code, again, _ = run(*command, tmp_path / "again.json")
+    code, again, progress = run(*command, tmp_path / "again.json")
     assert (code, again) == (0, first)
+    assert "2 of 3 layers were done before." in progress.splitlines()
     assert (tmp_path / "again.json").read_bytes() == (tmp_path / "first.json").read_bytes()
 
     refused(run(*command, tmp_path / "x.json", "--preset", "maps"), 2, "started with options.preset", "another folder")

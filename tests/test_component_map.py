@@ -21,7 +21,7 @@ from tl_headmaps.capture.components.matrices import ModelComponents, component_s
 from tl_headmaps.cli.app import main
 from tl_headmaps.core.errors import UnsupportedModelError, UsageError, WeightBasisError
 from tl_headmaps.scorers.components import METRICS, Change, metric
-from tl_headmaps.scorers.spectra import Matrix
+from tl_headmaps.scorers.spectra import WeightMatrix
 
 # Reading the matrices
 
@@ -146,11 +146,11 @@ def test_overlap_is_taken_in_the_residual_stream() -> None:
     one = basis[:, :2] @ torch.diag(torch.tensor([3.0, 2.0], dtype=torch.float64)) @ basis[:2]
     other = basis[:, 2:4] @ torch.diag(torch.tensor([3.0, 2.0], dtype=torch.float64)) @ basis[:2]
     measure = METRICS["subspace_overlap"].measure
-    assert measure(Change(Matrix(one), Matrix(other), 2)) == pytest.approx(0, abs=1e-12)
-    assert measure(Change(Matrix(one, writes=True), Matrix(other, writes=True), 2)) == pytest.approx(1)
+    assert measure(Change(WeightMatrix(one), WeightMatrix(other), 2)) == pytest.approx(0, abs=1e-12)
+    assert measure(Change(WeightMatrix(one, writes=True), WeightMatrix(other, writes=True), 2)) == pytest.approx(1)
     tall, k = torch.randn(40, 9, generator=torch.Generator().manual_seed(0)), 4
     left = torch.linalg.svd(tall.double(), full_matrices=False).U[:, :k]
-    found = Matrix(tall).stream_basis(k)
+    found = WeightMatrix(tall).stream_basis(k)
     assert float((left.T @ found).square().sum()) == pytest.approx(k, rel=1e-9)
 
 
@@ -188,7 +188,7 @@ def test_a_registered_function_is_a_metric(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("tl_headmaps.scorers.components.METRICS", METRICS)
 
     @metric("weights", "largest entry")
-    def largest(matrix: Matrix) -> float:
+    def largest(matrix: WeightMatrix) -> float:
         return float(matrix.weight.abs().max())
 
     try:

@@ -225,16 +225,16 @@ class TestLeftOut:
 
     def test_a_step_without_what_it_looks_at_says_so(self, small_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         tour = Tour(small_model)
-        (outcome,) = tour.take(Section("Grid", "", (tour_sections.grid,))).outcomes
+        (outcome,) = tour.run(Section("Grid", "", (tour_sections.grid,))).outcomes
         assert not isinstance(outcome, Finding)
         assert outcome.why == "This step looks at relation scores, which could not be made for this model."
 
     def test_words_that_are_no_tokens(self, small_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(tour_sections, "SOURCES", ("Atlantis",))
         tour = Tour(small_model)
-        taken = tour.take(Section("Both", "", (tour_sections.relations, tour_sections.grid)))
-        assert isinstance(taken.outcomes[0], Finding)
-        assert "'Atlantis'" in taken.outcomes[1].why  # type: ignore[union-attr]
+        report = tour.run(Section("Both", "", (tour_sections.relations, tour_sections.grid)))
+        assert isinstance(report.outcomes[0], Finding)
+        assert "'Atlantis'" in report.outcomes[1].why  # type: ignore[union-attr]
 
 
 def refusing(tour: Tour) -> Finding:

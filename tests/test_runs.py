@@ -22,8 +22,7 @@ from filelock import FileLock
 from planted import hosted, save_checkpoint, source_model
 from safetensors.torch import load_file, save_file
 
-from tl_headmaps import HeadWeights, Relation, RelationScores, Result, describe_run, relation_scores
-from tl_headmaps.analyses.describe_run.call import _seconds_per_layer
+from tl_headmaps import HeadWeights, Relation, RelationScores, Result, relation_scores
 from tl_headmaps.core import sweep as sweeping
 from tl_headmaps.core.errors import ModelLoadError, OutputError, RunError, UsageError
 from tl_headmaps.core.runs import RUN_FILE, identity_of
@@ -189,9 +188,6 @@ class TestDamage:
         path = tmp_path / "layer-0003.safetensors"
         damage(path)
         computed.clear()
-        state = describe_run(tmp_path)
-        assert [layer for layer, _ in state.damaged] == [3]
-        assert state.state == "stopped"
         assert scores(weights, tmp_path).to_json() == first.to_json()
         assert computed == [3]
         assert pieces(tmp_path) == before
@@ -346,10 +342,7 @@ class TestKilled:
         run, whole = tmp_path / "run", tmp_path / "whole"
         for moment, n_pieces in (("before", 1), ("inside", 2), ("after", 4)):
             self.kill(moment, 2, checkpoint, run)
-            assert len(pieces(run)) == n_pieces
-            state = describe_run(run)
-            assert (state.state, state.finished) == ("stopped", tuple(range(n_pieces)))
-            assert state.seconds_left is not None and state.seconds_left > 0
+            assert sorted(pieces(run)) == [f"layer-{layer:04d}.safetensors" for layer in range(n_pieces)]
         computed.clear()
         resumed = scores(weights, run)
         assert computed == [4, 5]
@@ -548,44 +541,15 @@ class TestDask:
         assert all(torch.equal(found[layer], expected[layer]) for layer in expected)
 
 
-class TestDescribe:
-    def test_states(self, weights: HeadWeights, tmp_path: Path) -> None:
-        scores(weights, tmp_path)
-        state = describe_run(tmp_path)
-        assert (state.computing, state.state, state.seconds_left) == ("relation_scores", "finished", 0.0)
-        assert state.provenance.fingerprint == weights.fingerprint
+class TestProgress:
+    def test_a_run_that_goes_on_says_how_many_layers_are_done(
+        self, weights: HeadWeights, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        scores(weights, tmp_path, progress=True)
+        assert "done before" not in capsys.readouterr().err
         (tmp_path / "layer-0002.safetensors").unlink()
-        (tmp_path / "layer-0003.safetensors").unlink()
         (tmp_path / "layer-0005.safetensors").write_bytes(b"x")
-        state = describe_run(tmp_path)
-        assert (state.state, state.finished) == ("stopped", (0, 1, 4))
-        assert state.seconds_per_layer is not None
-        assert state.seconds_left == pytest.approx(3 * state.seconds_per_layer)
-        lines = str(state).splitlines()
-        assert any(line.split() == ["layers", "3", "of", "6", "finished"] for line in lines)
-        assert any(line.split() == ["missing", "2-3,", "5"] for line in lines)
-        assert any("layer 5: it cannot be read" in line for line in lines)
-        with FileLock(tmp_path / "run.lock"):
-            assert describe_run(tmp_path).state == "running"
-        saved = state.save(tmp_path / "state.json")
-        assert Result.load(saved) == state
-        assert [row["state"] for row in state.to_rows()].count("missing") == 2
-
-    def test_time_left_counts_parallel_work_and_leaves_out_pauses(self) -> None:
-        assert _seconds_per_layer([]) is None
-        assert _seconds_per_layer([(0.0, 10.0)]) == 10.0
-        two_workers = [(0.0, 10.0), (0.0, 10.0), (10.0, 20.0), (10.0, 20.0)]
-        assert _seconds_per_layer(two_workers) == 5.0
-        resumed_next_day = [(0.0, 10.0), (10.0, 20.0), (90_000.0, 90_008.0), (90_008.0, 90_016.0)]
-        assert _seconds_per_layer(resumed_next_day) == 8.0
-
-    def test_a_torn_line_of_times_is_left_out(self, weights: HeadWeights, tmp_path: Path) -> None:
+        scores(weights, tmp_path, progress=True)
+        assert "4 of 6 layers were done before." in capsys.readouterr().err.splitlines()
         scores(weights, tmp_path)
-        with (tmp_path / "times.jsonl").open("a") as stream:
-            stream.write('{"layer": 3, "seco')
-        assert describe_run(tmp_path).seconds_per_layer is not None
-
-    @pytest.mark.parametrize("name", ["", "missing"])
-    def test_not_a_run(self, name: str, tmp_path: Path) -> None:
-        with pytest.raises(UsageError, match=r"is not a run folder: there is no run.json"):
-            describe_run(tmp_path / name)
+        assert capsys.readouterr().err == ""

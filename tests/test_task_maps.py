@@ -88,9 +88,9 @@ def test_planted_heads_come_out_on_top_for_their_function(planted_maps: TaskMaps
     assert planted_maps.functions == ("retrieval", "decision_making", "inference", "math_calculation")
     for function, head in zip(NAMES, range(4), strict=True):
         assert planted_maps.top(1, function)[0][0] == HeadIndex(0, head)
-        assert planted_maps.above_elbow[planted_maps.number(function)][0] == HeadIndex(0, head)
+        assert planted_maps.above_elbow[planted_maps.index_of(function)][0] == HeadIndex(0, head)
         # The bag-of-words heads know nothing beyond words.
-        own = planted_maps.importance[planted_maps.number(function)]
+        own = planted_maps.importance[planted_maps.index_of(function)]
         assert float(own[0, 4:].max()) < 0.1 * float(own[0, head])
 
 
@@ -662,7 +662,7 @@ def test_tables_selections_and_text(planted: Any, planted_maps: TaskMaps, tmp_pa
     assert rows[0]["function"] == "retrieval" and isinstance(rows[0]["above_elbow"], bool)
     chosen = planted_maps.select("inference")
     assert chosen.functions == ("inference",) and chosen.overlap.shape == (1, 1)
-    assert torch.equal(chosen.importance[0], planted_maps.importance[planted_maps.number("inference")])
+    assert torch.equal(chosen.importance[0], planted_maps.importance[planted_maps.index_of("inference")])
     with pytest.raises(UsageError, match="no function 'chess'; it has retrieval"):
         planted_maps.select("chess")
     text = str(planted_maps)
@@ -681,7 +681,7 @@ def test_tables_selections_and_text(planted: Any, planted_maps: TaskMaps, tmp_pa
     ("options", "message"),
     [
         ({"positions": "first"}, "positions='first' is not known"),
-        ({"n_null": 0}, "no map is given without its null"),
+        ({"n_null": 0}, "n_null=0 is too few: a map needs its null"),
         ({"n_folds": 2}, "n_folds=2 is too few"),
         ({"n_folds": 11}, "have 10 contents, which cannot be split into 11 folds"),
     ],

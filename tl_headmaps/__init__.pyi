@@ -11,8 +11,6 @@ from .analyses.component_map.result import ComponentMap as ComponentMap
 from .analyses.component_map.result import HeadComponentMap as HeadComponentMap
 from .analyses.describe_model import ModelDescription as ModelDescription
 from .analyses.describe_model import describe_model as describe_model
-from .analyses.describe_run.call import describe_run as describe_run
-from .analyses.describe_run.result import RunState as RunState
 from .analyses.grouping_profile import GroupingProfile as GroupingProfile
 from .analyses.grouping_profile import grouping_profile as grouping_profile
 from .analyses.head_trust import HeadTrust as HeadTrust

@@ -65,17 +65,17 @@ class TaskVerification(Result):
     Attributes:
         functions: Names of the functions, for both axes.
         n_items: Items of each function that were asked.
-        n_ablated: Heads taken away for each function.
+        n_ablated: Heads ablated for each function.
         accuracy: After ablating the heads of the row's function, on the items of the column's.
         accuracy_low, accuracy_high: Its interval.
         clean: With all heads.
         clean_low, clean_high: Its interval.
-        random: With as many other heads taken away, drawn at random from those that are not the function's own, on
-            the function's own items; mean over several draws.
+        random: With as many other heads ablated, drawn at random from those that are not the function's own, on the
+            function's own items; mean over several draws.
         random_low, random_high: Its interval.
         chance: Expected share of right answers when one of the alternatives is drawn.
-        p_value: How likely own and random heads would differ so much on the function's own items if it did not matter
-            which are taken away: exact, paired by items, two-sided (McNemar's test for a single random draw).
+        p_value: How likely own and random heads would differ this much on the function's own items if it did not matter
+            which are ablated: exact, paired by items, two-sided (McNemar's test for a single random draw).
         q_value: The same after Benjamini-Hochberg over the functions.
 
     Example:
@@ -282,8 +282,8 @@ def verify_tasks(
     sizes = [min(max_heads, max(1, len(heads))) for heads in maps.above_elbow]
     if 2 * max(sizes) > n_layers * n_heads:
         raise UsageError(
-            f"{max(sizes)} heads are to be ablated, but the model has {n_layers * n_heads}, too few for as many random "
-            f"ones besides. Use max_heads={max(1, n_layers * n_heads // 2)} or less."
+            f"{max(sizes)} heads are to be ablated, but the model has {n_layers * n_heads}: too few to compare with as "
+            f"many random others. Use max_heads={max(1, n_layers * n_heads // 2)} or less."
         )
     # Items of functions that were not selected are never asked.
     labels = torch.tensor([(*maps.functions, item.function).index(item.function) for item in items])
@@ -291,6 +291,8 @@ def verify_tasks(
     generator = np.random.default_rng(seed)
     asked = _chosen(labels, folds, len(sizes), n_items, generator)
     own = _own_heads(maps.fold_importance, sizes)
+    # Every item is asked once per mask of ablated heads: none, each function's own (as its fold has them), random ones.
+    # All masks of all items go through the model in one list, so that batches are full.
     masks = [torch.zeros(len(asked), n_layers, n_heads, dtype=torch.bool)]
     masks += [own[folds[asked], function] for function in range(len(sizes))]
     masks += [_random_heads(own, sizes, labels[asked], folds[asked], generator) for _ in range(n_random)]

@@ -11,7 +11,7 @@ from ..core.errors import OutputError, UnsupportedModelError, UsageError
 from .options import CheckpointOption, DeviceOption, ModelOption, open_weights
 
 if TYPE_CHECKING:
-    from ..analyses.tour.tour import Finding, Taken
+    from ..analyses.tour.tour import Finding, SectionReport
     from ..renderers.story import Chapter, Part
 
 PAGE = "index.html"
@@ -31,20 +31,20 @@ def demo(
 
     _check_folder(folder)
     tour = Tour(open_weights(model, checkpoint, device))
-    taken = []
+    reports = []
     for number, section in enumerate(SECTIONS, 1):
         typer.echo(f"[{number}/{len(SECTIONS)}] {section.title}", err=True)
-        taken.append(tour.take(section))
-        typer.echo(f"[{number}/{len(SECTIONS)}] done in {taken[-1].seconds:.1f} s", err=True)
-        typer.echo(_printed(taken[-1]))
-    findings = [outcome for one in taken for outcome in one.outcomes if isinstance(outcome, Finding)]
+        reports.append(tour.run(section))
+        typer.echo(f"[{number}/{len(SECTIONS)}] done in {reports[-1].seconds:.1f} s", err=True)
+        typer.echo(_printed(reports[-1]))
+    findings = [outcome for report in reports for outcome in report.outcomes if isinstance(outcome, Finding)]
     if not findings:
         raise UnsupportedModelError(f"No section of the tour could be done for {tour.weights.model_name}; see above.")
     options = _model_options(model, checkpoint, device)
     # Only now, and the page last: a folder never holds a page whose results are those of another run.
     for finding in findings:
         finding.result.save(folder / _file(finding))
-    _save_page(folder / PAGE, tour.weights.model_name, taken, options)
+    _save_page(folder / PAGE, tour.weights.model_name, reports, options)
     typer.echo(f"\nOpen {folder / PAGE} in a browser; the {len(findings)} results are beside it as JSON.")
 
 
@@ -67,13 +67,13 @@ def _file(finding: "Finding") -> str:
     return f"{finding.name}.json"
 
 
-def _printed(taken: "Taken") -> str:
-    """A section for the terminal: what was found, and the tables that are short enough."""
+def _printed(report: "SectionReport") -> str:
+    """A section for the terminal: what its results show, and the tables that are short enough."""
     from ..analyses.tour.tour import Refusal
     from ..renderers.text import visible, wrapped
 
-    lines = [f"\n== {taken.section.title} =="]
-    for outcome in taken.outcomes:
+    lines = [f"\n== {report.section.title} =="]
+    for outcome in report.outcomes:
         if isinstance(outcome, Refusal):
             lines += ["", wrapped(visible(f"Left out: {outcome.why}"))]
             continue
@@ -83,7 +83,7 @@ def _printed(taken: "Taken") -> str:
     return "\n".join(lines)
 
 
-def _save_page(path: Path, name: str, taken: "list[Taken]", options: list[str]) -> None:
+def _save_page(path: Path, name: str, reports: "list[SectionReport]", options: list[str]) -> None:
     from .. import __version__
     from ..renderers.story import save_story
 
@@ -92,7 +92,7 @@ def _save_page(path: Path, name: str, taken: "list[Taken]", options: list[str]) 
         f"What the heads of {name} do",
         f"Made by tl-headmaps {__version__} in one run: every number on this page comes from it. Figures answer to "
         "mouse, touch and keyboard. Under each stands the command that makes it, and the file with its values.",
-        [_chapter(one, options) for one in taken],
+        [_chapter(report, options) for report in reports],
         [
             'Read a file back in Python: from tl_headmaps import Result; Result.load("relation_scores.json"). Each '
             "says in its provenance which model, weights, versions and options it was made with."
@@ -100,16 +100,16 @@ def _save_page(path: Path, name: str, taken: "list[Taken]", options: list[str]) 
     )
 
 
-def _chapter(taken: "Taken", options: list[str]) -> "Chapter":
+def _chapter(report: "SectionReport", options: list[str]) -> "Chapter":
     from ..analyses.tour.tour import Finding
     from ..renderers.story import Chapter, Part
 
     parts = [
         _part(outcome, options) if isinstance(outcome, Finding) else Part(f"Left out for this model. {outcome.why}")
-        for outcome in taken.outcomes
+        for outcome in report.outcomes
     ]
-    headlines = [outcome.headline for outcome in taken.outcomes if isinstance(outcome, Finding) and outcome.headline]
-    return Chapter(taken.section.title, taken.section.about, parts, "; ".join(headlines))
+    headlines = [outcome.headline for outcome in report.outcomes if isinstance(outcome, Finding) and outcome.headline]
+    return Chapter(report.section.title, report.section.about, parts, "; ".join(headlines))
 
 
 def _part(finding: "Finding", options: list[str]) -> "Part":

@@ -188,36 +188,6 @@ class RunFolder:
                 "there, and start the same call again for the rest."
             ) from error
 
-    def times(self) -> list[tuple[float, float]]:
-        """(started, finished) of each piece that was computed, in order; a torn last line is left out."""
-        found = []
-        try:
-            lines = (self.folder / _TIMES).read_text(encoding="utf-8", errors="replace").splitlines()
-        except OSError:
-            return []
-        for line in lines:
-            try:
-                entry = json.loads(line)
-                found.append((float(entry["finished"]) - float(entry["seconds"]), float(entry["finished"])))
-            except (ValueError, KeyError, TypeError):
-                continue
-        return found
-
-    def is_running(self) -> bool:
-        """Whether a process holds the run's lock."""
-        from filelock import FileLock, Timeout
-
-        lock = self.folder / _LOCK
-        if not lock.exists():
-            return False
-        try:
-            with FileLock(lock, timeout=0):
-                return False
-        except Timeout:
-            return True
-        except (NotImplementedError, OSError):
-            return False
-
 
 @contextmanager
 def open_run(folder: Path, record: RunRecord) -> Iterator[RunFolder]:

@@ -20,6 +20,7 @@ import hashlib
 import json
 import pickle
 import socket
+import sys
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
@@ -95,10 +96,10 @@ def sweep(
         kind: What is computed, the ``kind`` of the result.
         provenance: Provenance of the result; its options and data decide whether a run folder is of the same run.
         details: Whatever else decides the numbers and is not in the provenance.
-        run_dir: Keep finished layers in this folder, and use those that are there.
+        run_dir: Finished layers are saved in this folder, so an interrupted run resumes.
         executor: Where to compute: anything with the interface of ``concurrent.futures.Executor``.
         description: Text of the progress bar.
-        progress: Show a progress bar on a terminal.
+        progress: Show a progress bar on a terminal, and say how many layers were done before.
     """
     identity = identity_of(kind, provenance, {**(details or {}), "layers": list(layers)})
     record = RunRecord(identity, tuple(layers), provenance.to_dict())
@@ -108,6 +109,8 @@ def sweep(
             provenance = replace(provenance, created=run.created)
             kept = {layer: run.finished(layer_piece(layer)) for layer in layers}
             done = {layer: tensors for layer, tensors in kept.items() if tensors is not None}
+            if done and progress:
+                tqdm.write(f"{len(done)} of {len(layers)} layers were done before.", file=sys.stderr)
         left = [layer for layer in layers if layer not in done]
         bar = tqdm(
             total=len(layers),

@@ -4,10 +4,7 @@ import io
 import math
 import textwrap
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from ..analyses.describe_run.result import RunState
+from typing import Any
 
 _WIDTH = 100_000
 """Tables take their natural width: nothing is cut."""
@@ -106,43 +103,3 @@ def table_text(columns: Sequence[tuple[str, str]], rows: Sequence[Sequence[Any]]
     # In a notebook the console would show the table on its own, and leave the stream empty.
     Console(file=stream, width=_WIDTH, color_system=None, force_jupyter=False).print(table)
     return "\n".join(line.rstrip() for line in stream.getvalue().rstrip("\n").splitlines())
-
-
-def run_state_text(run: "RunState") -> str:
-    """How far a run is: one fact per line."""
-    facts = [
-        ("run", f"{run.computing} of {run.provenance.model}, started {run.provenance.created}"),
-        ("state", run.state),
-        ("layers", f"{len(run.finished)} of {len(run.layers)} finished"),
-    ]
-    missing = sorted(set(run.layers) - set(run.finished))
-    if missing:
-        facts.append(("missing", _spans(missing)))
-    facts += [("damaged", f"layer {layer}: {reason}; it will be made again") for layer, reason in run.damaged]
-    if run.seconds_per_layer is not None:
-        facts.append(("per layer", duration(run.seconds_per_layer)))
-    if missing:
-        facts.append(("time left", "unknown" if run.seconds_left is None else duration(run.seconds_left)))
-    width = max(len(name) for name, _ in facts)
-    return "\n".join(f"{name:<{width}}  {visible(value)}" for name, value in facts)
-
-
-def duration(seconds: float) -> str:
-    """Seconds in the two largest units that matter: 1 h 05 min, 3 min 20 s, 4.2 s."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest:02d} s"
-    return f"{minutes // 60} h {minutes % 60:02d} min"
-
-
-def _spans(numbers: Sequence[int]) -> str:
-    """Ascending numbers with runs drawn together: 3, 5-9."""
-    spans: list[list[int]] = []
-    for number in numbers:
-        if spans and number == spans[-1][-1] + 1:
-            spans[-1] = [spans[-1][0], number]
-        else:
-            spans.append([number])
-    return ", ".join("-".join(map(str, span)) for span in spans)

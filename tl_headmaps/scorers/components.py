@@ -2,7 +2,7 @@
 
 Four kinds of evidence, and what a metric of each kind is given:
 
-* ``weights``: one :class:`~.spectra.Matrix`. The same function is applied to random matrices of the same shape
+* ``weights``: one :class:`~.spectra.WeightMatrix`. The same function is applied to random matrices of the same shape
   (independent normal entries of variance 1 / inputs), which is the baseline a value can be divided by.
 * ``change``: a :class:`Change`, the matrix and the same matrix of another model.
 * ``gradients``: the :class:`GradientSums` of a component, per batch of a text.
@@ -23,14 +23,13 @@ from torch import Tensor
 
 from ..capture.components.gradients import GradientSums
 from ..core.errors import UsageError
-from .spectra import Matrix, random_matrix
+from .spectra import WeightMatrix, random_matrix
 from .statistics import RunningRatio
 
 Kind: TypeAlias = Literal["weights", "change", "gradients", "outputs"]
 
 _DRAWS = 3
 """Random matrices averaged for a baseline: their metrics hardly differ at the size of weight matrices."""
-
 
 _NOISE = 1e-12
 """A squared singular value below this part of the largest is rounding."""
@@ -101,15 +100,15 @@ def find_metric(name: str) -> Metric:
 
 def names_of(*kinds: Kind) -> str:
     """The metrics of some kinds, for a sentence."""
-    return ", ".join(name for name, found in METRICS.items() if found.kind in kinds)
+    return ", ".join(name for name, entry in METRICS.items() if entry.kind in kinds)
 
 
 @dataclass(frozen=True)
 class Change:
-    """A matrix beside the one it is compared with, and the size of the subspaces compared."""
+    """A matrix, the one it is compared with, and the size of the subspaces compared."""
 
-    new: Matrix
-    old: Matrix
+    new: WeightMatrix
+    old: WeightMatrix
     k: int
 
 
@@ -118,10 +117,9 @@ def contribution(sums: GradientSums) -> Float[Tensor, "batch layer part"]:
     """First-order effect on the loss of scaling the matrix: |sum of weight times gradient|.
 
     It sees a matrix as a whole, so matrices that are only ever multiplied with each other contribute the same: q and k,
-    v and o, up and down of a gated MLP are equal where no bias, norm or activation stands between them (Llama). A norm
+    v and o, up and down of a gated MLP are equal where no bias, norm or activation is between them (Llama). A norm
     right behind them (of queries and keys in Qwen 3, of all that is written in Gemma) undoes any scaling: they
-    contribute zero.
-    ``sensitivity`` tells such matrices apart.
+    contribute zero. ``sensitivity`` tells such matrices apart.
     """
     return sums.product.abs()
 
@@ -150,50 +148,48 @@ def output_share(
 
 
 @metric("weights", "Frobenius norm")
-def frobenius(matrix: Matrix) -> float:
+def frobenius(matrix: WeightMatrix) -> float:
     """Root of the sum of squared entries."""
     return matrix.frobenius
 
 
 @metric("weights", "spectral norm")
-def spectral(matrix: Matrix) -> float:
+def spectral(matrix: WeightMatrix) -> float:
     """The largest singular value."""
-    return matrix.largest
+    return float(matrix.singular_values[0])
 
 
 @metric("weights", "stable rank (Frobenius / spectral norm, squared)", cites=("rudelson2007sampling",))
-def stable_rank(matrix: Matrix) -> float:
+def stable_rank(matrix: WeightMatrix) -> float:
     """How many singular values as large as the largest would make up the Frobenius norm."""
-    return (matrix.frobenius / matrix.largest) ** 2 if matrix.largest else math.nan
+    squares = matrix.singular_values.square()
+    return float(squares.sum() / squares[0])
 
 
 @metric("weights", "effective rank (exp of the entropy of singular values)", cites=("roy2007effective",))
-def effective_rank(matrix: Matrix) -> float:
+def effective_rank(matrix: WeightMatrix) -> float:
     """Exponential of the entropy of the singular values divided by their sum (Roy and Vetterli, 2007)."""
-    return matrix.of_spectrum(lambda values: torch.special.entr(values / values.sum()).sum().exp())
+    values = matrix.singular_values
+    return float(torch.special.entr(values / values.sum()).sum().exp())
 
 
 @metric("weights", "tail exponent (Hill, upper half of the spectrum of W'W)", cites=("hill1975simple",))
-def tail_exponent(matrix: Matrix) -> float:
+def tail_exponent(matrix: WeightMatrix) -> float:
     """Hill estimate of the power-law exponent of the density of squared singular values, from their upper half.
 
     ``1 + k / sum(log(l_i / l_(k+1)))`` over the k = n / 2 largest: about 2 to 4 for heavy tails, larger for none.
     """
-    k = min(matrix.weight.shape) // 2
-
-    def hill(values: Tensor) -> Tensor:
-        squares = values.square()
-        if k == 0 or not squares[k] > _NOISE * squares[0]:
-            return torch.tensor(torch.nan)
-        return 1 + k / (squares[:k] / squares[k]).log().sum()
-
-    return matrix.of_spectrum(hill)
+    squares = matrix.singular_values.square()
+    k = len(squares) // 2
+    if k == 0 or not squares[k] > _NOISE * squares[0]:
+        return math.nan
+    return float(1 + k / (squares[:k] / squares[k]).log().sum())
 
 
 @metric("change", "|W - W'| / |W'| (Frobenius norms; W' the model compared with)")
 def relative_change(change: Change) -> float:
     """Norm of the difference relative to the norm of the matrix compared with."""
-    difference, size = Matrix(change.new.exact - change.old.exact).frobenius, change.old.frobenius
+    difference, size = WeightMatrix(change.new.exact - change.old.exact).frobenius, change.old.frobenius
     if difference and not size:
         return math.nan
     return difference / size if difference else 0.0
@@ -221,7 +217,7 @@ def subspace_overlap(change: Change) -> float:
 @lru_cache(maxsize=256)
 def random_baseline(measured: Metric, rows: int, columns: int, seed: int) -> float:
     """A metric of the weights for random matrices of a shape, mean over a few draws."""
-    draws = [measured.measure(Matrix(random_matrix(rows, columns, seed + draw))) for draw in range(_DRAWS)]
+    draws = [measured.measure(WeightMatrix(random_matrix(rows, columns, seed + draw))) for draw in range(_DRAWS)]
     return float(sum(draws) / _DRAWS)
 
 

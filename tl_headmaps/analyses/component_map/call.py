@@ -29,7 +29,7 @@ from ...core.sweep import Step, sweep
 from ...core.types import WRITING_COMPONENTS
 from ...data.texts import describe_source, read_texts
 from ...scorers.components import Change, Estimate, find_metric, mean_over_batches, names_of, random_baseline
-from ...scorers.spectra import Matrix, side_by_side
+from ...scorers.spectra import WeightMatrix, side_by_side
 from .result import ComponentMap, HeadComponentMap
 
 _SEQUENCE = 256
@@ -274,11 +274,11 @@ class _Measurement:
             for part in range(n_parts(self.source, component) if self.by_head else 1)
         ]
 
-    def _matrix(self, source: ComponentSource, key: Key) -> Matrix:
+    def _matrix(self, source: ComponentSource, key: Key) -> WeightMatrix:
         index, layer, part = key
         component = source.components[index]
         weight = heads_of(source, layer, component)[part] if self.by_head else source.matrix(layer, component)
-        return Matrix(weight, writes=component in WRITING_COMPONENTS)
+        return WeightMatrix(weight, writes=component in WRITING_COMPONENTS)
 
     def _cells(self, values: dict[Key, float]) -> Cells:
         cells = torch.full(self._shape, torch.nan, dtype=torch.float64)
@@ -291,7 +291,7 @@ class _Measurement:
         source = self.source
         return len(source.components), source.n_layers, source.n_heads if self.by_head else 1
 
-    def _filled(self, measured: Callable[[Matrix, Key], float]) -> tuple[Cells, dict[Key, tuple[int, int]]]:
+    def _filled(self, measured: Callable[[WeightMatrix, Key], float]) -> tuple[Cells, dict[Key, tuple[int, int]]]:
         """Value and shape of every matrix."""
         keys, options = self._keys(), self.options
 
@@ -342,9 +342,9 @@ class _Measurement:
         self.data["against"] = theirs.fingerprint
         self.data |= {f"against_{name}": digest for name, digest in theirs.data.items()}
 
-        def change(new: Matrix, key: Key) -> Change:
+        def change(new: WeightMatrix, key: Key) -> Change:
             old = self._matrix(other, key)
-            return Change(new, Matrix(old.weight.to(new.weight.device), old.writes), k)
+            return Change(new, WeightMatrix(old.weight.to(new.weight.device), old.writes), k)
 
         values, _ = self._filled(lambda new, key: float(self.metric.measure(change(new, key))))
         chance = self.metric.chance

@@ -60,13 +60,13 @@ def task_maps(
     Args:
         model: TransformerBridge or HookedTransformer with a tokenizer.
         tasks: The items, or a file for :meth:`Tasks.from_file`; the bundled items by default.
-        positions: Averaged over the answer's tokens, or at the last token before the answer.
+        positions: Where heads are read: ``"answer"``, averaged over its tokens, or ``"last"``, the token before it.
         n_folds: Parts for cross-validation; contents stay whole.
         n_null: How often labels are shuffled for the null.
         seed: Decides folds, shuffles and bootstrap. A second seed is run to see whether the maps are stable.
         prepend_bos: Begin every prompt with the BOS token.
         budget: Bytes a batch of prompts may take.
-        cache_dir: Where activations are kept; default: the cache folder.
+        cache_dir: Where captured activations are saved for the next call; the cache folder by default.
         progress: Show progress bars on a terminal.
 
     Example:
@@ -80,7 +80,7 @@ def task_maps(
     """
     check_choice(positions, Positions, "positions")
     if n_null < 1:
-        raise UsageError(f"n_null={n_null}: at least one shuffle is needed, no map is given without its null.")
+        raise UsageError(f"n_null={n_null} is too few: a map needs its null. Use 1 or more.")
     chosen = resolve_tasks(tasks)
     labels = torch.tensor([chosen.functions.index(item.function) for item in chosen.items])
     split = _split(chosen, labels, n_folds, seed)
@@ -99,17 +99,12 @@ def task_maps(
             progress=bar.update,
         )
     counts = word_counts([f"{item.prompt} {item.answer}" for item in chosen.items])
-    run = partial(_probed, captured, chosen, labels, counts, progress=progress)
-    found = run(split, n_null=n_null, seed=seed)
-    again = run(_split(chosen, labels, n_folds, seed + 1), n_null=0, seed=seed + 1)
-    options = {
-        "positions": positions,
-        "n_folds": n_folds,
-        "n_null": n_null,
-        "prepend_bos": prepend_bos,
-    }
+    probe = partial(_probed, captured, chosen, labels, counts, progress=progress)
+    first = probe(split, n_null=n_null, seed=seed)
+    second = probe(_split(chosen, labels, n_folds, seed + 1), n_null=0, seed=seed + 1)
+    options = {"positions": positions, "n_folds": n_folds, "n_null": n_null, "prepend_bos": prepend_bos}
     provenance = weights.provenance(runs_model=True, options=options, data={chosen.name: chosen.digest}, seed=seed)
-    return _result(found, again, chosen, labels, counts, positions=positions, provenance=provenance)
+    return _result(first, second, chosen, labels, positions=positions, provenance=provenance)
 
 
 def resolve_tasks(tasks: Tasks | str | Path | None) -> Tasks:
@@ -129,8 +124,8 @@ def _span(question: Question, positions: Positions) -> tuple[int, int]:
 
 
 @dataclass(frozen=True)
-class _Probed:
-    """What the probes of all folds found with one seed."""
+class _ProbeRun:
+    """Probes of all folds with one seed: predictions, and the parts of logits read from each head."""
 
     seed: int
     folds: Int[Tensor, " item"]
@@ -151,7 +146,7 @@ def _probed(
     n_null: int,
     seed: int,
     progress: bool,
-) -> _Probed:
+) -> _ProbeRun:
     """Probes on heads alone, beyond words, and with labels (and what words say of them) shuffled within folds."""
     n_classes, n_folds = len(tasks.functions), int(folds.max()) + 1
     words = calibrated(cross_logits(counts, labels, folds, n_classes), labels, folds)
@@ -164,7 +159,7 @@ def _probed(
         offsets = torch.stack([words[fold, order] for order in orders])
         offsets[_PLAIN] = 0
         tested = folds == fold
-        found = probe_fold(
+        probes = probe_fold(
             captured.layer,
             captured.n_layers,
             captured.n_heads,
@@ -173,10 +168,10 @@ def _probed(
             n_classes,
             offsets=offsets,
         )
-        parts[:, tested] = found.parts
-        predicted[:, tested] = found.logits.argmax(-1)
-        by_fold.append(found.train_parts)
-    return _Probed(seed, folds, words, parts, predicted, targets[2:], torch.stack(by_fold))
+        parts[:, tested] = probes.parts
+        predicted[:, tested] = probes.logits.argmax(-1)
+        by_fold.append(probes.train_parts)
+    return _ProbeRun(seed, folds, words, parts, predicted, targets[2:], torch.stack(by_fold))
 
 
 def _shuffles(folds: Int[Tensor, " item"], n: int, seed: int) -> list[Tensor]:
@@ -193,28 +188,27 @@ def _shuffles(folds: Int[Tensor, " item"], n: int, seed: int) -> list[Tensor]:
 
 
 def _result(
-    found: _Probed,
-    again: _Probed,
+    first: _ProbeRun,
+    second: _ProbeRun,
     tasks: Tasks,
     labels: Int[Tensor, " item"],
-    counts: Float[Tensor, "item word"],
     **details: Any,
 ) -> TaskMaps:
     n_classes = len(tasks.functions)
-    importance = function_means(found.parts[_BEYOND], labels, n_classes)
+    importance = function_means(first.parts[_BEYOND], labels, n_classes)
     clusters = [item.matched or item.content for item in tasks.items]
-    low, high = bootstrap_interval(found.parts[_BEYOND], labels, clusters, n_classes, seed=found.seed)
+    low, high = bootstrap_interval(first.parts[_BEYOND], labels, clusters, n_classes, seed=first.seed)
     nulls = torch.stack(
-        [function_means(parts, order, n_classes) for parts, order in zip(found.parts[2:], found.shuffled, strict=True)]
+        [function_means(parts, order, n_classes) for parts, order in zip(first.parts[2:], first.shuffled, strict=True)]
     )
     null_max = nulls.amax((0, 2, 3))
     heads = tuple(_heads_above(values, float(limit)) for values, limit in zip(importance, null_max, strict=True))
-    predictions = {"probe": found.predicted[_PLAIN], "combined": found.predicted[_BEYOND]}
-    predictions |= _baselines(tasks, labels, found, counts)
+    predictions = {"probe": first.predicted[_PLAIN], "combined": first.predicted[_BEYOND]}
+    predictions |= _baselines(tasks, labels, first)
     accuracy = {name: _by_function(predicted == labels, labels, n_classes) for name, predicted in predictions.items()}
     n_items = tuple(tasks.counts.values())
     probe_low, probe_high = wilson_interval(accuracy["probe"], torch.tensor(n_items))
-    beyond_again = function_means(again.parts[_BEYOND], labels, n_classes)
+    importance_again = function_means(second.parts[_BEYOND], labels, n_classes)
     return TaskMaps(
         functions=tasks.functions,
         n_items=n_items,
@@ -222,8 +216,8 @@ def _result(
         importance_normalised=normalised(importance),
         interval_low=low,
         interval_high=high,
-        importance_plain=function_means(found.parts[_PLAIN], labels, n_classes),
-        importance_again=beyond_again,
+        importance_plain=function_means(first.parts[_PLAIN], labels, n_classes),
+        importance_again=importance_again,
         null_mean=nulls.mean(0),
         null_max=null_max,
         probe_accuracy=accuracy["probe"],
@@ -237,9 +231,9 @@ def _result(
         above_elbow=heads,
         overlap=_overlap(heads),
         correlation=torch.stack([rank_correlations(importance, values.expand_as(importance)) for values in importance]),
-        stability=rank_correlations(importance, beyond_again),
-        folds=found.folds,
-        fold_importance=found.by_fold,
+        stability=rank_correlations(importance, importance_again),
+        folds=first.folds,
+        fold_importance=first.by_fold,
         **details,
     )
 
@@ -260,22 +254,20 @@ def _by_function(right: Tensor, labels: Int[Tensor, " item"], n_classes: int) ->
     return torch.stack([right[labels == function].float().mean() for function in range(n_classes)])
 
 
-def _baselines(
-    tasks: Tasks, labels: Int[Tensor, " item"], found: _Probed, counts: Float[Tensor, "item word"]
-) -> dict[str, Int[Tensor, " item"]]:
+def _baselines(tasks: Tasks, labels: Int[Tensor, " item"], run: _ProbeRun) -> dict[str, Int[Tensor, " item"]]:
     """What is predicted without heads, on the same folds."""
     n_classes = len(tasks.functions)
     items = range(len(labels))
 
     def by_words(texts: Sequence[str], n_grams: int) -> Int[Tensor, " item"]:
-        logits = cross_logits(word_counts(texts, n_grams), labels, found.folds, n_classes, inner=False)
-        return logits[found.folds, items].argmax(-1)
+        logits = cross_logits(word_counts(texts, n_grams), labels, run.folds, n_classes, inner=False)
+        return logits[run.folds, items].argmax(-1)
 
     everything = [f"{item.prompt} {item.answer}" for item in tasks.items]
     return {
-        "majority": majority_predictions([""] * len(labels), labels, found.folds, n_classes),
-        "format": majority_predictions([item.format for item in tasks.items], labels, found.folds, n_classes),
+        "majority": majority_predictions([""] * len(labels), labels, run.folds, n_classes),
+        "format": majority_predictions([item.format for item in tasks.items], labels, run.folds, n_classes),
         "question": by_words([item.question for item in tasks.items], 1),
-        "words": found.words[found.folds, items].argmax(-1),
+        "words": run.words[run.folds, items].argmax(-1),
         "word_pairs": by_words(everything, 2),
     }

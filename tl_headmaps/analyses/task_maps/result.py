@@ -123,7 +123,7 @@ class TaskMaps(Result):
         """Whether every function's map is nearly the same with another seed (rank correlation of at least 0.8)."""
         return bool((self.stability >= STABLE).all())
 
-    def number(self, function: str) -> int:
+    def index_of(self, function: str) -> int:
         """Position of a function."""
         if function not in self.functions:
             raise UsageError(f"This result has no function {function!r}; it has {', '.join(self.functions)}.")
@@ -131,13 +131,13 @@ class TaskMaps(Result):
 
     def top(self, n: int = 5, function: str | None = None) -> list[tuple[HeadIndex, float]]:
         """The ``n`` most important heads of a function (or for any function, without one)."""
-        maps = self.importance.amax(0) if function is None else self.importance[self.number(function)]
+        maps = self.importance.amax(0) if function is None else self.importance[self.index_of(function)]
         return largest_heads(maps, n)
 
     def select(self, functions: str | Sequence[str]) -> "TaskMaps":
         """The maps of some functions; the probe was trained on all of them."""
         names = (functions,) if isinstance(functions, str) else tuple(functions)
-        numbers = [self.number(name) for name in names]
+        numbers = [self.index_of(name) for name in names]
         changes: dict[str, Any] = {name: getattr(self, name)[numbers] for name in (*_MAPS, *_BY_FUNCTION)}
         changes |= {name: getattr(self, name)[numbers][:, numbers] for name in _BETWEEN}
         changes |= {name: tuple(getattr(self, name)[i] for i in numbers) for name in ("n_items", "above_elbow")}

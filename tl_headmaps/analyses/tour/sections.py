@@ -73,7 +73,7 @@ def relations(tour: Tour) -> Finding:
     )
     rest = "; ".join(_score(scores, name) for name in others)
     rest = f" The best heads of the others: {rest}." if others else ""
-    heads = {head for found in implementing.values() for head in found}
+    heads = {head for those in implementing.values() for head in those}
     left_out = [name for name in RELATIONS if name not in scores.relations]
     missing = f" Left out, because no pair is single tokens of this model: {', '.join(left_out)}." if left_out else ""
     return Finding(
@@ -102,35 +102,35 @@ def _head(tour: Tour) -> HeadIndex:
 def grid(tour: Tour) -> Finding:
     """The best head at work."""
     head = _head(tour)
-    found = token_grid(tour.weights, head, SOURCES, TARGETS)
+    table = token_grid(tour.weights, head, SOURCES, TARGETS)
     pairs = [
-        f"{source} → {target} (rank {int(found.ranks[row, found.targets.index(target)]):,})"
-        for row, (source, target) in enumerate(found.best())
+        f"{source} → {target} (rank {int(table.ranks[row, table.targets.index(target)]):,})"
+        for row, (source, target) in enumerate(table.best())
     ]
     return Finding(
         "token_grid",
-        found,
+        table,
         ("grid", "--head", str(head), "--sources", ",".join(SOURCES), "--targets", ",".join(TARGETS)),
         f"The largest entry of each row: {', '.join(pairs)}. Ranks count the tokens written more strongly, out of "
-        f"{found.n_vocab:,}.",
-        ", ".join(f"{source} → {target}" for source, target in found.best()),
-        str(found),
+        f"{table.n_vocab:,}.",
+        ", ".join(f"{source} → {target}" for source, target in table.best()),
+        str(table),
     )
 
 
 def names(tour: Tour) -> Finding:
     """A name for every head, where one is earned."""
-    found = name_heads(tour.weights, vocabulary="words")
-    named = found.named()
-    count, total = sum(map(len, named.values())), found.values.numel()
+    named_heads = name_heads(tour.weights, vocabulary="words")
+    named = named_heads.named()
+    count, total = sum(map(len, named.values())), named_heads.values.numel()
     common = ", ".join(f"{name} ({len(heads)})" for name, heads in list(named.items())[:4])
-    thirds = ", ".join(f"{share:.0%} of the {part}" for part, share in found.coverage().items() if part != "all")
-    said = f"; the most frequent: {common}" if common else ""
+    thirds = ", ".join(f"{share:.0%} of the {part}" for part, share in named_heads.coverage().items() if part != "all")
+    frequent = f"; the most frequent: {common}" if common else ""
     return Finding(
         "head_names",
-        found,
+        named_heads,
         ("name-heads", "--vocabulary", "words"),
-        f"{count} of {total} heads earn a name{said}. By thirds of the layers: {thirds} heads. The others stay "
+        f"{count} of {total} heads earn a name{frequent}. By thirds of the layers: {thirds} heads. The others stay "
         "unclear: no predicate explains them better than chance.",
         f"{count} of {total} heads have a name",
     )
@@ -139,12 +139,12 @@ def names(tour: Tour) -> Finding:
 def operations(tour: Tour) -> Finding:
     """What the best head does when nobody says what to look for."""
     head = _head(tour)
-    found = salient_operations(tour.weights, head, vocabulary="words")
-    entry = found.name(head)
-    n_tokens, n_targets = found.token_ids.shape[1], found.promoted_ids.shape[2]
+    salient = salient_operations(tour.weights, head, vocabulary="words")
+    entry = salient.name(head)
+    n_tokens, n_targets = salient.token_ids.shape[1], salient.promoted_ids.shape[2]
     shown = "; ".join(
         f"{token.strip()} → {', '.join(dict.fromkeys(target.strip() for target in targets))}"
-        for token, targets in found.mappings(head)[:3]
+        for token, targets in salient.mappings(head)[:3]
     )
     explained = f"explains {entry.score:.0%} of these mappings (null {entry.null_mean:.0%})"
     if entry.name != UNCLEAR:
@@ -155,7 +155,7 @@ def operations(tour: Tour) -> Finding:
         named = "It has no name: no predicate explains any of these mappings."
     return Finding(
         "salient_operations",
-        found,
+        salient,
         (
             *("salient", "--heads", str(head), "--n-tokens", str(n_tokens), "--n-targets", str(n_targets)),
             *("--vocabulary", "words"),
@@ -166,44 +166,45 @@ def operations(tour: Tour) -> Finding:
 
 def agreement(tour: Tour) -> Finding:
     """Do heads write in prompts what their weights say?"""
-    found = validate(tour.model, [LEAD])
+    validation = validate(tour.model, [LEAD])
     columns = {context: f"pearson_{context}" for context in ("without", "with")}
-    value = {context: found.agreement[column][0] for context, column in columns.items()}
+    value = {context: validation.agreement[column][0] for context, column in columns.items()}
     ends = {
-        context: interval(found.agreement[f"{column}_low"][0], found.agreement[f"{column}_high"][0])
+        context: interval(validation.agreement[f"{column}_low"][0], validation.agreement[f"{column}_high"][0])
         for context, column in columns.items()
     }
     return Finding(
         "validation",
-        found,
+        validation,
         ("validate", LEAD),
-        f"Over all heads and {len(found.templates)} prompts with {found.n_dynamic[0]} sources each, what heads write "
-        f"agrees with their weights at a correlation of {number(value['without'])} (95% {ends['without']}) when they "
-        f"attend to the source alone, and of {number(value['with'])} (95% {ends['with']}) with attention as it is.",
+        f"Over all heads and {len(validation.templates)} prompts with {validation.n_dynamic[0]} sources each, what "
+        f"heads write agrees with their weights at a correlation of {number(value['without'])} "
+        f"(95% {ends['without']}) when they attend to the source alone, and of {number(value['with'])} "
+        f"(95% {ends['with']}) with attention as it is.",
         f"weights and prompts correlate at {number(value['without'])}",
     )
 
 
 def ablation(tour: Tour) -> Finding:
     """Does the model lose the relation without its heads?"""
-    found = ablate(tour.model, LEAD, max_heads=N_ABLATED, template=TEMPLATE, controls=None, prepend_bos=True)
-    asked = f"The model answers {found.base_accuracy:.0%} of {found.n_pairs} prompts {quoted(found.template)} right"
-    if found.status != "tested":
-        says = f"{asked}. Nothing was switched off: {found.status}."
-        headline = f"{LEAD} is {found.status}"
+    curves = ablate(tour.model, LEAD, max_heads=N_ABLATED, template=TEMPLATE, controls=None, prepend_bos=True)
+    asked = f"The model answers {curves.base_accuracy:.0%} of {curves.n_pairs} prompts {quoted(curves.template)} right"
+    if curves.status != "tested":
+        says = f"{asked}. Nothing was switched off: {curves.status}."
+        headline = f"{LEAD} is {curves.status}"
     else:
-        accuracy = found.curve.accuracy.tolist()
+        accuracy = curves.curve.accuracy.tolist()
         half = next((step for step, value in enumerate(accuracy) if value <= accuracy[0] / 2), None)
         falls = "" if half is None else f"; {half} {'is' if half == 1 else 'are'} enough to lose half"
         says = (
-            f"{asked}. With its {len(found.heads)} best heads switched off, {accuracy[-1]:.0%} are left{falls}. "
-            f"Share of the accuracy lost: {found.curve.drop:.0%}, with as many random heads "
-            f"{number(100 * found.random_drop, 0)}%."
+            f"{asked}. With its {len(curves.heads)} best heads switched off, {accuracy[-1]:.0%} are left{falls}. "
+            f"Share of the accuracy lost: {curves.curve.drop:.0%}, with as many random heads "
+            f"{number(100 * curves.random_drop, 0)}%."
         )
         headline = f"accuracy {accuracy[0]:.0%} → {accuracy[-1]:.0%} without them"
     return Finding(
         "ablation",
-        found,
+        curves,
         ("ablate", LEAD, "--template", TEMPLATE, "--max-heads", str(N_ABLATED), "--controls", "none", "--prepend-bos"),
         says,
         headline,
@@ -214,20 +215,20 @@ def groups(tour: Tour) -> Finding:
     """Which tokens of the sentence belong together for the heads that group most sharply?"""
     every = attention_groups(tour.model, SENTENCE, n_null=0)
     sharpest = sorted(head for head, _ in every.top(N_SHARPEST))
-    found = attention_groups(tour.model, SENTENCE, heads=sharpest)
-    words = ", ".join(f"{{{' '.join(token.strip() for token in group)}}}" for group in found.words())
+    sharp = attention_groups(tour.model, SENTENCE, heads=sharpest)
+    words = ", ".join(f"{{{' '.join(token.strip() for token in group)}}}" for group in sharp.words())
     chosen = ",".join(map(str, sharpest))
-    together = found.combination
+    together = sharp.combination
     return Finding(
         "attention_groups",
-        found,
+        sharp,
         ("groups", "--text", SENTENCE, "--heads", chosen),
         f"The {len(sharpest)} of {len(every.heads)} heads whose groups are sharpest, {', '.join(map(str, sharpest))}, "
-        f"bind the tokens of {quoted(SENTENCE)} into {_count(len(found.groups), 'group')}: {words}. Together their "
+        f"bind the tokens of {quoted(SENTENCE)} into {_count(len(sharp.groups), 'group')}: {words}. Together their "
         f"modularity is {number(together['modularity'])}, in shuffled graphs {number(together['null_modularity'])} "
         "(they were picked for being sharp, which flatters the comparison); "
         f"the mean over all heads makes {_count(len(every.groups), 'group')}.",
-        f"{_count(len(found.groups), 'group')} of {len(found.kept)} tokens",
+        f"{_count(len(sharp.groups), 'group')} of {len(sharp.kept)} tokens",
     )
 
 
@@ -237,16 +238,16 @@ def _count(n: int, noun: str) -> str:
 
 def association(tour: Tour) -> Finding:
     """Which heads bring two tokens together?"""
-    found = association_heads(tour.model, SENTENCE, QUERY, KEY)
-    head, gain = found.top(1)[0]
+    pair = association_heads(tour.model, SENTENCE, QUERY, KEY)
+    head, gain = pair.top(1)[0]
     attention, before, after, others = (
         float(values[head.layer, head.head])
-        for values in (found.attention, found.before_cosine, found.after_cosine, found.others_cosine)
+        for values in (pair.attention, pair.before_cosine, pair.after_cosine, pair.others_cosine)
     )
     query, key = quoted(QUERY), quoted(KEY)
     return Finding(
         "association_heads",
-        found,
+        pair,
         ("association", "--text", SENTENCE, "--query", QUERY, "--key", KEY),
         f"{head} brings {query} closest to {key}: {query} gives {key} {attention:.0%} of its attention there, and the "
         f"cosine of their values goes from {before:.2f} to {after:.2f} (gain {gain:.2f}; mean gain with the other "
@@ -259,12 +260,12 @@ def mixing(tour: Tour) -> Finding:
     """The same head's arithmetic, step by step."""
     heads: AssociationHeads = tour.earlier("association_heads")
     head = heads.top(1)[0][0]
-    found = value_mixing(tour.model, SENTENCE, head, QUERY, KEY)
-    example = found.explain(QUERY, KEY)
+    mixed = value_mixing(tour.model, SENTENCE, head, QUERY, KEY)
+    example = mixed.explain(QUERY, KEY)
     most = int(example.split.argmax())
     return Finding(
         "value_mixing",
-        found,
+        mixed,
         ("mixing", "--text", SENTENCE, "--head", str(head), "--query", QUERY, "--key", KEY),
         f"In {head} the dot product of the two values goes from {example.before:.3g} to {example.after:.3g}. The "
         f"largest part, {float(example.split[most]):.3g}, is brought by {quoted(example.tokens[most].strip())}.",
@@ -273,35 +274,35 @@ def mixing(tour: Tour) -> Finding:
 
 def components(tour: Tour) -> Finding:
     """Which matrices matter?"""
-    found = component_map(tour.model, max_tokens=MAX_TOKENS)
-    top = found.top(3)
+    shares = component_map(tour.model, max_tokens=MAX_TOKENS)
+    top = shares.top(3)
     (layer, name), _ = top[0]
     cells = ", ".join(f"{name} of layer {layer} ({value:.1%})" for (layer, name), value in top)
     return Finding(
         "component_map",
-        found,
+        shares,
         ("components", "--max-tokens", str(MAX_TOKENS)),
-        f"On {found.n_tokens:,} tokens of text, the largest shares of the map: {cells}. Even shares would be "
-        f"{1 / found.values.numel():.1%}.",
+        f"On {shares.n_tokens:,} tokens of text, the largest shares of the map: {cells}. Even shares would be "
+        f"{1 / shares.values.numel():.1%}.",
         f"{name} of layer {layer} comes first",
     )
 
 
 def tasks(tour: Tour) -> Finding:
     """Which heads serve which function?"""
-    found = task_maps(tour.model, load_tasks().sample(N_ITEMS))
-    overall = found.overall_accuracy
+    maps = task_maps(tour.model, load_tasks().sample(N_ITEMS))
+    overall = maps.overall_accuracy
     best = "; ".join(
         f"{FUNCTIONS.get(name, name)} {head}"
-        for name, (head, _) in ((name, found.top(1, name)[0]) for name in found.functions)
+        for name, (head, _) in ((name, maps.top(1, name)[0]) for name in maps.functions)
     )
-    chosen = sum(map(len, found.above_elbow))
-    stable = "" if found.stable else " With another seed some maps change: take single heads with care."
+    chosen = sum(map(len, maps.above_elbow))
+    stable = "" if maps.stable else " With another seed some maps change: take single heads with care."
     return Finding(
         "task_maps",
-        found,
+        maps,
         ("tasks", "--sample", str(N_ITEMS)),
-        f"From the heads, a probe recognises the function of {overall['probe']:.0%} of {sum(found.n_items)} held-out "
+        f"From the heads, a probe recognises the function of {overall['probe']:.0%} of {sum(maps.n_items)} held-out "
         f"items; from their words alone {overall['words']:.0%}, by guessing {overall['majority']:.0%}. The most "
         f"important heads: {best}. Heads that stand out from shuffled labels, over all "
         f"functions: {chosen}.{stable}",

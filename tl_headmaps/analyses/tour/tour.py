@@ -1,6 +1,6 @@
 """A tour of a model: sections of steps, each step one result with its command and what it shows.
 
-What the steps are is in :mod:`.tour_sections`; here is how they are taken.
+The steps themselves are in :mod:`.sections`.
 """
 
 import time
@@ -20,8 +20,8 @@ class Finding:
     Attributes:
         name: Name of its file, without suffix.
         result: The result.
-        arguments: The command that makes it, behind ``tl-headmaps`` and before the choice of a model.
-        says: What is seen, in a sentence or two.
+        arguments: Arguments of ``tl-headmaps`` that make it, without the choice of a model.
+        says: What it shows, in a sentence or two.
         headline: The same in a few words, for a table of contents.
         printed: What a terminal shows below the sentences.
     """
@@ -36,7 +36,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Refusal:
-    """A step that this model cannot take, with the sentence that says why."""
+    """Why a step cannot be done for this model."""
 
     why: str
 
@@ -51,8 +51,8 @@ class Section:
 
 
 @dataclass(frozen=True)
-class Taken:
-    """What came out of a section, and how many seconds it took."""
+class SectionReport:
+    """The outcomes of a section's steps, and how many seconds they took."""
 
     section: Section
     outcomes: tuple[Finding | Refusal, ...]
@@ -61,17 +61,17 @@ class Taken:
 
 @dataclass
 class Tour:
-    """A model and what was found so far; later steps look at what earlier ones found."""
+    """A model and its results so far; later steps look at those of earlier ones."""
 
     model: Any
     weights: HeadWeights = field(init=False)
-    found: dict[str, Result] = field(default_factory=dict)
+    results: dict[str, Result] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.weights = HeadWeights.of(self.model)
 
-    def take(self, section: Section) -> Taken:
-        """Take the steps of a section; one that is refused leaves its sentence, and the tour goes on."""
+    def run(self, section: Section) -> SectionReport:
+        """Run the steps of a section; after a step that cannot be done, the tour goes on."""
         start = time.perf_counter()
         outcomes: list[Finding | Refusal] = []
         for step in section.steps:
@@ -80,12 +80,12 @@ class Tour:
             except HeadMapsError as error:
                 outcomes.append(Refusal(str(error)))
             else:
-                self.found[finding.name] = finding.result
+                self.results[finding.name] = finding.result
                 outcomes.append(finding)
-        return Taken(section, tuple(outcomes), time.perf_counter() - start)
+        return SectionReport(section, tuple(outcomes), time.perf_counter() - start)
 
     def earlier(self, name: str) -> Any:
-        """What an earlier step found."""
-        if name not in self.found:
+        """The result of an earlier step."""
+        if name not in self.results:
             raise UsageError(f"This step looks at {name.replace('_', ' ')}, which could not be made for this model.")
-        return self.found[name]
+        return self.results[name]

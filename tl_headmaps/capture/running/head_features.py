@@ -1,9 +1,8 @@
-"""What every head adds up at chosen positions of each prompt, captured once and kept on disk.
+"""Mean z of every head over a span of each prompt, captured once and saved.
 
-For each prompt and head: z (the mixed values, before W_O) averaged over a span of positions, usually the answer's
-tokens. Prompts are taken in chunks of similar length. A chunk that is done is a file, named after the model's
-parameters, the token ids and spans: a run that was killed goes on with the next chunk, a second run reads them
-all, and a different model, text or position can never be mistaken for this one.
+z is a head's mixed values, before W_O; the span is usually the answer's tokens. Prompts are run in chunks of similar
+length. A finished chunk is a file, named after the model's fingerprint, the token ids and the spans: an interrupted run
+resumes with the next chunk, a second run reads them all, and another model, text or position has other names.
 """
 
 import hashlib
@@ -22,7 +21,7 @@ from .activations import DEFAULT_BUDGET, Seen, check_prompts, run
 
 _CHUNK = 128
 _VERSION = 1
-"""Part of every file's name; raised when what is kept changes its meaning."""
+"""Part of every file's name; raised when the content of files changes its meaning."""
 
 Span = tuple[int, int]
 
@@ -32,7 +31,7 @@ class HeadFeatures:
     """Features of all prompts on disk, read one layer at a time.
 
     Attributes:
-        chunks: (file, numbers of the prompts whose rows it holds).
+        chunks: (file, indices of the prompts whose rows it holds).
         n_captured: Chunks that had to be run; 0 when all were on disk.
     """
 
@@ -64,16 +63,16 @@ def capture_head_features(
     budget: int = DEFAULT_BUDGET,
     progress: Callable[[int], object] | None = None,
 ) -> HeadFeatures:
-    """Mean z of every head over a span of each prompt, from disk where it is there.
+    """Mean z of every head over a span of each prompt, read from disk where it was saved before.
 
     Args:
         model: TransformerBridge or HookedTransformer.
         prompts: Token ids.
         spans: First position and the one after the last, for each prompt.
         parameters: Digest of all parameters of the model, a part of the files' names.
-        cache_dir: Where to keep them; default: ``activations`` in the cache folder.
+        cache_dir: Where to save them; ``activations`` in the cache folder by default.
         budget: Bytes a batch may take.
-        progress: Called with the number of prompts that are done.
+        progress: Called with the number of prompts that were finished.
     """
     check_prompts(model, prompts)
     folder = Path(cache_dir) if cache_dir is not None else cache_folder() / "activations"
@@ -96,7 +95,7 @@ def capture_head_features(
 
 
 def _is_whole(path: Path, n_rows: int, sizes: tuple[int, int, int]) -> bool:
-    """Whether a file is there and holds what its name promises; a damaged one is captured again."""
+    """Whether a file holds what its name promises; a missing or damaged one is captured again."""
     from safetensors import SafetensorError, safe_open
 
     n_layers, n_heads, d_head = sizes
