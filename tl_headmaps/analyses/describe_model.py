@@ -107,4 +107,5 @@ def _presets(weights: HeadWeights) -> str:
 def _analyses(weights: HeadWeights) -> str:
     where = "all layers" if weights.mlp_refusal is None else "layer 0 only"
     words = "" if weights.tokenizer is not None else " (by token id: there is no tokenizer)"
-    return f"token_grid and relation_scores on the OV and QK circuits of {where}{words}"
+    analyses = "token_grid, relation_scores, salient_operations, name_heads"
+    return f"from the weights alone: {analyses} on the OV and QK circuits of {where}{words}"
