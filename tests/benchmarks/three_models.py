@@ -123,7 +123,7 @@ def measured(folder: str | None, most: int, keep: Callable[[str, Callable[[], An
 
         entry[f"{preset}_agreement"] = keep(f"{preset} agreement", agreeing)
 
-        def without(preset: Any = preset, chosen: Any = chosen) -> Any:
+        def without(preset: Any = preset, chosen: Any = chosen, table: Any = table) -> Any:
             curves = {}
             for relation in chosen:
                 if relation.eliciting_templates and table[relation.name]["best_score"] > 0:
