@@ -243,6 +243,10 @@ def _value_tables(weights: HeadWeights, tokens: _Tokens, met: MetVectors) -> _Ta
     return tables
 
 
+def _centred(vectors: Tensor) -> Tensor:
+    return vectors - vectors.mean(-1, keepdim=True)
+
+
 class _Sums:
     """Sums over documents, filled layer by layer while the model runs."""
 
@@ -267,7 +271,10 @@ class _Sums:
         self.groups = torch.tensor([weights.group_of(head) for head in range(weights.n_heads)])
         layers = [weights.layer(layer) for layer in range(weights.n_layers)]
         self.constants = [constant_values(weights, layer) for layer in layers]
-        self.grams = [layer.W_O @ layer.W_O.mT for layer in layers]
+        # A model that centres never sees the mean over d_model; processing takes it off, so it must not count.
+        self.centres = weights.ln_final is not None and weights.ln_final.centres
+        writing = [_centred(layer.W_O) if self.centres else layer.W_O for layer in layers]
+        self.grams = [W_O @ W_O.mT for W_O in writing]
         self.n_documents = len(documents)
         self.n_positions = 0
         self.n_sinks, self.n_seen = torch.zeros(weights.n_layers), torch.zeros(weights.n_layers)
@@ -278,7 +285,8 @@ class _Sums:
         """Add the documents of a batch in one layer."""
         layer = seen.layer
         for place, row in enumerate(seen.batch.rows):
-            sink = sinks(seen["resid_pre"][place])
+            stream = seen["resid_pre"][place].float()
+            sink = sinks(_centred(stream) if self.centres else stream)
             self.n_sinks[layer] += int(sink.sum())
             self.n_seen[layer] += len(sink)
             if layer == 0 and row in self.held_out:
