@@ -17,7 +17,6 @@ NOT_A_QUESTION = {"tour"}
 
 WITHOUT_A_COMMAND = {
     "association_heads",  # mixing without --head
-    "describe_run",
     "grouping_profile",  # groups --texts
     "verify_tasks",  # tasks --verify
 }

@@ -60,16 +60,16 @@ class HeadTrust(Result):
 
     Example:
         >>> from tl_headmaps import head_trust, load_default_model
-        >>> texts = ["Birds sometimes walk to the river and drink.", "The cat sat on the mat all day.",
-        ...          "It rained on Monday and again on Tuesday."] * 4
-        >>> trust = head_trust(load_default_model(), texts, n_null=1, progress=False)
+        >>> texts = [f"There were {n} cups on table {n + 1}." for n in range(9)]
+        >>> trust = head_trust(load_default_model(), texts, n_null=1, cache_dir="met", progress=False)
         >>> trust.n_documents, trust.n_fit_documents
-        (4, 8)
+        (3, 6)
         >>> trust.token_share["met"].shape
         torch.Size([30, 9])
     """
 
     kind: ClassVar[str] = "head_trust"
+    methods: ClassVar[tuple[str, ...]] = ("elhage2021framework",)
     json_axes: ClassVar[Mapping[str, str | None]] = {"layer": None, "head": None}
     nullable: ClassVar[tuple[str, ...]] = ("token_share", "interval_low", "interval_high", "null")
     token_share: dict[str, Float[Tensor, "layer head"]]
@@ -163,7 +163,13 @@ def head_trust(
         progress: Show progress bars on a terminal.
 
     Example:
-        See :class:`HeadTrust`.
+        >>> from tl_headmaps import head_trust, load_default_model
+        >>> texts = ["Birds sometimes walk to the river and drink.", "The cat sat on the mat all day.",
+        ...          "It rained on Monday and again on Tuesday."] * 2
+        >>> texts += [f"There were {n} cups on table {n + 1}." for n in range(6)]
+        >>> trust = head_trust(load_default_model(), texts, n_null=1, cache_dir="met", progress=False)
+        >>> round(float(trust.token_share["met"][0].min()), 2)  # in layer 0 the tokens say everything
+        1.0
     """
     check_runs(model)
     if n_null < 1:
