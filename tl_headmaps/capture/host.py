@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ..core.errors import UnsupportedModelError, UsageError
-from ..core.types import Basis
+from ..core.types import Basis, Model
 from .parts import ACTIVATIONS, MLP, LayerWeights, Norm, basis_of
 from .tensors import check_finite, in_float64, joint_digest, tensor_digests
 
@@ -29,7 +29,7 @@ _HOOK_DICTIONARIES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks",
 
 
 @contextmanager
-def silenced(module: torch.nn.Module) -> Iterator[None]:
+def silenced(module: Model | torch.nn.Module) -> Iterator[None]:
     """Run a module without the user's hooks: hook points lose them on entry and get them back on exit."""
     from transformer_lens.hook_points import HookPoint
 
@@ -46,18 +46,18 @@ def silenced(module: torch.nn.Module) -> Iterator[None]:
                 setattr(point, name, value)
 
 
-def all_modules(model: torch.nn.Module) -> list[torch.nn.Module]:
+def all_modules(model: Model | torch.nn.Module) -> list[torch.nn.Module]:
     """Every module that runs: a bridge runs some of transformers' that are not below it (GPT-2's first dropout)."""
     return list(dict.fromkeys(module for root in _roots(model) for module in root.modules()))
 
 
-def _roots(model: torch.nn.Module) -> list[torch.nn.Module]:
+def _roots(model: Model | torch.nn.Module) -> list[Any]:
     inner = getattr(model, "original_model", None)
     return [model, inner] if isinstance(inner, torch.nn.Module) else [model]
 
 
 @contextmanager
-def at_rest(model: torch.nn.Module) -> Iterator[None]:
+def at_rest(model: Model | torch.nn.Module) -> Iterator[None]:
     """No dropout, no user hooks; the model is left as it was found."""
     training = [module for module in all_modules(model) if module.training]
     try:
@@ -71,7 +71,7 @@ def at_rest(model: torch.nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def evaluating(model: torch.nn.Module) -> Iterator[None]:
+def evaluating(model: Model | torch.nn.Module) -> Iterator[None]:
     """At rest, and no gradients."""
     with torch.no_grad(), at_rest(model):
         yield
@@ -95,14 +95,14 @@ def present(*modules: Any) -> Iterator[None]:
         yield
 
 
-def read_model(model: Any, device: str | torch.device | None) -> dict[str, Any]:
+def read_model(model: Model, device: str | torch.device | None) -> dict[str, Any]:
     """Fields of HeadWeights for a loaded TransformerBridge or HookedTransformer."""
     _require_decoder(model)
     with evaluating(model), present(model.embed, model.unembed):
         return _Reader(model, device).fields()
 
 
-def _require_decoder(model: Any) -> None:
+def _require_decoder(model: Model) -> None:
     name = type(model).__name__
     is_module = isinstance(model, torch.nn.Module)
     if not (is_module and hasattr(model, "cfg") and hasattr(model, "embed")):
@@ -138,12 +138,12 @@ def _has_heads(block: Any) -> bool:
         return True
 
 
-def _architecture(model: Any) -> str:
+def _architecture(model: Model) -> str:
     named = getattr(model.cfg, "architecture", None) or getattr(model.cfg, "original_architecture", None)
     return str(named or type(model).__name__)
 
 
-def parameters_digest(model: Any) -> str:
+def parameters_digest(model: Model) -> str:
     """SHA-256 over all parameters and buffers of a model, under the names its host gives them.
 
     Raw and processed weights differ, and so do hosts.
@@ -167,7 +167,7 @@ def _own_tensors(prefix: str, module: torch.nn.Module) -> dict[str, Tensor]:
 class _Reader:
     """Reads tensors of one model onto one device as float32."""
 
-    def __init__(self, model: Any, device: str | torch.device | None) -> None:
+    def __init__(self, model: Model, device: str | torch.device | None) -> None:
         self.model = model
         embedding = model.embed.W_E
         if not embedding.is_floating_point() or embedding.dtype.itemsize < 2:

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from ..core.errors import UnsupportedModelError, UsageError, WeightBasisError
 from ..core.provenance import Provenance
-from ..core.types import Basis, HeadIndex, HeadLike, Preset
+from ..core.types import Basis, HeadIndex, HeadLike, Model, Preset
 from .checkpoint.reader import CheckpointOrigin, open_checkpoint
 from .host import read_model
 from .parts import MLP, LayerWeights, Norm
@@ -89,7 +89,7 @@ class HeadWeights:
     read_parameters: Callable[[], str] | None = field(default=None, repr=False)
 
     @classmethod
-    def from_model(cls, model: Any, device: str | torch.device | None = None) -> "Self":
+    def from_model(cls, model: Model, device: str | torch.device | None = None) -> "Self":
         """Read a TransformerBridge or HookedTransformer.
 
         Args:
@@ -130,11 +130,11 @@ class HeadWeights:
         return _reopened, (self.origin,)
 
     @classmethod
-    def of(cls, model_or_weights: Any) -> "HeadWeights":
+    def of(cls, model: "Model | HeadWeights") -> "HeadWeights":
         """Pass weights through, read a model."""
-        if isinstance(model_or_weights, HeadWeights):
-            return model_or_weights
-        return cls.from_model(model_or_weights)
+        if isinstance(model, HeadWeights):
+            return model
+        return cls.from_model(model)
 
     def layer(self, layer: int) -> LayerWeights:
         """Attention weights of one layer, float32."""

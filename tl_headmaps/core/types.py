@@ -6,7 +6,7 @@ A head is written ``L23H4`` everywhere: in results, JSON, tables, figures and on
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, Protocol, TypeAlias, get_args, runtime_checkable
 
 from .errors import UsageError
 
@@ -42,6 +42,32 @@ Probe: TypeAlias = Literal["linear", "mlp"]
 
 Positions: TypeAlias = Literal["answer", "last"]
 """Where heads are read: at the answer's tokens, or at the last token before it."""
+
+
+class _NeverRefuses(type(Protocol)):  # type: ignore[misc]
+    """Runtime type checkers let anything pass for a model, so that what is not one meets our own sentence."""
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return True
+
+
+@runtime_checkable
+class Model(Protocol, metaclass=_NeverRefuses):
+    """A loaded TransformerLens model: a ``TransformerBridge``, or a ``HookedTransformer`` of TransformerLens 3.
+
+    For static type checkers: both classes satisfy it. Parts of the model (``embed``, ``blocks``, ``unembed``, ...) are
+    looked up by name, since a bridge declares none of them.
+    """
+
+    cfg: Any
+    tokenizer: Any
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        """Run token ids or a text."""
+
+    def __getattr__(self, name: str) -> Any:
+        """A part of the model."""
+
 
 _HEAD_NAME = re.compile(r"[Ll](\d+)[Hh](\d+)")
 

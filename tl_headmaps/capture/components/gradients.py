@@ -20,6 +20,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from ...core.errors import UnsupportedModelError
+from ...core.types import Model
 from ..host import all_modules, at_rest
 from ..running.batches import Batch, Batches
 from .matrices import Location, ModelComponents, n_parts
@@ -106,7 +107,7 @@ def _empty(source: ModelComponents, component: str, n_batches: int) -> GradientS
     )
 
 
-def mean_loss(model: Any, batch: Batch) -> Float[Tensor, ""]:
+def mean_loss(model: Model, batch: Batch) -> Float[Tensor, ""]:
     """Mean cross-entropy of the next token over the real positions of a batch, in float32."""
     logits = model(batch.tokens, return_type="logits")[:, :-1]
     return torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), batch.targets.flatten())
@@ -120,7 +121,7 @@ Reducer = Callable[[tuple[int, str], Tensor], None]
 
 
 @contextmanager
-def _lent(model: torch.nn.Module, places: dict[tuple[int, str], Location]) -> Iterator[Any]:
+def _lent(model: Model, places: dict[tuple[int, str], Location]) -> Iterator[Any]:
     """The model with gradients for the components alone; gives a context manager that reduces them."""
     wanted: dict[int, list[tuple[int, str]]] = {}
     for key, place in places.items():

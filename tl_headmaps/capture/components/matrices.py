@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ...core.errors import UnsupportedModelError, UsageError
 from ...core.provenance import Provenance
-from ...core.types import ATTENTION_COMPONENTS, MLP_COMPONENTS
+from ...core.types import ATTENTION_COMPONENTS, MLP_COMPONENTS, Model
 from ..tensors import check_finite, joint_digest, tensor_digests
 from ..weights import HeadWeights
 
@@ -95,14 +95,14 @@ def split_heads(
     return columns
 
 
-def component_source(model_or_weights: Any, *, attention_only: bool = False) -> ComponentSource:
+def component_source(model: Model | HeadWeights | ComponentSource, *, attention_only: bool = False) -> ComponentSource:
     """A source of matrices for whatever the user passed; ``attention_only`` does without the MLPs."""
-    if isinstance(model_or_weights, HeadWeights):
-        from_files = model_or_weights.origin is not None and not attention_only
-        return (CheckpointComponents if from_files else AttentionComponents)(model_or_weights)
-    if isinstance(model_or_weights, ComponentSource):
-        return model_or_weights
-    return ModelComponents(model_or_weights, attention_only=attention_only)
+    if isinstance(model, HeadWeights):
+        from_files = model.origin is not None and not attention_only
+        return (CheckpointComponents if from_files else AttentionComponents)(model)
+    if isinstance(model, ComponentSource):
+        return model
+    return ModelComponents(model, attention_only=attention_only)
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class Location:
 class ModelComponents(ComponentSource):
     """The matrices of a loaded TransformerBridge or HookedTransformer, read when they are asked for."""
 
-    def __init__(self, model: Any, *, attention_only: bool = False) -> None:
+    def __init__(self, model: Model, *, attention_only: bool = False) -> None:
         _require_floats(model)
         super().__init__(HeadWeights.from_model(model))
         self.model = model
@@ -193,7 +193,7 @@ class ModelComponents(ComponentSource):
         return Location(base, tuple(view.shape), view.stride(), offset)
 
 
-def _require_floats(model: Any) -> None:
+def _require_floats(model: Model) -> None:
     """Before anything is read: the forward pass of a quantised model may not even run here."""
     for name, parameter in model.named_parameters() if isinstance(model, torch.nn.Module) else ():
         if not parameter.is_floating_point() or parameter.dtype.itemsize < 2:

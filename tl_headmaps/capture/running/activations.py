@@ -26,6 +26,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ...core.errors import UsageError
+from ...core.types import Model
 from ..host import evaluating
 
 Activation: TypeAlias = Literal["pattern", "q", "k", "v", "z", "resid_pre", "attn_out", "mlp_out"]
@@ -81,7 +82,7 @@ class Seen:
 Edit: TypeAlias = Callable[[Tensor, Batch], Tensor]
 
 
-def encode_prompt(model: Any, text: str, prepend_bos: bool = False) -> list[int]:
+def encode_prompt(model: Model, text: str, prepend_bos: bool = False) -> list[int]:
     """Token ids of a text as the tokenizer alone encodes it, with BOS in front if asked for."""
     tokenizer = getattr(model, "tokenizer", None)
     if tokenizer is None:
@@ -128,7 +129,7 @@ def batches(prompts: Sequence[Sequence[int]], bytes_of: Callable[[int], int], bu
 
 
 def run(
-    model: Any,
+    model: Model,
     prompts: Sequence[Sequence[int]],
     *,
     read: Sequence[Activation] = (),
@@ -174,7 +175,7 @@ def run(
 
 
 def gradients(
-    model: Any,
+    model: Model,
     prompts: Sequence[Sequence[int]],
     *,
     read: Sequence[Activation],
@@ -226,7 +227,7 @@ def _gradient_of(value: Tensor) -> Tensor:
     return torch.zeros_like(value) if value.grad is None else value.grad
 
 
-def check_prompts(model: Any, prompts: Sequence[Sequence[int]]) -> None:
+def check_prompts(model: Model, prompts: Sequence[Sequence[int]]) -> None:
     """Refuse empty input and prompts the model cannot hold, before anything runs."""
     if not len(prompts):
         raise UsageError("There is no prompt to run; give at least one.")
@@ -242,14 +243,14 @@ def check_prompts(model: Any, prompts: Sequence[Sequence[int]]) -> None:
             raise UsageError(f"Prompt {row} has a token id outside the vocabulary: ids run from 0 to {n_vocab - 1}.")
 
 
-def model_device(model: Any) -> torch.device:
+def model_device(model: Model) -> torch.device:
     """Where prompts must be for the model's embedding."""
     device: torch.device = model.embed.W_E.device
     return device
 
 
 @contextmanager
-def as_found(model: Any) -> Iterator[None]:
+def as_found(model: Model) -> Iterator[None]:
     """Evaluation mode, no gradients, none of the caller's hooks; everything, random state too, is restored."""
     device = model_device(model)
     cuda = [device] if device.type == "cuda" else []
@@ -272,12 +273,12 @@ class _Sizes:
         return 4 * (n_logits + length * (3 * self.n_heads * length + 40 * self.d_model))
 
 
-def sizes_of(model: Any) -> _Sizes:
+def sizes_of(model: Model) -> _Sizes:
     """Sizes that say how much memory a batch takes."""
     return _Sizes(int(model.unembed.W_U.shape[-1]), int(model.cfg.n_heads), int(model.cfg.d_model))
 
 
-def _only_last(model: Any, n: int) -> tuple[str, Callable[..., Tensor]]:
+def _only_last(model: Model, n: int) -> tuple[str, Callable[..., Tensor]]:
     """A hook that lets the last positions alone reach the unembedding."""
     name = "unembed.hook_in"
     if name not in model.hook_dict:
@@ -313,7 +314,7 @@ class _Collector:
 
 
 def _hooks(
-    model: Any,
+    model: Model,
     batch: Batch,
     read: tuple[Activation, ...],
     reduce: Callable[[Seen], None] | None,

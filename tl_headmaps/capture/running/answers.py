@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ...core.errors import UsageError
+from ...core.types import Model
 from ...core.vocabulary import word_ids
 from .activations import DEFAULT_BUDGET, Activation, Batch, Edit, encode_prompt, run
 
@@ -26,7 +26,7 @@ class Question:
         return self.prompt + self.options[0]
 
 
-def encode_question(model: Any, prompt: str, options: Sequence[str], prepend_bos: bool = False) -> Question:
+def encode_question(model: Model, prompt: str, options: Sequence[str], prepend_bos: bool = False) -> Question:
     """Token ids of a prompt and of answers that follow it after a space.
 
     Raises:
@@ -49,7 +49,7 @@ def _shown(text: str) -> str:
 
 
 def answer_likelihoods(
-    model: Any,
+    model: Model,
     questions: Sequence[Question],
     *,
     ablated: Bool[Tensor, "question layer head"] | None = None,

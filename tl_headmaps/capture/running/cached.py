@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ...core.errors import UsageError
+from ...core.types import Model
 from .activations import Batch, Seen, hook_name, run
 
 HeadActivation: TypeAlias = Literal["pattern", "q", "k", "v", "z"]
@@ -17,7 +18,7 @@ HeadActivation: TypeAlias = Literal["pattern", "q", "k", "v", "z"]
 
 
 def run_or_read(
-    model: Any,
+    model: Model,
     ids: Sequence[int],
     cache: Any,
     *,

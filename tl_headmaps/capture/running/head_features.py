@@ -11,13 +11,13 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from ...core.files import cache_folder, replacing
+from ...core.types import Model
 from .activations import DEFAULT_BUDGET, Seen, check_prompts, run
 
 _CHUNK = 128
@@ -55,7 +55,7 @@ class HeadFeatures:
 
 
 def capture_head_features(
-    model: Any,
+    model: Model,
     prompts: Sequence[Sequence[int]],
     spans: Sequence[Span],
     *,
@@ -109,7 +109,7 @@ def _is_whole(path: Path, n_rows: int, sizes: tuple[int, int, int]) -> bool:
 
 
 def _capture(
-    model: Any,
+    model: Model,
     prompts: Sequence[Sequence[int]],
     spans: Sequence[Span],
     sizes: tuple[int, int, int],

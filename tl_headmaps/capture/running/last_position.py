@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from ...core.types import Model
 from .activations import DEFAULT_BUDGET, Batch, Edit, _hooks, as_found, batches, check_prompts, model_device, sizes_of
 
 Change: TypeAlias = Callable[[Float[Tensor, "batch head d_head"], tuple[int, ...]], Tensor]
@@ -30,7 +31,7 @@ _SAME = {torch.float32: 1e-3, torch.float64: 1e-3, torch.float16: 2e-2, torch.bf
 class LastPosition:
     """The last position of some prompts, ready to run with changed heads."""
 
-    def __init__(self, model: Any, prompts: Sequence[Sequence[int]], budget: int = DEFAULT_BUDGET) -> None:
+    def __init__(self, model: Model, prompts: Sequence[Sequence[int]], budget: int = DEFAULT_BUDGET) -> None:
         check_prompts(model, prompts)
         self._model, self._n = model, len(prompts)
         device, sizes = model_device(model), sizes_of(model)
@@ -103,7 +104,7 @@ def _at_last(change: Change) -> Edit:
     return edit
 
 
-def _past(model: Any, ids: Int[Tensor, "batch pos"]) -> Callable[[Tensor], Tensor] | None:
+def _past(model: Model, ids: Int[Tensor, "batch pos"]) -> Callable[[Tensor], Tensor] | None:
     """Run a prefix and give back what runs the tokens behind it; None for an empty prefix."""
     if not ids.shape[1]:
         return None

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ...core.errors import UsageError
+from ...core.types import Model
 from ...core.vocabulary import TokenLike, token_string
 from ...data.relations import PLACEHOLDER
 from .activations import encode_prompt
@@ -72,7 +73,7 @@ def filled(template: str, source: TokenLike, tokenizer: Any) -> tuple[str, int, 
     return template[:start] + word + template[start + len(PLACEHOLDER) :], start, start + len(word)
 
 
-def fill(model: Any, template: str, source: TokenLike, prepend_bos: bool = False) -> Prompt | str:
+def fill(model: Model, template: str, source: TokenLike, prepend_bos: bool = False) -> Prompt | str:
     """The prompt of a source, or the reason why the source cannot be found in it."""
     tokenizer = getattr(model, "tokenizer", None)
     if tokenizer is None:

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...core.errors import UsageError
-from ...core.types import HeadIndex, head_list
+from ...core.types import HeadIndex, Model, head_list
 from ...core.vocabulary import token_string
 from ..weights import HeadWeights
 from .activations import check_prompts, encode_prompt
 
 
-def check_runs(model: Any) -> None:
+def check_runs(model: Model) -> None:
     """Refuse weights without a model around them."""
     if isinstance(model, HeadWeights):
         raise UsageError("This analysis runs the model, and HeadWeights cannot run. Pass the model itself.")
@@ -25,7 +25,7 @@ class Prompt:
     tokens: tuple[str, ...]
 
     @classmethod
-    def of(cls, model: Any, text: Any, *, prepend_bos: bool, least: int, what: str) -> "Prompt":
+    def of(cls, model: Model, text: Any, *, prepend_bos: bool, least: int, what: str) -> "Prompt":
         """Encode a text (or take token ids), and refuse what is too short or cannot run.
 
         Args:
