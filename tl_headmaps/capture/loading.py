@@ -10,7 +10,7 @@ def load_model(name: str | None = None, device: str | None = None) -> Model:
     """A raw TransformerBridge for ``name``; the default model if no name is given.
 
     Args:
-        name: Folder with config, safetensors and tokenizer, or a hub name such as ``"gpt2"``.
+        name: A folder with config, safetensors and tokenizer, or a name on the hub such as ``"gpt2"``.
         device: Where to put the model.
 
     Example:

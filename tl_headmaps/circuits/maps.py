@@ -1,4 +1,4 @@
-"""Maps of one circuit for given source tokens, layer after layer."""
+"""Maps of one circuit for given source tokens, layer by layer."""
 
 import threading
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from .vectors import token_vectors, vocabulary_vectors
 class CircuitMaps:
     """Builds the maps of each layer for some rows (None: a row for every token of the vocabulary).
 
-    Token vectors, the same for all layers above 0, are computed once. Several threads may ask at the same time.
+    Token vectors, the same for all layers above 0, are computed once. Several threads may call it at the same time.
     """
 
     def __init__(

@@ -6,10 +6,10 @@ r"""The OV circuit: what a head writes about a token it attends to, read out ove
 and the final norm up to their scale, and the mean over the vocabulary is taken off each row. That is the head's
 direct contribution to the centred logits, up to one positive factor per position.
 
-The constant part of a value vector (b_V, and ln1's bias times W_V) is left out of ``folded``: rows of the
-attention pattern sum to one, so it is added whatever the head attends to and says nothing about the source. It is
-also what TransformerLens moves into b_O, summed over heads, when it processes weights; a score that
-used it could not be the same for raw and processed models.
+The constant part of a value vector (b_V, and ln1's bias times W_V) is left out of ``folded``: rows of the attention
+pattern sum to one, so it is added whatever the head attends to and says nothing about the source. It is also what
+TransformerLens moves into b_O, summed over heads, when it processes weights; a score that used it could not be the same
+for raw and processed models.
 """
 
 from collections.abc import Sequence
@@ -85,7 +85,7 @@ def written_maps(
 
 
 def constant_values(weights: HeadWeights, layer: LayerWeights) -> Float[Tensor, "kv_head d_head"]:
-    """The part of a value vector that is there whatever is read: b_V, and ln1's bias through W_V."""
+    """The part of a value vector that does not depend on the source: b_V, and ln1's bias through W_V."""
     constant = layer.W_V.new_zeros(weights.n_kv_heads, weights.d_head)
     if layer.ln1 is not None:
         constant = constant + torch.einsum("d,gdh->gh", layer.ln1.bias, layer.W_V)
@@ -95,7 +95,7 @@ def constant_values(weights: HeadWeights, layer: LayerWeights) -> Float[Tensor, 
 def written(
     weights: HeadWeights, layer: LayerWeights, heads: Sequence[int], preset: Preset
 ) -> Float[Tensor, "head d_head d_model"]:
-    """W_O of some heads, in ``folded`` with the linear part of the norms it passes on its way to W_U."""
+    """W_O of some heads; in ``folded`` with the linear part of the norms between it and W_U."""
     W_O = layer.W_O[list(heads)]
     if preset == "folded":
         for norm in (layer.ln1_post, weights.ln_final):

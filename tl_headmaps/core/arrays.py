@@ -1,4 +1,4 @@
-"""Arrays that a caller hands over: read as tensors, refused in sentences, remembered by their digest."""
+"""Arrays that a caller passes in: converted to tensors, checked, and recorded by their digest."""
 
 import hashlib
 import warnings
@@ -12,13 +12,13 @@ from .errors import UsageError
 
 
 def given_tensor(values: Any, name: str, expected: str) -> Tensor:
-    """An array, tensor or nested lists as a real tensor; lists become float64, whole numbers float32."""
+    """An array, tensor or nested list as a tensor of real numbers; lists become float64, integers float32."""
     try:
         given = values if isinstance(values, Tensor) else _from_numpy(values)
     except (TypeError, ValueError, RuntimeError) as error:
         raise UsageError(f"{name} is not an array of numbers ({error}). Give {expected}.") from error
     if given.is_complex():
-        raise UsageError(f"{name} holds complex numbers; give {expected} of real numbers.")
+        raise UsageError(f"{name} contains complex numbers. Give {expected} of real numbers.")
     return given.detach() if given.is_floating_point() else given.float()
 
 
@@ -30,7 +30,7 @@ def _from_numpy(values: Any) -> Tensor:
         return torch.from_numpy(array)
 
 
-def digest_of(*arrays: Tensor) -> str:
+def arrays_digest(*arrays: Tensor) -> str:
     """SHA-256 over shapes and values, read a few rows at a time."""
     digest = hashlib.sha256()
     for array in arrays:

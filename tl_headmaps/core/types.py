@@ -20,25 +20,25 @@ Basis: TypeAlias = Literal["raw", "folded", "centred"]
 """State of the loaded weights; ``centred`` means processed without folding the norms."""
 
 PromptSources: TypeAlias = Literal["single", "multi"]
-"""Whether prompts are made with the sources of one token, or with those of several."""
+"""Whether prompts are made from sources of one token, or from those of several."""
 
 AblationMethod: TypeAlias = Literal["zero", "mean"]
-"""What a head that is switched off writes instead: nothing, or what it writes on average."""
+"""What an ablated head writes instead: nothing, or what it writes on average."""
 
 Experiment: TypeAlias = Literal["maps"]
-"""Published experiments that can be run end to end."""
+"""Published experiments that :func:`tl_headmaps.reproduce` runs end to end."""
 
 ATTENTION_COMPONENTS: tuple[str, ...] = ("attn.q", "attn.k", "attn.v", "attn.o")
-"""The matrices of a layer that fall into heads, in the order maps show them."""
+"""The matrices of a layer that consist of heads, in the order of the maps."""
 
 MLP_COMPONENTS: tuple[str, ...] = ("mlp.up", "mlp.down", "mlp.gate")
 """The other matrices of a layer; models without a gate have the first two."""
 
 WRITING_COMPONENTS: tuple[str, ...] = ("attn.o", "mlp.down")
-"""Those whose output goes to the residual stream; the others read from it."""
+"""Matrices that write to the residual stream; the others read from it."""
 
 Probe: TypeAlias = Literal["linear", "mlp"]
-"""A classifier that reads a label from heads: without or with a hidden layer."""
+"""A classifier of labels from heads' outputs: without or with a hidden layer."""
 
 Positions: TypeAlias = Literal["answer", "last"]
 """Where heads are read: at the answer's tokens, or at the last token before it."""
@@ -145,7 +145,7 @@ def head_names(heads: Any) -> list[str] | None:
 
 
 def check_choice(value: str, choices: object, name: str) -> None:
-    """Raise a UsageError unless ``value`` is one of a Literal's choices."""
+    """Raise a UsageError unless ``value`` is one of the choices of a Literal."""
     allowed = get_args(choices)
     if value not in allowed:
         raise UsageError(f"{name}={value!r} is not known. Choose one of: {', '.join(map(repr, allowed))}.")

@@ -14,11 +14,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ...capture.running.activations import Seen
+from ...capture.running.activations import LayerActivations
 from ...capture.running.cached import run_or_read
-from ...capture.running.text import Prompt, chosen_heads
+from ...capture.running.text import EncodedText, chosen_heads
 from ...capture.weights import HeadWeights
-from ...core.arrays import digest_of, dtype_name, given_tensor
+from ...core.arrays import arrays_digest, dtype_name, given_tensor
 from ...core.errors import UsageError
 from ...core.provenance import Provenance
 from ...core.types import HeadIndex, HeadLike, check_choice, head_list, head_names
@@ -78,14 +78,14 @@ def attention_groups(
         'The'
     """
     _check_options(method, threshold, n_groups, null_draws)
-    prompt = Prompt.of(model, text_or_tokens, prepend_bos=prepend_bos, least=2, what="a group needs at least two")
+    prompt = EncodedText.of(model, text_or_tokens, prepend_bos=prepend_bos, least=2, what="a group needs at least two")
     weights = HeadWeights.of(model)
     named = None if heads is None else head_list(heads)
     chosen = chosen_heads(weights, layers, named)
     numbers = {head: number for number, head in enumerate(chosen)}
 
     def visit(see: Callable[[int, Tensor], None]) -> None:
-        def reduce(seen: Seen) -> None:
+        def reduce(seen: LayerActivations) -> None:
             for head, pattern in enumerate(seen["pattern"][0]):
                 if (number := numbers.get(HeadIndex(seen.layer, head))) is not None:
                     see(number, pattern)
@@ -144,7 +144,9 @@ def attention_groups_from_pattern(
 
     heads = [HeadIndex(0, head) for head in range(len(given))]
     found = _Grouping(visit, heads, names, method, drop_sink, threshold, n_groups, null_draws)
-    return found.result(lambda more: Provenance.of_arrays(digest_of(given), dtype_name(given), options=more, seed=0))
+    return found.result(
+        lambda more: Provenance.of_arrays(arrays_digest(given), dtype_name(given), options=more, seed=0)
+    )
 
 
 class _Grouping:

@@ -21,15 +21,15 @@ from ...capture.components.matrices import (
 )
 from ...capture.components.outputs import component_outputs
 from ...capture.loading import load_model
-from ...capture.running.batches import Batches, token_batches
+from ...capture.running.batches import TextBatches, token_batches
 from ...capture.weights import HeadWeights
 from ...core.errors import UsageError, WeightBasisError
 from ...core.provenance import Provenance
-from ...core.sweep import Step, sweep
 from ...core.types import WRITING_COMPONENTS
 from ...data.texts import describe_source, read_texts
 from ...scorers.components import Change, Estimate, find_metric, mean_over_batches, names_of, random_baseline
 from ...scorers.spectra import Matrix, side_by_side
+from ..sweep import LayerStep, sweep_layers
 from .result import ComponentMap, HeadComponentMap
 
 _SEQUENCE = 256
@@ -157,7 +157,7 @@ class _MeasureLayers:
     keys: list[Key]
     measure: Callable[[Key], tuple[float, int, int]]
 
-    def prepare(self) -> Step:
+    def prepare(self) -> LayerStep:
         def step(layer: int) -> dict[str, Tensor]:
             found = side_by_side(self.measure, [key for key in self.keys if key[1] == layer])
             return {"measured": torch.tensor(list(found), dtype=torch.float64)}
@@ -287,7 +287,7 @@ class _Maker:
             disable = None if options.progress else True
             rows = list(tqdm(found, self.metric.name, len(keys), unit="matrix", disable=disable))
         else:
-            swept = sweep(
+            swept = sweep_layers(
                 _MeasureLayers(self.source.weights, keys, measure),
                 range(self.source.n_layers),
                 kind=(HeadComponentMap if self.by_head else ComponentMap).kind,
@@ -376,7 +376,7 @@ class _Maker:
             )
         return k
 
-    def _batches(self, source: ModelComponents) -> Batches:
+    def _batches(self, source: ModelComponents) -> TextBatches:
         options, model = self.options, source.model
         length = min(_SEQUENCE, int(model.cfg.n_ctx))
         batches = token_batches(
@@ -399,14 +399,14 @@ class _Maker:
         self.data["tokens"] = batches.digest
         return batches
 
-    def _gradients(self, source: ModelComponents, batches: Batches) -> dict[str, Tensor]:
+    def _gradients(self, source: ModelComponents, batches: TextBatches) -> dict[str, Tensor]:
         sums = component_gradients(source, batches, progress=self.options.progress)
         return {
             component: self.metric.measure(found if self.by_head else found.whole())
             for component, found in sums.items()
         }
 
-    def _outputs(self, source: ModelComponents, batches: Batches) -> dict[str, Tensor]:
+    def _outputs(self, source: ModelComponents, batches: TextBatches) -> dict[str, Tensor]:
         found = {
             component: torch.full(
                 (len(batches.items), source.n_layers, n_parts(source, component) if self.by_head else 1),

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from ...capture.running.activations import Seen, encode_prompt, run
+from ...capture.running.activations import LayerActivations, encode_prompt, run
 from ...capture.running.text import check_runs
 from ...capture.weights import HeadWeights
 from ...core.errors import UsageError
@@ -104,7 +104,7 @@ class _Tally:
         self.n_texts += len(prompts)
         self.n_tokens += sum(map(len, prompts))
 
-        def reduce(seen: Seen) -> None:
+        def reduce(seen: LayerActivations) -> None:
             for pattern, row in zip(seen["pattern"], seen.batch.rows, strict=True):
                 found = text_shares(pattern.to("cpu", torch.float32), pairs[row])
                 self.shares.add(seen.layer, found.shares, 1.0)

@@ -12,12 +12,12 @@ from torch import Tensor
 from ...capture.weights import HeadWeights
 from ...circuits.maps import CircuitMaps
 from ...core.errors import RelationDataError, UsageError
-from ...core.sweep import Step, digest_of_ids, sweep
 from ...core.types import Circuit, HeadLike, Preset, check_choice, head_names
 from ...data.relations import Encoded, MultiToken, Relation, RelationLike, encode, resolve
 from ...scorers.relation import Pairs, score_layer
 from ...scorers.statistics import q_values, wilson_interval
 from ..heads import heads_by_layer
+from ..sweep import LayerStep, ids_digest, sweep_layers
 from .result import RelationScores
 
 
@@ -79,14 +79,14 @@ def relation_scores(
     chosen_k = [checked_k(entry, k, n_targets) for entry in encoded]
     ids, pairs = _joined(encoded, chosen_k)
     options = {"preset": preset, "k": k, "multi_token": multi_token, "heads": head_names(heads)}
-    swept = sweep(
+    swept = sweep_layers(
         _ScoreLayers(weights, ids, pairs, by_layer, circuit, preset, ranks),
         [layer for layer, numbers in enumerate(by_layer) if numbers],
         kind=RelationScores.kind,
         provenance=weights.provenance(
             options=options, data={entry.relation.name: entry.relation.digest for entry in encoded}
         ),
-        details={"circuit": circuit, "ranks": ranks, "token_ids": digest_of_ids(ids, pairs.rows, pairs.columns)},
+        details={"circuit": circuit, "ranks": ranks, "token_ids": ids_digest(ids, pairs.rows, pairs.columns)},
         run_dir=run_dir,
         executor=executor,
         description=f"{len(encoded)} relations" if len(encoded) > 1 else encoded[0].relation.name,
@@ -110,7 +110,7 @@ class _ScoreLayers:
     preset: Preset
     ranks: bool
 
-    def prepare(self) -> Step:
+    def prepare(self) -> LayerStep:
         circuits = CircuitMaps(self.weights, self.ids.to(self.weights.device), circuit=self.circuit, preset=self.preset)
         pairs = self.pairs.to(self.weights.device)
 

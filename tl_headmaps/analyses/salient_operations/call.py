@@ -13,12 +13,12 @@ from ...capture.weights import HeadWeights
 from ...circuits.extremes import largest_entries, top_and_bottom
 from ...circuits.maps import CircuitMaps
 from ...core.errors import UsageError
-from ...core.sweep import Step, digest_of_ids, sweep
 from ...core.types import Circuit, HeadIndex, HeadLike, Preset, check_choice, head_list, head_names
 from ...core.vocabulary import token_strings
 from ...scorers.salience import most_salient, salience
 from ...scorers.usable import UsableTokens, usable_tokens
 from ..heads import heads_by_layer
+from ..sweep import LayerStep, ids_digest, sweep_layers
 from .namer import NAMING_TARGETS, NAMING_TOKENS, Describe, Namer
 from .result import SalientOperations
 
@@ -100,12 +100,12 @@ def salient_operations(
         min(circuits.n_columns, n_columns),
         largest,
     )
-    swept = sweep(
+    swept = sweep_layers(
         task,
         [layer for layer, numbers in enumerate(by_layer) if numbers],
         kind=SalientOperations.kind,
         provenance=weights.provenance(options=options),
-        details={"circuit": circuit, "token_ids": digest_of_ids(usable.mask.nonzero()[:, 0])},
+        details={"circuit": circuit, "token_ids": ids_digest(usable.mask.nonzero()[:, 0])},
         run_dir=run_dir,
         executor=executor,
         description="salient operations",
@@ -194,7 +194,7 @@ class _SalientLayers:
     n_targets: int
     n_largest: int
 
-    def prepare(self) -> Step:
+    def prepare(self) -> LayerStep:
         circuits = CircuitMaps(self.weights, circuit=self.circuit, preset=self.preset)
         usable = self.usable.to(self.weights.device)
         return lambda layer: self._layer(circuits, usable, layer)

@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...capture.running.activations import Seen
+from ...capture.running.activations import LayerActivations
 from ...capture.running.cached import run_or_read
-from ...capture.running.text import Prompt
+from ...capture.running.text import EncodedText
 from ...capture.weights import HeadWeights
-from ...core.arrays import digest_of, dtype_name, given_tensor
+from ...core.arrays import arrays_digest, dtype_name, given_tensor
 from ...core.errors import UnsupportedModelError, UsageError
 from ...core.provenance import Provenance
 from ...core.types import HeadLike
@@ -52,14 +52,14 @@ def value_mixing(
     """
     if key is not None and query is None:
         raise UsageError(f"The key {key!r} was given without a query; give the token that is compared with it, too.")
-    prompt = Prompt.of(model, text, prepend_bos=prepend_bos, least=1, what="at least one is needed")
+    prompt = EncodedText.of(model, text, prepend_bos=prepend_bos, least=1, what="at least one is needed")
     rows = list(range(len(prompt.ids))) if query is None else [token_position(prompt.tokens, query)]
     place = None if key is None else token_position(prompt.tokens, key)
     weights = HeadWeights.of(model)
     index = weights.head(head)
     found: list[tuple[Tensor, Tensor, Tensor]] = []
 
-    def keep(seen: Seen) -> None:
+    def keep(seen: LayerActivations) -> None:
         values = key_values(seen, weights.n_kv_heads)[weights.group_of(index.head)]
         found.append(
             (
@@ -127,7 +127,7 @@ def value_mixing_from(A: Any, V: Any, tokens: Sequence[str] | None = None, norma
     if len(names) != len(pattern):
         raise UsageError(f"There are {len(names)} tokens, but A is {len(pattern)} x {len(pattern)}.")
     sums = pattern.sum(1)
-    digest = digest_of(pattern, values)
+    digest = arrays_digest(pattern, values)
     if normalise:
         empty = (sums <= 0).nonzero().flatten().tolist()
         if empty:
@@ -150,7 +150,7 @@ def value_mixing_from(A: Any, V: Any, tokens: Sequence[str] | None = None, norma
     )
 
 
-def key_values(seen: Seen, n_kv_heads: int) -> Tensor:
+def key_values(seen: LayerActivations, n_kv_heads: int) -> Tensor:
     """Values of the first prompt, key/value head x token x d_head."""
     values = seen["v"][0]
     return values.reshape(len(values), n_kv_heads, -1).transpose(0, 1)

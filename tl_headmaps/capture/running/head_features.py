@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ...core.files import cache_folder, replacing
 from ...core.types import Model
-from .activations import DEFAULT_BUDGET, Seen, check_prompts, run
+from .activations import DEFAULT_BUDGET, LayerActivations, check_prompts, run
 
 _CHUNK = 128
 _VERSION = 1
@@ -122,7 +122,7 @@ def _capture(
     n_layers, n_heads, d_head = sizes
     kept = torch.empty(n_layers, len(prompts), n_heads * d_head)
 
-    def keep(seen: Seen) -> None:
+    def keep(seen: LayerActivations) -> None:
         z = seen["z"]
         for place, row in enumerate(seen.batch.rows):
             first, end = spans[row]

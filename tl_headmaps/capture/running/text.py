@@ -1,4 +1,4 @@
-"""What the analyses that run a text have in common: its tokens, and which heads were asked for."""
+"""What analyses that run one text have in common: its tokens, and the choice of heads."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,28 +12,28 @@ from .activations import check_prompts, encode_prompt
 
 
 def check_runs(model: Model) -> None:
-    """Refuse weights without a model around them."""
+    """Refuse weights without a model."""
     if isinstance(model, HeadWeights):
         raise UsageError("This analysis runs the model, and HeadWeights cannot run. Pass the model itself.")
 
 
 @dataclass(frozen=True)
-class Prompt:
-    """A text as the model sees it."""
+class EncodedText:
+    """A text as token ids, and the text of each token."""
 
     ids: tuple[int, ...]
     tokens: tuple[str, ...]
 
     @classmethod
-    def of(cls, model: Model, text: Any, *, prepend_bos: bool, least: int, what: str) -> "Prompt":
-        """Encode a text (or take token ids), and refuse what is too short or cannot run.
+    def of(cls, model: Model, text: Any, *, prepend_bos: bool, least: int, what: str) -> "EncodedText":
+        """Encode a text (or take token ids); refuse what is too short or cannot run.
 
         Args:
             model: The model.
             text: A string, or token ids.
             prepend_bos: Put BOS in front of a string.
-            least: Tokens needed at least.
-            what: What needs them, for the message.
+            least: Smallest number of tokens.
+            what: The reason for it, for the message.
         """
         check_runs(model)
         tokenizer = getattr(model, "tokenizer", None)
@@ -62,7 +62,7 @@ def _token_id(token: Any) -> int:
 
 
 def chosen_heads(weights: HeadWeights, layers: Iterable[int] | int | None, heads: Any) -> list[HeadIndex]:
-    """The heads asked for by layer, by name, or both (then their intersection), in order."""
+    """The heads chosen by layer, by name, or both (then their intersection), in order."""
     n_layers, n_heads = weights.n_layers, weights.n_heads
     listed = range(n_layers) if layers is None else [layers] if isinstance(layers, int) else list(layers)
     for layer in listed:
