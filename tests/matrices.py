@@ -7,7 +7,7 @@ import torch
 from planted import Anatomy, needs_hooked, word
 from torch import Tensor
 
-from tl_headmaps.capture.running.batches import Batches, token_batches
+from tl_headmaps.capture.running.batches import TextBatches, token_batches
 
 SIX = ("attn.q", "attn.k", "attn.v", "attn.o", "mlp.up", "mlp.down")
 GATED = ("llama", "gemma2", "gemma3", "qwen2", "qwen3")
@@ -39,6 +39,6 @@ def expected_matrices(parts: Anatomy, layer: int) -> dict[str, Tensor]:
     return {**beside, "attn.o": torch.cat(list(heads.W_O)), **mlp_matrices(parts, layer)}
 
 
-def token_ids(model: Any, texts: list[str], **options: Any) -> Batches:
+def token_ids(model: Any, texts: list[str], **options: Any) -> TextBatches:
     settings = {"length": 32, "max_tokens": 1000, "batch_tokens": 512} | options
     return token_batches(texts, model.tokenizer, **settings)

@@ -282,7 +282,7 @@ BAD = [
     ({"heads": ["L9H9"]}, UsageError, "There is no head L9H9"),
     ({"heads": [(i, j) for i in range(3) for j in range(3)]}, UsageError, "9 heads are ablated, but .* only 3 others"),
     ({"controls": ["nothing_like_it"]}, RelationDataError, "There is no relation 'nothing_like_it'"),
-    ({"template": " word18" * 40 + " <X>"}, UsageError, "has 41 tokens, but the model holds at most 32"),
+    ({"template": " word18" * 40 + " <X>"}, UsageError, "has 41 tokens, but the model takes at most 32"),
 ]
 
 

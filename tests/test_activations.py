@@ -6,7 +6,7 @@ import pytest
 import torch
 from planted import DECODERS, needs_hooked, random_model, shared_model
 
-from tl_headmaps.capture.running.activations import batches, encode_prompt, gradients, run, sizes_of, unpadded
+from tl_headmaps.capture.running.activations import batches, encode_prompt, gradients, run, sizes_of
 from tl_headmaps.core.errors import UsageError
 
 PROMPTS = [[1, 2, 3], [4, 5], [3, 1, 2], [7], [6, 2, 2, 1]]
@@ -170,17 +170,6 @@ def test_gradients_are_those_of_a_changed_activation(model: Any) -> None:
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_padding_is_taken_off_at_either_end() -> None:
-    tokens = torch.tensor([[9, 9, 1, 2], [3, 4, 9, 9], [5, 6, 7, 8]])
-    mask = torch.tensor([[0, 0, 1, 1], [1, 1, 0, 0], [1, 1, 1, 1]])
-    assert unpadded(tokens, mask) == [[1, 2], [3, 4], [5, 6, 7, 8]]
-    assert unpadded(tokens) == tokens.tolist()
-    with pytest.raises(UsageError, match="gap inside the prompt"):
-        unpadded(tokens[:1], torch.tensor([[1, 0, 1, 1]]))
-    with pytest.raises(UsageError, match="they must agree"):
-        unpadded(tokens, mask[:2])
-
-
 def test_a_left_padded_batch_gives_the_numbers_of_the_bare_prompts(default_model: Any) -> None:
     ids = [encode_prompt(default_model, text) for text in ("The capital of France is", "Birds walk")]
     width = max(map(len, ids))
@@ -189,7 +178,7 @@ def test_a_left_padded_batch_gives_the_numbers_of_the_bare_prompts(default_model
     found: dict[int, torch.Tensor] = {}
     run(
         default_model,
-        unpadded(tokens, mask),
+        ids,
         logits=lambda logits, batch: found.update(zip(batch.rows, logits[:, -1], strict=True)),
     )
     host = default_model(tokens, attention_mask=mask)[:, -1]
@@ -216,7 +205,7 @@ def test_prompts_are_checked_before_anything_runs(model: Any) -> None:
         ([], "no prompt to run"),
         ([[1], []], "Prompt 1 is empty"),
         ([[10_000]], "outside the vocabulary"),
-        ([[1] * (model.cfg.n_ctx + 1)], f"holds at most {model.cfg.n_ctx}"),
+        ([[1] * (model.cfg.n_ctx + 1)], f"takes at most {model.cfg.n_ctx}"),
     ):
         with pytest.raises(UsageError, match=sentence):
             run(model, prompts)

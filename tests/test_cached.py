@@ -73,7 +73,7 @@ def test_a_text_as_run_with_cache_encodes_it_needs_bos(default_model: Any, never
     cache = default_model.run_with_cache(text)[1]
     found = value_mixing(default_model, text, "L5H3", prepend_bos=True, cache=cache)
     assert len(found.tokens) == cache["blocks.5.attn.hook_pattern"].shape[-1]
-    with pytest.raises(UsageError, match=r"holds 4 tokens, but the text has 3\..*prepend_bos=True"):
+    with pytest.raises(UsageError, match=r"contains 4 tokens, but the text has 3\..*prepend_bos=True"):
         value_mixing(default_model, text, "L5H3", cache=cache)
 
 
@@ -88,7 +88,7 @@ class TestRefusals:
     def test_several_prompts(self) -> None:
         model = shared_model("llama")
         cache = model.run_with_cache(torch.tensor([IDS, IDS]))[1]
-        with pytest.raises(UsageError, match=r"holds 2 prompts, but one text"):
+        with pytest.raises(UsageError, match=r"contains 2 prompts, but the analysis is of one text"):
             attention_groups(model, IDS, cache=cache)
 
     @pytest.mark.parametrize("rubbish", [3, {"blocks.2.attn.hook_pattern": "no"}])

@@ -110,7 +110,7 @@ def test_wrong_usage(run: Run, checkpoint: Path, relation: str, tmp_path: Path) 
     refused(run("model", "--checkpoint", tmp_path), 2, "is not a folder with a checkpoint")
     broken = shutil.copytree(checkpoint, tmp_path / "broken")
     (broken / "model.safetensors").write_bytes(b"")
-    refused(run("model", "--checkpoint", broken), 1, "damaged or not complete")
+    refused(run("model", "--checkpoint", broken), 1, "damaged or incomplete")
 
 
 RUNNING = {

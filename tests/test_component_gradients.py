@@ -15,12 +15,12 @@ from tl_headmaps import component_map
 from tl_headmaps.capture.components import gradients as gradients_module
 from tl_headmaps.capture.components.gradients import component_gradients
 from tl_headmaps.capture.components.matrices import ModelComponents
-from tl_headmaps.capture.running.batches import Batch, Batches
+from tl_headmaps.capture.running.batches import TextBatch, TextBatches
 from tl_headmaps.core.errors import UnsupportedModelError
 from tl_headmaps.scorers.components import METRICS
 
 
-def loss_of(source: Any, batch: Batch) -> Tensor:
+def loss_of(source: Any, batch: TextBatch) -> Tensor:
     """By transformers itself, sequence by sequence without padding, in float64."""
     losses = []
     for row, length in zip(batch.tokens, batch.lengths.tolist(), strict=True):
@@ -84,7 +84,9 @@ def test_gradient_norms_are_those_of_autograd(kind: str) -> None:
     """Against transformers' own backward pass; gradient_ratio and sensitivity follow from them."""
     model = shared_model(kind)
     batch = token_ids(model, TEXTS[:2]).items[0]
-    found = component_gradients(ModelComponents(model), Batches((batch,), int(batch.lengths.sum()), ""), progress=False)
+    found = component_gradients(
+        ModelComponents(model), TextBatches((batch,), int(batch.lengths.sum()), ""), progress=False
+    )
     source = source_model(kind)
     with torch.enable_grad():
         loss_of(source, batch).backward()

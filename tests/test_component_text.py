@@ -15,12 +15,12 @@ from torch import Tensor
 from tl_headmaps import component_map
 from tl_headmaps.capture.components.gradients import component_gradients
 from tl_headmaps.capture.components.matrices import ModelComponents
-from tl_headmaps.capture.running.batches import Batch, Batches, token_batches
+from tl_headmaps.capture.running.batches import TextBatch, TextBatches, token_batches
 from tl_headmaps.core.errors import UsageError
 from tl_headmaps.scorers.components import mean_over_batches
 
 
-def recorded(source: Any, modules: dict[str, Any], batch: Batch) -> dict[str, tuple[Tensor, Tensor]]:
+def recorded(source: Any, modules: dict[str, Any], batch: TextBatch) -> dict[str, tuple[Tensor, Tensor]]:
     """First input and output of modules of transformers, one row per real token."""
     seen: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in modules}
     handles = []
@@ -114,13 +114,13 @@ def test_output_shares_without_a_gate(kind: str) -> None:
 def test_padding_changes_nothing() -> None:
     model = shared_model("llama")
     together = token_ids(model, TEXTS[:2], batch_tokens=1000)
-    padded = Batch(
+    padded = TextBatch(
         torch.nn.utils.rnn.pad_sequence([item.tokens[0] for item in together.items], batch_first=True, padding_value=9),
         torch.cat([item.lengths for item in together.items]),
     )
     source = ModelComponents(model)
     alone = component_gradients(source, together, progress=False)
-    joined = component_gradients(source, Batches((padded,), 33, ""), progress=False)
+    joined = component_gradients(source, TextBatches((padded,), 33, ""), progress=False)
     counts = (padded.lengths - 1).double()
     for name in source.components:
         expected = (alone[name].product * counts[:, None, None]).sum(0) / counts.sum()

@@ -17,7 +17,7 @@ from torch import Tensor
 from tl_headmaps import HeadWeights, Relation, relation_scores
 from tl_headmaps.capture import mapped
 from tl_headmaps.capture.checkpoint.tokenizer import open_tokenizer
-from tl_headmaps.capture.mapped import is_mapped, let_go, map_tensor, reordered, rows_of
+from tl_headmaps.capture.mapped import is_mapped, map_tensor, release_pages, reordered, rows_of
 from tl_headmaps.circuits import cache
 from tl_headmaps.circuits.cache import cache_of
 
@@ -72,9 +72,9 @@ def test_pages_leave_and_come_back(matrix: Tensor, values: Tensor, tmp_path: Pat
     path = tmp_path / "matrix"
     matrix.sum()
     assert resident_kib(path) >= ROWS * WIDTH * 4 // 1024
-    let_go(matrix[: ROWS // 2])
+    release_pages(matrix[: ROWS // 2])
     assert resident_kib(path) <= ROWS * WIDTH * 4 // 1024 // 2 + 8
-    let_go(matrix.T[3:])
+    release_pages(matrix.T[3:])
     assert resident_kib(path) <= 8
     assert torch.equal(matrix, values)
 
@@ -83,7 +83,7 @@ def test_memory_of_our_own_stays(values: Tensor) -> None:
     """The advice would turn anonymous memory into zeros."""
     before = values.clone()
     for tensor in (values, values[7:9], values.T, torch.empty(0), torch.empty(3, device="meta")):
-        let_go(tensor)
+        release_pages(tensor)
         assert not is_mapped(tensor)
     assert torch.equal(values, before)
 
@@ -111,8 +111,8 @@ def test_gathering_keeps_a_window(values: Tensor, tmp_path: Path, monkeypatch: p
     large = written(path, values.repeat(8, 1))
     monkeypatch.setattr(mapped, "_WINDOW", window)
     most = []
-    gone = mapped.let_go
-    monkeypatch.setattr(mapped, "let_go", lambda tensor: (most.append(resident_kib(path)), gone(tensor)))
+    gone = mapped.release_pages
+    monkeypatch.setattr(mapped, "release_pages", lambda tensor: (most.append(resident_kib(path)), gone(tensor)))
     rows_of(large, torch.arange(len(large)))
     # The kernel may bring in 2 MiB around a page that is looked at, at both ends of the window.
     assert len(most) == 12 and max(most) <= (window + 2 * (2 << 20)) // 1024 < large.nbytes // 1024 // 3

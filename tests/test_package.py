@@ -117,7 +117,7 @@ def test_public_names_resolve_and_say_what_they_are(name: str) -> None:
 
 
 def test_unknown_names_are_attribute_errors() -> None:
-    with pytest.raises(AttributeError, match="attribute.*relation_scorez"):
+    with pytest.raises(AttributeError, match=r"attribute.*relation_scorez"):
         _ = tl_headmaps.relation_scorez
 
 

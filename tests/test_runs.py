@@ -23,10 +23,10 @@ from planted import hosted, save_checkpoint, source_model
 from safetensors.torch import load_file, save_file
 
 from tl_headmaps import HeadWeights, Relation, RelationScores, Result, relation_scores
-from tl_headmaps.core import sweep as sweeping
+from tl_headmaps.analyses import sweep as sweeping
+from tl_headmaps.analyses.sweep import LayerStep, sweep_layers
 from tl_headmaps.core.errors import ModelLoadError, OutputError, RunError, UsageError
 from tl_headmaps.core.runs import RUN_FILE, identity_of
-from tl_headmaps.core.sweep import Step, sweep
 
 N_LAYERS = 6
 PAIRS = [(s, t) for s in range(3, 20) for t in (s + 1, 40 - s)]
@@ -218,7 +218,7 @@ class TestDamage:
     def test_a_damaged_record_is_a_sentence(self, text: str, weights: HeadWeights, tmp_path: Path) -> None:
         scores(weights, tmp_path)
         (tmp_path / RUN_FILE).write_text(text)
-        with pytest.raises(OutputError, match=r"run.json is damaged .*Remove the folder and start the run again"):
+        with pytest.raises(OutputError, match=r"run.json is damaged .*Remove the folder and start over"):
             scores(weights, tmp_path)
 
     def test_a_run_of_an_older_version_is_refused(self, weights: HeadWeights, tmp_path: Path) -> None:
@@ -283,7 +283,7 @@ class TestRefusals:
 
     def test_a_folder_with_other_things(self, weights: HeadWeights, tmp_path: Path) -> None:
         (tmp_path / "thesis.tex").write_text("precious")
-        with pytest.raises(UsageError, match=r"is not a run folder: it holds 'thesis.tex'. Give a new or empty folder"):
+        with pytest.raises(UsageError, match=r"is not a run folder: it contains 'thesis.tex'. Give a new or empty"):
             scores(weights, tmp_path)
 
     def test_a_file(self, weights: HeadWeights, tmp_path: Path) -> None:
@@ -297,7 +297,7 @@ class TestRefusals:
 
     @pytest.mark.parametrize("thing", [3, "dask", ThreadPoolExecutor])
     def test_not_an_executor(self, thing: Any, weights: HeadWeights) -> None:
-        with pytest.raises(UsageError, match=r"has no submit\(\). Pass a concurrent.futures.Executor"):
+        with pytest.raises(UsageError, match=r"has no submit\(\). Pass any concurrent.futures.Executor"):
             scores(weights, None, executor=thing)
 
 
@@ -360,7 +360,7 @@ class Slow:
     notes: str
     seconds: float = 0.0
 
-    def prepare(self) -> Step:
+    def prepare(self) -> LayerStep:
         Path(self.notes, f"prepared-{os.getpid()}-{time.monotonic_ns()}").touch()
 
         def step(layer: int) -> dict[str, torch.Tensor]:
@@ -374,7 +374,7 @@ class Slow:
 
 def slow_sweep(task: Slow, executor: Any, run: Path | None = None) -> dict[int, torch.Tensor]:
     layers = list(range(N_LAYERS))
-    swept = sweep(
+    swept = sweep_layers(
         task,
         layers,
         kind="norms",
@@ -427,7 +427,7 @@ class TestExecutors:
             killer = threading.Thread(target=kill_worker_of, args=(notes, 2))
             killer.start()
             with pytest.raises(
-                RunError, match=r"could not be computed by a worker \(BrokenProcessPool.*start the same"
+                RunError, match=r"A worker could not compute layer \d \(BrokenProcessPool.*repeat the same call"
             ):
                 slow_sweep(Slow(weights, str(notes), 0.3), pool, run)
             killer.join()
@@ -440,7 +440,7 @@ class TestExecutors:
     def test_the_first_error_of_a_worker_is_raised_and_the_others_are_kept(
         self, weights: HeadWeights, tmp_path: Path
     ) -> None:
-        with ThreadPoolExecutor(1) as pool, pytest.raises(RunError, match=r"Layer 3 .*\(ZeroDivisionError"):
+        with ThreadPoolExecutor(1) as pool, pytest.raises(RunError, match=r"layer 3 \(ZeroDivisionError"):
             slow_sweep(Failing(weights, str(tmp_path)), pool, tmp_path / "run")
         kept = pieces(tmp_path / "run")
         assert {f"layer-000{layer}.safetensors" for layer in range(3)} <= set(kept)
@@ -461,19 +461,19 @@ class TestExecutors:
         sent = sweeping._Shipped.of(moved, [0, 1], identity)
         wrong = sweeping._Shipped(sent.task, identity, shipped.shared_digest, shipped.layer_digests)
         with pytest.raises(
-            ModelLoadError, match=r"finds other weights under .*\(embedding, unembedding or first MLP\)"
+            ModelLoadError, match=r"has different weights under .*\(embedding, unembedding or first MLP\)"
         ):
             wrong(0)
         layer = sweeping._Shipped(sent.task, identity, sent.shared_digest, shipped.layer_digests)
-        with pytest.raises(ModelLoadError, match=r"\(layer 1\).*Give a folder that all of them see"):
+        with pytest.raises(ModelLoadError, match=r"\(layer 1\).*Use a folder that all workers can see"):
             layer(1)
         monkeypatch.setattr(sweeping, "package_versions", lambda: dict.fromkeys(identity["versions"], "0.0"))
-        with pytest.raises(RunError, match=r"has tl-headmaps 0.0, the process that started the sweep 0.1.0"):
+        with pytest.raises(RunError, match=r"has tl-headmaps 0.0, the process that started the sweep has 0.1.0"):
             shipped(0)
 
 
 class Failing(Slow):
-    def prepare(self) -> Step:
+    def prepare(self) -> LayerStep:
         step = super().prepare()
         return lambda layer: step(layer // (layer != 3))
 

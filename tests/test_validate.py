@@ -316,7 +316,7 @@ BAD = [
     ({"templates": []}, UsageError, "There is no template"),
     ({"templates": ["<X> word5"]}, UsageError, r"No source of 'pairs' keeps its tokens in .*put a word before <X>"),
     ({"templates": [" word3 <X>s word5"]}, UsageError, "No source of 'pairs' keeps its tokens"),
-    ({"templates": [" word3" * 40 + " <X>"]}, UsageError, "has 41 tokens, but the model holds at most 32"),
+    ({"templates": [" word3" * 40 + " <X>"]}, UsageError, "has 41 tokens, but the model takes at most 32"),
     ({"relations": []}, UsageError, "No relation was given"),
     ({"relations": "country_to_capitol"}, RelationDataError, "Did you mean"),
     ({"k": 0}, UsageError, "k=0 is impossible"),
@@ -342,10 +342,7 @@ def test_weights_alone_cannot_be_run() -> None:
 
 def test_a_source_that_grows_together_with_its_neighbours_is_told() -> None:
     model = shared_model("llama")
-    assert (
-        fill(model, " word3 <X>s", "word7")
-        == "it grows together with its neighbours in ' word3 word7s' (token '<unk>')"
-    )
+    assert fill(model, " word3 <X>s", "word7") == "it is joined to its neighbours in ' word3 word7s' (token '<unk>')"
     assert fill(model, " word3 <X>-", "word7") == Prompt((3, 7, 1), 1, (7,))
 
 
@@ -360,7 +357,7 @@ def test_a_source_written_otherwise_in_one_template_is_left_out_with_the_reason(
     made = prompted(default_model, default_weights, relation, ("The story of <X> contains", "Two <X>s of"), settings)
     assert (made.n_pairs, len(made.prompts)) == (1, 2)
     ((source, target, reason),) = made.dropped
-    assert (source, target) == ("cat", "dog") and "grows together" in reason and "' cats'" in reason
+    assert (source, target) == ("cat", "dog") and "joined to" in reason and "' cats'" in reason
     with pytest.raises(UsageError, match="source is written with other tokens in '<X> is a'"):
         prompted(default_model, default_weights, relation, ("<X> is a",), settings)
 
@@ -377,7 +374,7 @@ def test_templates_come_from_files(tmp_path: Path) -> None:
     listed.write_text(json.dumps(TEMPLATES))
     bad.write_text('{"a": 1}')
     assert read_templates(lines) == read_templates(listed) == TEMPLATES
-    with pytest.raises(UsageError, match="no list of templates"):
+    with pytest.raises(UsageError, match="does not contain a list of templates"):
         read_templates(bad)
     with pytest.raises(UsageError, match="Cannot read templates"):
         read_templates(tmp_path / "absent.txt")

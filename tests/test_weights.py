@@ -352,7 +352,7 @@ def parameter(model: Any, name: str) -> Tensor:
 
 
 NAN_SENTENCE = (
-    r"holds 1 NaN or infinite value; scores need finite weights. Reload the checkpoint, or repair that tensor"
+    r"contains 1 NaN or infinite value; scores need finite weights. Reload the checkpoint, or repair that tensor"
 )
 
 

@@ -8,9 +8,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..capture.running.activations import Seen
+from ..capture.running.activations import LayerActivations
 from ..capture.running.cached import run_or_read
-from ..capture.running.text import Prompt
+from ..capture.running.text import EncodedText
 from ..capture.weights import HeadWeights
 from ..core.errors import UsageError
 from ..core.provenance import Provenance
@@ -178,7 +178,7 @@ def association_heads(
         [('L11H3', 0.83), ('L0H3', 0.78)]
     """
     check_choice(measure, Measure, "measure")
-    prompt = Prompt.of(model, text, prepend_bos=prepend_bos, least=2, what="an association needs two")
+    prompt = EncodedText.of(model, text, prepend_bos=prepend_bos, least=2, what="an association needs two")
     q, k = token_position(prompt.tokens, query), token_position(prompt.tokens, key)
     if q == k:
         raise UsageError(f"Query and key are the same token, {q} {prompt.tokens[q]!r}. Choose two different ones.")
@@ -187,7 +187,7 @@ def association_heads(
     maps = {name: torch.full((weights.n_layers, weights.n_heads), float("nan")) for name in names}
     others = [token for token in range(q) if token != k]
 
-    def reduce(seen: Seen) -> None:
+    def reduce(seen: LayerActivations) -> None:
         groups = key_values(seen, weights.n_kv_heads).to("cpu", torch.float32)
         rows = seen["pattern"][0, :, q].to("cpu", torch.float32)
         for head, row in enumerate(rows):

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from ..capture.running.activations import Seen, encode_prompt, run
+from ..capture.running.activations import LayerActivations, encode_prompt, run
 from ..capture.running.text import check_runs
 from ..capture.weights import HeadWeights
 from ..core.errors import UsageError
@@ -246,7 +246,7 @@ class _Tally:
         self.n_texts += len(prompts)
         self.n_tokens += sum(map(len, prompts))
 
-        def reduce(seen: Seen) -> None:
+        def reduce(seen: LayerActivations) -> None:
             for pattern, row in zip(seen["pattern"], seen.batch.rows, strict=True):
                 attention = text_shares(pattern.to("cpu", torch.float32), pairs[row])
                 self.shares.add(attention.shares, at=seen.layer)

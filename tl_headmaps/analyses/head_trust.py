@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from ..capture.running.activations import Seen, encode_prompt, prepends_bos, run
+from ..capture.running.activations import LayerActivations, encode_prompt, prepends_bos, run
 from ..capture.running.met import MetVectors, encode_prefixes, met_vectors
 from ..capture.running.text import check_runs
 from ..capture.weights import HeadWeights
@@ -287,7 +287,7 @@ class _Sums:
         self.fitted: dict[tuple[int, str, int], list[WriteSums]] = {}
         self.tested: dict[tuple[int, str, int], list[WriteSums]] = {}
 
-    def take(self, seen: Seen) -> None:
+    def take(self, seen: LayerActivations) -> None:
         """Add the documents of a batch in one layer."""
         layer = seen.layer
         for place, row in enumerate(seen.batch.rows):

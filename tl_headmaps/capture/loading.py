@@ -1,17 +1,16 @@
 """Opening a model by name: the default model, a folder in Hugging Face format, or a name on the hub."""
 
-from typing import Any
-
 from ..core.errors import ModelLoadError, UsageError
+from ..core.types import Model
 from .bundled import load_default_model, quiet_transformers
 from .checkpoint.reader import local_folder
 
 
-def load_model(name: str | None = None, device: str | None = None) -> Any:
+def load_model(name: str | None = None, device: str | None = None) -> Model:
     """A raw TransformerBridge for ``name``; the default model if no name is given.
 
     Args:
-        name: Folder with config, safetensors and tokenizer, or a hub name such as ``"gpt2"``.
+        name: A folder with config, safetensors and tokenizer, or a name on the hub such as ``"gpt2"``.
         device: Where to put the model.
 
     Example:
@@ -33,9 +32,10 @@ def load_model(name: str | None = None, device: str | None = None) -> Any:
     where = name if folder is None else str(folder)
     try:
         with quiet_transformers():
-            return TransformerBridge.boot_transformers(where, device=device)
+            model: Model = TransformerBridge.boot_transformers(where, device=device)
     except (OSError, ValueError, KeyError, RuntimeError, NotImplementedError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelLoadError(
             f"TransformerLens could not load {name!r}: {reason} Check the name, the network, or give a folder."
         ) from error
+    return model

@@ -1,11 +1,11 @@
-"""Tensors that lie in a file: mapped into memory, and let go of page by page once they have been read.
+"""Tensors in files: mapped into memory, and released page by page once they have been read.
 
-Pages of a mapped file count as resident memory of the process from the first look until the mapping ends, though the
-system needs none of them to stay. Whoever reads a large matrix in blocks says so with :func:`let_go` after each: its
-pages leave the process, stay in the system's cache of files, and come back by themselves when they are looked at again.
-For any other tensor that does nothing, so callers need not know where a matrix lies.
+Pages of a mapped file count as resident memory of the process from the first access until the mapping ends, though the
+system needs none of them to stay. Code that reads a large matrix in blocks calls :func:`release_pages` after each: the
+pages leave the process, stay in the system's file cache, and come back by themselves on the next access. For any other
+tensor the call does nothing, so callers need not know where a matrix is.
 
-Mapped tensors are never written to: a change would be the process's own and lost with the page.
+Mapped tensors are never written to: a change would be private to the process and lost with the page.
 """
 
 import mmap
@@ -20,7 +20,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 _WINDOW = 8 << 20
-"""Bytes of a mapped matrix whose rows are gathered before they are let go of."""
+"""Bytes of a mapped matrix whose rows are gathered before its pages are released."""
 
 
 class _Mapping(mmap.mmap):
@@ -34,7 +34,7 @@ _MAPPINGS: WeakValueDictionary[int, _Mapping] = WeakValueDictionary()
 
 
 def map_tensor(path: Path, offset: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-    """A tensor whose bytes begin at ``offset`` of a file, mapped; the file has been checked to hold them."""
+    """A tensor mapped from ``offset`` of a file; the caller has checked that the file is long enough."""
     with path.open("rb") as stream:
         return _mapped(stream.fileno(), offset, dtype, shape)
 
@@ -44,7 +44,7 @@ def _mapped(file: int, offset: int, dtype: torch.dtype, shape: tuple[int, ...]) 
     if not n_entries:
         return torch.empty(shape, dtype=dtype, device="cpu")
     start = offset % mmap.ALLOCATIONGRANULARITY
-    # Copy on write: the only access torch takes without a warning, and the file stays as it is.
+    # Copy on write: the only access that torch takes without a warning, and the file stays unchanged.
     mapping = _Mapping(file, start + n_entries * dtype.itemsize, access=mmap.ACCESS_COPY, offset=offset - start)
     if start % dtype.itemsize:
         # Files that do not align their tensors cannot be read in place.
@@ -57,12 +57,12 @@ def _mapped(file: int, offset: int, dtype: torch.dtype, shape: tuple[int, ...]) 
 
 
 def is_mapped(tensor: Tensor) -> bool:
-    """Whether a tensor (or what it is a view of) lies in a file."""
+    """Whether a tensor (or the tensor it is a view of) is mapped from a file."""
     return tensor.device.type == "cpu" and tensor.untyped_storage().data_ptr() in _MAPPINGS
 
 
-def let_go(tensor: Tensor) -> None:
-    """Have the pages of a mapped tensor leave the process until they are looked at again."""
+def release_pages(tensor: Tensor) -> None:
+    """Drop the pages of a mapped tensor from the process until their next access."""
     if tensor.device.type != "cpu" or not tensor.numel() or not hasattr(mmap, "MADV_DONTNEED"):
         return
     mapping = _MAPPINGS.get(tensor.untyped_storage().data_ptr())
@@ -71,13 +71,13 @@ def let_go(tensor: Tensor) -> None:
     steps = zip(tensor.shape, tensor.stride(), strict=True)
     n_bytes = (1 + sum((size - 1) * stride for size, stride in steps)) * tensor.dtype.itemsize
     start = mapping.start + int(tensor.storage_offset()) * tensor.dtype.itemsize
-    # Whole pages: what neighbours lose with them comes back as well.
+    # Whole pages: what neighbouring tensors lose with them comes back as well.
     page = start - start % mmap.PAGESIZE
     mapping.madvise(mmap.MADV_DONTNEED, page, start + n_bytes - page)
 
 
 def rows_of(matrix: Float[Tensor, "row width"], ids: Int[Tensor, " chosen"]) -> Float[Tensor, "chosen width"]:
-    """Some rows of a matrix, copied; of a mapped one, only a window is resident at a time."""
+    """Some rows of a matrix, copied; only a window of a mapped matrix is resident at a time."""
     if not is_mapped(matrix):
         return matrix[ids]
     if len(ids) > 1 and not bool((ids[1:] >= ids[:-1]).all()):
@@ -89,16 +89,16 @@ def rows_of(matrix: Float[Tensor, "row width"], ids: Int[Tensor, " chosen"]) -> 
     for start, stop in pairwise(torch.searchsorted(ids, windows).tolist()):
         if stop > start:
             torch.index_select(matrix, 0, ids[start:stop], out=rows[start:stop])
-            let_go(matrix)
+            release_pages(matrix)
     return rows
 
 
 def reordered(
     matrix: Float[Tensor, "row width"], order: Int[Tensor, " chosen"], folder: Path
 ) -> Float[Tensor, "chosen width"] | None:
-    """Rows of a mapped matrix in another order, mapped from a nameless file that ends with them.
+    """Rows of a mapped matrix in another order, mapped from an anonymous file that is freed with them.
 
-    Scans then read them in one go and without a copy in memory. None if the folder has no room or cannot be written.
+    Scans then read them sequentially and without a copy in memory. None if the folder is full or cannot be written to.
     """
     per_window = max(1, _WINDOW // (matrix.shape[1] * matrix.dtype.itemsize))
     try:

@@ -1,6 +1,6 @@
 """The parts of a model that weight-only analyses compute with: norms, the first MLP, the attention of one layer.
 
-Matrices lie in memory as checkpoints store them (outputs by inputs) and a bias of zeros is no bias, whoever filled the
+Matrices are in memory as checkpoints store them (outputs by inputs) and a bias of zeros is dropped, whoever fills the
 classes: products round by memory order, and equal weights must give equal ranks and equal fingerprints.
 """
 
@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..core.types import Basis
-from .mapped import let_go
+from .mapped import release_pages
 from .tensors import check_finite, in_float64, mean_row, row_blocks
 
 _MLP_BLOCK = 4096
@@ -35,7 +35,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @dataclass(frozen=True)
 class Norm:
-    """A LayerNorm or RMSNorm by what it computes: ``(x - mean if centres) / rms * weight + bias``."""
+    """A LayerNorm or RMSNorm, as what it computes: ``(x - mean if centres) / rms * weight + bias``."""
 
     centres: bool
     weight: Float[Tensor, " width"]
@@ -102,7 +102,7 @@ class MLP:
             output = part if output is None else output.add_(part)
             for weight in (self.W_in, self.W_gate, self.W_out):
                 if weight is not None:
-                    let_go(weight)
+                    release_pages(weight)
         assert output is not None
         return output if self.b_out is None else output + self.b_out
 
@@ -149,7 +149,7 @@ class LayerWeights:
 
 
 def basis_of(norms: Iterable[Norm | None], W_U: Float[Tensor, "vocab_out d_model"], processed: bool) -> Basis:
-    """Raw, folded or centred, judged by the weights; what the host says only breaks the tie of untrained norms."""
+    """Raw, folded or centred, judged by the weights; the host's claim ``processed`` only decides if all norms are 1."""
     unit = all(norm is None or norm.is_unit for norm in norms)
     square = sum(float(in_float64(rows).square().sum()) for rows in row_blocks(W_U))
     size = (square / W_U.numel()) ** 0.5

@@ -1,4 +1,4 @@
-"""Large matrices a few rows at a time: looked at, summed and hashed without a converted copy of the whole."""
+"""Large matrices, a few rows at a time: checked, summed and hashed without a converted copy of the whole."""
 
 import hashlib
 from collections.abc import Iterator, Mapping
@@ -9,10 +9,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..core.errors import UnsupportedModelError
-from .mapped import let_go
+from .mapped import release_pages
 
 _BLOCK_ENTRIES = 1 << 20
-"""Entries of a large matrix that are converted at a time."""
+"""Entries of a large matrix that are converted at once."""
 
 _WITHOUT_FLOAT64 = ("mps",)
 """Devices that cannot compute in double precision."""
@@ -20,22 +20,22 @@ _WITHOUT_FLOAT64 = ("mps",)
 
 def check_finite(tensor: Tensor, name: str) -> None:
     """Refuse NaN and infinite weights: every rank they touch would be silently wrong."""
-    # A sum is finite unless an entry is not (or adding overflows), and costs less than looking at each.
+    # A sum is finite unless an entry is not (or adding overflows), and costs less than testing each.
     if not all(bool(torch.isfinite(rows.sum(dtype=torch.float32))) for rows in row_blocks(tensor)):
         bad = sum(int((~torch.isfinite(rows)).sum()) for rows in row_blocks(tensor))
         if bad:
             raise UnsupportedModelError(
-                f"{name} holds {bad} NaN or infinite value{'s' if bad > 1 else ''}; scores need "
-                "finite weights. Reload the checkpoint, or repair that tensor."
+                f"{name} contains {bad} NaN or infinite value{'s' if bad > 1 else ''}; scores need finite weights. "
+                "Reload the checkpoint, or repair that tensor."
             )
 
 
 def row_blocks(matrix: Tensor) -> Iterator[Tensor]:
-    """A large matrix a few rows at a time, so that no converted copy of the whole is ever made."""
+    """A large matrix, a few rows at a time."""
     per_row = max(1, matrix.numel() // max(1, len(matrix)))
     for rows in matrix.split(max(1, _BLOCK_ENTRIES // per_row)):
         yield rows
-        let_go(rows)
+        release_pages(rows)
 
 
 def in_float64(tensor: Tensor) -> Tensor:

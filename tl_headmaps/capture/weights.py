@@ -24,7 +24,7 @@ from torch import Tensor
 
 from ..core.errors import UnsupportedModelError, UsageError, WeightBasisError
 from ..core.provenance import Provenance
-from ..core.types import Basis, HeadIndex, HeadLike, Preset, head_list
+from ..core.types import Basis, HeadIndex, HeadLike, Model, Preset, head_list
 from .checkpoint.reader import CheckpointOrigin, open_checkpoint
 from .host import parameters_digest, read_model
 from .parts import MLP, LayerWeights, Norm
@@ -36,18 +36,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class HeadWeights:
-    """Everything weight-only analyses read from a model, layer by layer.
+    """Everything that weight-only analyses read from a model, layer by layer.
 
-    Build it with :meth:`from_model` or :meth:`from_checkpoint`; every analysis also takes the model itself and does
+    Build it with :meth:`from_model` or :meth:`from_checkpoint`. Every analysis also takes the model itself and does
     this for you.
 
     Attributes:
         model_name, architecture: What was read.
         n_layers, n_heads, n_kv_heads, d_model, d_head: Its size.
         basis: Whether norms were already folded into the weights when they were read.
-        W_E: Token embeddings, stored type.
-        W_U: Unembedding, transposed so that rows are tokens, stored type.
-        embed_scale: Factor the model multiplies embeddings by (Gemma: sqrt(d_model)).
+        W_E: Token embeddings, in their stored type.
+        W_U: Unembedding, transposed so that rows are tokens, in its stored type.
+        embed_scale: Factor of the embeddings in the model (Gemma: sqrt(d_model)).
         ln_final: The norm before the unembedding.
         ln2, mlp, ln2_post: Norm and MLP of layer 0, which turn embeddings into the vectors later layers see;
             ``mlp`` is None for attention-only models.
@@ -89,7 +89,7 @@ class HeadWeights:
     model: Any = field(default=None, repr=False)
 
     @classmethod
-    def from_model(cls, model: Any, device: str | torch.device | None = None) -> "Self":
+    def from_model(cls, model: Model, device: str | torch.device | None = None) -> "Self":
         """Read a TransformerBridge or HookedTransformer.
 
         Args:
@@ -108,19 +108,19 @@ class HeadWeights:
     ) -> "Self":
         """Read a Hugging Face checkpoint from its safetensors, memory-mapped; the model is never built.
 
-        Only embedding, unembedding, norms, the first MLP and the attention of the layer being looked at are read, so a
-        model much larger than memory can be mapped. Numbers are those of the same model loaded in its stored type.
+        Only embedding, unembedding, norms, the first MLP and the attention of one layer at a time are read, so a model
+        much larger than memory can be mapped. Numbers are those of the same model loaded in its stored type.
 
         Args:
             folder_or_repo_id: A folder with config.json and .safetensors, or a name on the hub (only the files that are
-                needed are downloaded, into huggingface_hub's cache).
+                needed are downloaded, to the cache of huggingface_hub).
             device: Where to compute; a layer's tensors are moved there as they are read.
             revision: Branch, tag or commit on the hub.
         """
         return cls(**open_checkpoint(str(folder_or_repo_id), torch.device(device), revision).fields())
 
     def __reduce__(self) -> Any:
-        """Travel to another process as the name of the checkpoint; the receiver opens it itself."""
+        """Pickle as the name of the checkpoint; the receiving process opens it itself."""
         if self.origin is None:
             raise UsageError(
                 f"The weights of {self.model_name!r} were read from a model in this process and cannot be sent to "
@@ -130,11 +130,11 @@ class HeadWeights:
         return _reopened, (self.origin,)
 
     @classmethod
-    def of(cls, model_or_weights: Any) -> "HeadWeights":
-        """Pass weights through, read a model."""
-        if isinstance(model_or_weights, HeadWeights):
-            return model_or_weights
-        return cls.from_model(model_or_weights)
+    def of(cls, model: "Model | HeadWeights") -> "HeadWeights":
+        """Weights as they are, or those of a model."""
+        if isinstance(model, HeadWeights):
+            return model
+        return cls.from_model(model)
 
     def layer(self, layer: int) -> LayerWeights:
         """Attention weights of one layer, float32."""
@@ -182,19 +182,18 @@ class HeadWeights:
         return self.W_E.device
 
     def require(self, preset: Preset, needs_mlp: bool) -> None:
-        """Raise unless the weights can serve a preset (and the first MLP, where it is needed)."""
+        """Raise unless the weights suit a preset (and the first MLP can be computed, where it is needed)."""
         if preset == "maps" and self.basis != "raw":
             raise WeightBasisError(
-                f"The weights of {self.model_name!r} are {self.basis} (norms folded in or matrices centred), "
-                "but preset='maps' reproduces published scores and needs raw weights. Load the model "
-                "without processing (TransformerBridge.boot_transformers(...) without "
-                "enable_compatibility_mode(), or HookedTransformer.from_pretrained_no_processing(...)), "
-                "or use preset='folded'."
+                f"The weights of {self.model_name!r} are {self.basis} (norms folded in or matrices centred), but "
+                "preset='maps' reproduces published scores and needs raw weights. Load the model without processing "
+                "(TransformerBridge.boot_transformers(...) without enable_compatibility_mode(), or "
+                "HookedTransformer.from_pretrained_no_processing(...)), or use preset='folded'."
             )
         if needs_mlp and self.mlp_refusal is not None:
             raise UnsupportedModelError(
-                f"{self.model_name!r}: {self.mlp_refusal}. Layers above 0 read the output of the "
-                "first MLP, so only layer 0 can be mapped from the weights alone."
+                f"{self.model_name!r}: {self.mlp_refusal}. Layers above 0 read the output of the first MLP, so only "
+                "layer 0 can be mapped from the weights alone."
             )
 
     @cached_property
@@ -259,8 +258,8 @@ class HeadWeights:
 
 @lru_cache(maxsize=2)
 def _reopened(origin: CheckpointOrigin) -> HeadWeights:
-    """Weights of a checkpoint in a process they were sent to, read once."""
-    # Without the tokenizer: what is sent to a worker speaks of token ids.
+    """Weights of a checkpoint in a process they were sent to, opened once."""
+    # Without the tokenizer: tasks for workers contain token ids only.
     return HeadWeights(**origin.fields(with_tokenizer=False))
 
 

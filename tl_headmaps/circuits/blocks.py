@@ -1,9 +1,9 @@
-"""Blocks of a map: how wide they are, what they round like, how their comparisons are counted.
+"""Blocks of a map: how wide they are, how they round, and how their comparisons are counted.
 
 **Rounding.** BLAS rounds differently in very small products, so none is smaller than 16 rows by 64 columns.
 
 **Counting.** Comparisons of a block are bytes 0 or 1; summing them eight at a time as 64-bit integers keeps a count in
-each byte (at most 255, which bounds the width), eight times fewer additions than summing booleans.
+each byte (at most 255, which limits the width), with an eighth of the additions that summing booleans takes.
 """
 
 from collections.abc import Iterator
@@ -15,23 +15,23 @@ from torch import Tensor
 from .factored import Block
 
 DEFAULT_BUDGET = 64 << 20
-"""Bytes for one block and its comparisons: larger blocks fall out of the last cache and get slower."""
+"""Bytes for one block and its comparisons: larger blocks do not fit into the last cache and are slower."""
 
 MAX_WIDTH = 2040
-"""Eight booleans are added at a time; a byte holds up to 255 of them."""
+"""Booleans are added eight at a time, and a byte counts up to 255."""
 
 CACHED_WIDTH = 1024
 _WIDEST = 2048
 _BLOCK_ENTRIES = 1 << 20
-"""Entries of a block: few rows take more columns at a time, or calling costs more than computing."""
+"""Entries of a block: with few rows, narrow blocks would cost more in calls than in computing."""
 
 MIN_ROWS = 16
 MIN_COLUMNS = 64
-"""Below these sizes BLAS takes other code paths, and equal columns no longer give equal entries."""
+"""Below these sizes BLAS uses other kernels, and equal columns no longer give equal entries."""
 
 
 def spans(span: slice, width: int) -> Iterator[slice]:
-    """Cut a range into blocks; the last one takes in a remainder that would be too narrow."""
+    """Split a range into blocks; a remainder that would be too narrow joins the last one."""
     start = span.start
     while start < span.stop:
         stop = start + width
@@ -61,7 +61,7 @@ def product(block: Block, head: int, left: Tensor, out: Tensor | None = None) ->
 
 
 class Scratch:
-    """One block of entries and one of comparisons, written over and over: fresh memory costs more than the sums."""
+    """One block of entries and one of comparisons, reused: allocating memory costs more than the sums."""
 
     def __init__(self, height: int, width: int, device: torch.device) -> None:
         self.height = height
@@ -88,9 +88,9 @@ def count_true(mask: Tensor) -> Int[Tensor, " row"]:
 
 
 def places_of_true(mask: Tensor) -> tuple[Int[Tensor, " place"], Int[Tensor, " place"]]:
-    """Row and column of every true entry of a boolean matrix, row by row; meant for few of them.
+    """Row and column of every true entry of a boolean matrix, row by row; fast if they are few.
 
-    Eight entries are looked at together as one 64-bit integer, and only the words that are not zero are opened.
+    Eight entries are tested together as one 64-bit integer, and only words that are not zero are examined.
     """
     n_rows, width = mask.shape
     if width % 8 or not mask.is_contiguous():

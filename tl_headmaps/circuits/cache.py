@@ -18,7 +18,7 @@ from ..core.files import cache_folder
 from ..core.types import Preset
 
 TIERS = (2048, 6144, 16384)
-"""Tokens, by falling unembedding norm, after which a scan looks at what it can leave out."""
+"""Numbers of tokens, by decreasing unembedding norm, after which a scan drops what is decided."""
 
 _LARGEST_COPY = 512 << 20
 """Bytes of unembedding up to which a second, reordered copy is kept."""
@@ -38,12 +38,12 @@ class EngineCache:
 
     @cached_property
     def mean_unembedding(self) -> Float[Tensor, " d_model"]:
-        """Mean of the unembedding over the vocabulary, which folded maps take off each row."""
+        """Mean of the unembedding over the vocabulary, which folded maps subtract from each row."""
         return mean_row(self._W_U)
 
     @cached_property
     def unembedding_order(self) -> Int[Tensor, " vocab_out"]:
-        """Token ids in tiers of falling unembedding norm: where large entries are found first.
+        """Token ids in tiers of decreasing unembedding norm, so that large entries come first.
 
         Within a tier they ascend, so that a block of them is read from one place of the matrix.
         """
@@ -52,7 +52,7 @@ class EngineCache:
 
     @cached_property
     def ordered_unembedding(self) -> Float[Tensor, "vocab_out d_model"] | None:
-        """The unembedding in that order, so that scans read it in one go: in memory, or on disk if it is there.
+        """The unembedding in that order, so that scans read it sequentially: in memory, or on disk if it is there.
 
         None where the copy would be too large: rows are then gathered block by block.
         """

@@ -69,10 +69,10 @@ def _extremes(maps: LayerMaps, k: int, signs: tuple[float, ...], budget: int) ->
         # Few rows of each head: the columns are read once for all heads together.
         left, columns = maps.columns.direct(range(n_heads), [maps.left_of(head) for head in range(n_heads)])
         maps = LayerMaps(maps.heads[:1], left[None], (0,), columns, maps.offset.reshape(1, -1))
-    # One more than asked for: if it equals the last one, the choice between them needs a closer look.
+    # One more than requested: if it equals the last one, the tie has to be settled.
     keep = min(k + 1, n_columns)
     by_head = [_extremes_of_head(maps, head, keep, signs, budget) for head in range(len(maps.heads))]
-    found = []
+    extremes = []
     for side, sign in enumerate(signs):
         best = torch.stack([sides[side][0] for sides in by_head])
         best_columns = torch.stack([sides[side][1] for sides in by_head])
@@ -82,8 +82,8 @@ def _extremes(maps: LayerMaps, k: int, signs: tuple[float, ...], budget: int) ->
                 _settle_ties(maps, tied, sign, best, best_columns)
         values = best[..., :k] * sign - maps.offset[:, :, None]
         shape = (n_heads, n_rows, k)
-        found.append(TopK(values.reshape(shape), best_columns[..., :k].reshape(shape)))
-    return found
+        extremes.append(TopK(values.reshape(shape), best_columns[..., :k].reshape(shape)))
+    return extremes
 
 
 def _extremes_of_head(
@@ -91,7 +91,7 @@ def _extremes_of_head(
 ) -> list[tuple[Tensor, Tensor]]:
     """For each sign the ``keep`` largest signed entries of each row and their columns.
 
-    The columns of large norm give a threshold for each row; from then on only the few entries beyond it are looked at.
+    The columns of large norm give a threshold for each row; after them, only the few entries beyond it matter.
     """
     left, order = maps.left_of(head), maps.columns.order()
     n_rows, n_columns = left.shape[0], maps.columns.count
@@ -109,7 +109,7 @@ def _extremes_of_head(
         for start, stop in pairwise(stops):
             limits = [best[:, -1:].contiguous() for best, _ in held]
             beyond = _beyond(maps, head, rows, signs, limits, order, slice(start, stop), counts, budget)
-            held = [_merged(*kept, *found) for kept, found in zip(held, beyond, strict=True)]
+            held = [_merged(*kept, *more) for kept, more in zip(held, beyond, strict=True)]
         for part, kept in zip(parts, held, strict=True):
             part.append(_in_order(*kept))
     if not left.shape[0]:
@@ -136,10 +136,10 @@ def _beyond(
     counts: list[int],
     budget: int,
 ) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """For each sign row, column and signed value of all entries beyond their row's limit among some columns."""
+    """For each sign: row, column and signed value of all entries beyond their row's limit, among some columns."""
     block_width = block_width_for(len(left), budget)
     scratch = Scratch(len(left), block_width + MIN_COLUMNS, left.device)
-    found: list[list[tuple[Tensor, Tensor, Tensor]]] = [[] for _ in signs]
+    beyond: list[list[tuple[Tensor, Tensor, Tensor]]] = [[] for _ in signs]
     for here in spans(span, block_width):
         width = here.stop - here.start
         block = maps.columns.ordered_block(here, counts)
@@ -151,17 +151,20 @@ def _beyond(
             else:
                 torch.lt(entries, limits[side] * sign, out=mask)
             row, place = places_of_true(mask)
-            found[side].append((row, order[here.start + place], entries[row, place] * sign))
-    joined = [tuple(torch.cat(column) for column in zip(*side, strict=True)) for side in found]
+            beyond[side].append((row, order[here.start + place], entries[row, place] * sign))
+    joined = [tuple(torch.cat(column) for column in zip(*side, strict=True)) for side in beyond]
     return [(rows, columns, values) for rows, columns, values in joined]
 
 
 def _merged(best: Tensor, best_columns: Tensor, rows: Tensor, columns: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """The largest entries of each row out of those held and some more."""
+    """The largest entries of each row, out of those held and more candidates in a flat list of (row, column, value)."""
     if not len(rows):
         return best, best_columns
     n_rows, keep = best.shape
     more = torch.bincount(rows, minlength=n_rows)
+    # Rows have different numbers of candidates. Sorted by row, those of a row are consecutive, the first of them after
+    # all of earlier rows: the distance from that first one is the slot of a candidate, after the entries held. Slots
+    # that a row leaves empty stay -inf, which every entry beats.
     order = rows.argsort(stable=True)
     slot = torch.arange(len(rows), device=rows.device) - (more.cumsum(0) - more)[rows[order]]
     wide = best.new_full((n_rows, keep + int(more.max())), float("-inf"))
@@ -173,7 +176,7 @@ def _merged(best: Tensor, best_columns: Tensor, rows: Tensor, columns: Tensor, v
 
 
 def _settle_ties(maps: LayerMaps, tied: Tensor, sign: float, best: Tensor, best_columns: Tensor) -> None:
-    """Redo rows whose last place is shared, from the whole row in a stable order."""
+    """Redo rows whose last place is tied, from the whole row in a stable order."""
     blocks = list(spans(slice(0, maps.columns.count), MAX_WIDTH))
     n_heads, keep = len(maps.heads), best.shape[-1]
     for head in range(n_heads):

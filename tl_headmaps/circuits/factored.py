@@ -1,11 +1,11 @@
 """Vocabulary-sized maps of a layer's heads, kept as factors and multiplied out one block at a time.
 
-The map of head ``h`` is ``M_h = left[group_h] @ columns_h^T``: a row per given token, a column per token of
-the vocabulary, rank d_head. It has n x vocab entries (vocab x vocab for all rows) and is never formed whole.
+The map of head ``h`` is ``M_h = left[group_h] @ columns_h^T``: a row per given token, a column per token of the
+vocabulary, rank d_head. It has n x vocab entries (vocab x vocab for all rows); the full matrix is never built.
 
-For OV, the column factor is itself a product, ``W_U W_O^T``. Forming it costs ``d_model * d_head`` per column
-and then ``d_head`` per entry; going through d_model instead costs ``d_model`` per entry and nothing else. With few
-rows the second is cheaper, with many the first: :meth:`Columns.block` decides per head by counting.
+For OV, the column factor is itself a product, ``W_U W_O^T``. Forming it costs ``d_model * d_head`` per column and then
+``d_head`` per entry; going through d_model instead costs ``d_model`` per entry and nothing else. With few rows the
+second is cheaper, with many the first: :meth:`Columns.block` decides for each head by the number of operations.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..capture.mapped import let_go, rows_of
+from ..capture.mapped import release_pages, rows_of
 from ..core.types import HeadIndex
 
 
@@ -31,7 +31,7 @@ class Block(Protocol):
         left: Float[Tensor, "row rank"],
         out: Float[Tensor, "row column"] | None = None,
     ) -> Float[Tensor, "row column"]:
-        """Entries of head number ``head`` (position in the layer's list) for these rows."""
+        """Entries of a head (its position in the layer's list) for these rows."""
 
 
 @runtime_checkable
@@ -58,17 +58,17 @@ class Columns(Protocol):
         """The columns of one head alone."""
 
     def goes_direct(self, n_rows: int) -> bool:
-        """Whether so few rows are cheaper to multiply without forming the head's column factor."""
+        """Whether this few rows are cheaper to multiply without forming the head's column factor."""
 
     def direct(self, heads: Sequence[int], lefts: Sequence[Float[Tensor, "row rank"]]) -> tuple[Tensor, "Columns"]:
         """Rows of several heads as rows of one map with shared columns: row factors and columns of that map."""
 
 
 def _chosen(tokens: Tensor, index: slice | Tensor) -> Tensor:
-    """Some tokens in float32; of a mapped matrix, those of earlier blocks no longer count as resident."""
+    """Some tokens in float32; pages of earlier blocks of a mapped matrix are released."""
     if isinstance(index, Tensor):
         return rows_of(tokens, index).to(torch.float32)
-    let_go(tokens)
+    release_pages(tokens)
     return tokens[index].to(torch.float32)
 
 
@@ -111,7 +111,7 @@ class ProductColumns:
         chosen = [h for h, n in enumerate(rows) if not self.goes_direct(n)]
         if not chosen:
             return _ProductBlock(tokens, self.middle, {})
-        # One product for all heads: a tall times a square matrix, the shape BLAS likes.
+        # One product for all heads: BLAS is fastest with a tall matrix times a square one.
         joint = tokens @ self.middle[chosen].reshape(-1, d_model).T
         return _ProductBlock(tokens, self.middle, dict(zip(chosen, joint.split(rank, dim=1), strict=True)))
 
@@ -219,7 +219,7 @@ class FactorColumns:
         return False
 
     def direct(self, heads: Sequence[int], lefts: Sequence[Tensor]) -> tuple[Tensor, "Columns"]:
-        raise AssertionError("the factors are given: there is nothing to go around")
+        raise AssertionError("goes_direct() is never true: the factors are given")
 
     def of_head(self, head: int) -> "FactorColumns":
         group = self.group[head]
@@ -250,7 +250,7 @@ class LayerMaps:
         return self.left.shape[1]
 
     def left_of(self, head: int) -> Float[Tensor, "row rank"]:
-        """Row factors of head number ``head``."""
+        """Row factors of a head, by its position in ``heads``."""
         return self.left[self.group[head]]
 
     def of_head(self, head: int) -> "LayerMaps":
@@ -278,9 +278,9 @@ class LayerMaps:
         )
 
     def with_rows_of(self, other: "LayerMaps") -> "LayerMaps":
-        """These maps with the rows of others of the same heads and columns below: one scan then serves both."""
+        """These maps with the rows of others (of the same heads and columns) appended: one scan then serves both."""
         if other.heads != self.heads or other.columns.count != self.columns.count:
-            raise AssertionError(f"rows of {other.heads} cannot be put below rows of {self.heads}")
+            raise AssertionError(f"rows of {other.heads} cannot be appended to rows of {self.heads}")
         heads = range(len(self.heads))
         left = torch.stack([torch.cat([self.left_of(head), other.left_of(head)]) for head in heads])
         return replace(self, left=left, group=tuple(heads), offset=torch.cat([self.offset, other.offset], dim=1))

@@ -1,4 +1,4 @@
-"""Maps of one circuit for given source tokens, layer after layer."""
+"""Maps of one circuit for given source tokens, layer by layer."""
 
 import threading
 from collections.abc import Sequence

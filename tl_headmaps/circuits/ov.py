@@ -106,7 +106,7 @@ def stream_map(weights: HeadWeights, layer: int, vectors: Float[Tensor, "row d_m
 
 
 def constant_values(weights: HeadWeights, layer: LayerWeights) -> Float[Tensor, "kv_head d_head"]:
-    """The part of a value vector that is there whatever is read: b_V, and ln1's bias through W_V."""
+    """The part of a value vector that does not depend on the source: b_V, and ln1's bias through W_V."""
     constant = layer.W_V.new_zeros(weights.n_kv_heads, weights.d_head)
     if layer.ln1 is not None:
         constant = constant + torch.einsum("d,gdh->gh", layer.ln1.bias, layer.W_V)
@@ -116,7 +116,7 @@ def constant_values(weights: HeadWeights, layer: LayerWeights) -> Float[Tensor, 
 def written(
     weights: HeadWeights, layer: LayerWeights, heads: Sequence[int], preset: Preset
 ) -> Float[Tensor, "head d_head d_model"]:
-    """W_O of some heads, in ``folded`` with the linear part of the norms it passes on its way to W_U."""
+    """W_O of some heads; in ``folded`` with the linear part of the norms between it and W_U."""
     W_O = layer.W_O[list(heads)]
     if preset != "maps":
         for norm in (layer.ln1_post, weights.ln_final):

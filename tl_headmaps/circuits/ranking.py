@@ -3,17 +3,15 @@
 **Rank.** ``rank(s, t)`` counts the columns whose entry in row ``s`` is *strictly greater* than the entry of
 ``t``; the suppression rank counts the strictly smaller ones. One pass gives both.
 
-**The rounding trap.** An entry computed alone and the same entry computed inside a matrix product differ in
-the last bit, so a token could outrank itself and identical tokens each other. Here the entries that are
-compared against come from the same kind of product as the rest, and a target's own column is set to that very value
-before counting.
+**The rounding trap.** An entry computed alone and the same entry computed inside a matrix product can differ in the
+last bit, so a token could outrank itself and identical tokens each other. Here the entries that others are compared
+with come from the same kind of product, and a target's own column is set to exactly that value before counting.
 
-**Leaving early.** Scores need ranks only up to some limit. Columns are visited from the largest norm down, and a
-row leaves when ``limit`` better *and* ``limit`` worse columns have been seen for each of its targets. The
-answer, ``min(rank, limit)``, is the same.
+**Leaving early.** Scores need ranks only up to some limit. Columns are visited from the largest norm down, and a row
+leaves when ``limit`` better *and* ``limit`` worse columns have been counted for each of its targets. The answer,
+``min(rank, limit)``, is the same.
 
-All functions take the memory they may use for one block in bytes; the block size changes no answer beyond
-floating-point ties.
+``budget`` is the memory for one block in bytes; the block size changes no answer beyond floating-point ties.
 """
 
 from dataclasses import dataclass
@@ -42,7 +40,7 @@ class Ranks:
 
 
 class _Targets:
-    """Pairs arranged by row: target ``j`` of a row stands in its slot ``j``."""
+    """Pairs arranged by row: target ``j`` of a row is in its slot ``j``; rows with most targets come first."""
 
     def __init__(self, rows: Tensor, columns: Tensor) -> None:
         self.n_pairs = rows.shape[0]
@@ -68,10 +66,10 @@ class _Targets:
         return self.columns[head if len(self.columns) > 1 else 0]
 
     def rows_with(self, active: Tensor) -> Tensor:
-        """Rows of which some pair is true."""
-        found = torch.zeros(len(self.rows), dtype=torch.bool, device=active.device)
-        found[self.row_of_pair[active]] = True
-        return found.nonzero()[:, 0]
+        """Rows with at least one active pair."""
+        has_any = torch.zeros(len(self.rows), dtype=torch.bool, device=active.device)
+        has_any[self.row_of_pair[active]] = True
+        return has_any.nonzero()[:, 0]
 
     def per_pair(self, by_slot: Tensor) -> Tensor:
         """[head, row, slot] to [head, pair]."""
@@ -95,7 +93,7 @@ def ranks(
         rows: Row of each pair (position in ``maps.left``); a row may have several targets.
         columns: Target column of each pair, the same for all heads or one for each head.
         limit: Leave early and return ``min(rank, limit)``.
-        active: Pairs wanted of each head; the counts of others mean nothing.
+        active: Pairs needed of each head; the counts of others are meaningless.
         side: Count only the greater or only the smaller entries (the other count is 0): half the work, and rows
             leave sooner.
         budget: Bytes one block may take.
@@ -141,10 +139,10 @@ class _Scan:
         self.alive = [everything if active is None else targets.rows_with(active[head]) for head in range(n_heads)]
 
     def _target_entries(self, living: list[int]) -> list[Tensor]:
-        """Entries [row, slot] of the living rows' targets, out of products of the same kind as the phase's.
+        """Entries [row, slot] of the living rows' targets, from products of the same kind as the phase's.
 
-        The contraction order follows the number of living rows, so the entries are taken anew in each phase: compared
-        with entries of another order, a token with the same column would come out above or below by rounding.
+        The contraction order depends on the number of living rows, so the entries are computed anew in each phase:
+        compared with entries of another order, a token with the same column would rank above or below by rounding.
         """
         targets = self.targets
         entries = []
@@ -153,7 +151,7 @@ class _Scan:
         for head, alive in enumerate(self.alive):
             left = self.maps.left_of(head)[targets.rows[alive]]
             columns = targets.of_head(head)[alive].clamp_min(0)
-            found = []
+            parts = []
             for start in range(0, len(alive), _TARGET_ROWS):
                 part = slice(start, start + _TARGET_ROWS)
                 if not (shared and start in blocks):
@@ -163,12 +161,12 @@ class _Scan:
                     rows = living if shared else [n if h == head else 0 for h, n in enumerate(living)]
                     blocks[start] = (self.maps.columns.block(wanted, rows), place)
                 block, place = blocks[start]
-                found.append(product(block, head, left[part]).gather(1, place))
-            entries.append(torch.cat(found) if found else left.new_zeros(0, columns.shape[1]))
+                parts.append(product(block, head, left[part]).gather(1, place))
+            entries.append(torch.cat(parts) if parts else left.new_zeros(0, columns.shape[1]))
         return entries
 
     def join_small_heads(self) -> None:
-        """Move heads with few rows left into one map: the vocabulary is then read once for all of them."""
+        """Join heads with few rows left into one map: the vocabulary is then read once for all of them."""
         columns = self.maps.columns
         small = [head for head, alive in enumerate(self.alive) if len(alive) and columns.goes_direct(len(alive))]
         if len(small) < 2:
@@ -190,13 +188,13 @@ class _Scan:
             self.alive[head] = self.alive[head][:0]
 
     def collect(self) -> None:
-        """Bring back the counts of joined heads."""
+        """Copy the counts of joined heads back."""
         for joint, here in self.joined:
             place = (0, joint.targets.row_of_pair, joint.targets.slot_of_pair)
             self.greater[here], self.less[here] = joint.greater[place], joint.less[place]
 
     def leave(self) -> None:
-        """Drop the rows for which every target is decided."""
+        """Drop rows whose targets are all decided."""
         for joint, _ in self.joined:
             joint.leave()
         self.alive = [alive[self.undecided(head).any(1)] for head, alive in enumerate(self.alive)]
@@ -208,8 +206,8 @@ class _Scan:
         if self.limit is None:
             return wanted
         greater, less = self.greater[head, alive], self.less[head, alive]
-        seen = {"both": torch.minimum(greater, less), "greater": greater, "less": less}[self.side]
-        return wanted & (seen < self.limit)
+        counted = {"both": torch.minimum(greater, less), "greater": greater, "less": less}[self.side]
+        return wanted & (counted < self.limit)
 
     def phase(self, span: slice, order: Tensor | None) -> None:
         """Compare all living rows with the columns ``order[span]`` (all columns in order if None)."""
@@ -238,13 +236,22 @@ class _Scan:
 
 
 class _HeadScan:
-    """Comparisons of one head's living rows during one phase."""
+    """Comparisons of one head's living rows during one phase.
+
+    A row can have several targets, each in a slot. Per block of columns the entries of all rows are computed once and
+    compared with one slot after the other, so a slot should concern a contiguous range of rows: undecided targets are
+    moved to the first slots of their row, and rows with most of them to the top. Slot ``j`` then concerns the rows
+    before ``prefix[j]``, a slice of the block instead of a gather.
+
+    A target's own column must equal its entry exactly (see the rounding trap above). ``own`` lists (row, slot) of every
+    undecided target, sorted by where its column comes in the order of the scan (``own_place``), and ``edges[b]`` is the
+    first of them in block ``b``, so a block finds its own targets without a search.
+    """
 
     def __init__(
         self, scan: _Scan, head: int, entries: Tensor, place: Tensor, blocks: list[slice], scratch: Scratch
     ) -> None:
         self.head, self.side, self.scratch = head, scan.side, scratch
-        # Undecided targets first in each row, rows with most of them first: each slot covers a prefix of rows.
         undecided = scan.undecided(head)
         counts = undecided.sum(1)
         by_count = counts.argsort(descending=True, stable=True)
@@ -256,7 +263,7 @@ class _HeadScan:
         columns = targets.of_head(head)[self.alive].gather(1, self.slots)
         self.left = scan.maps.left_of(head)[targets.rows[self.alive]]
         self.entries = entries[by_count].gather(1, self.slots)
-        # One contiguous column of entries for each slot.
+        # A contiguous column for each slot: comparing with a strided one is slower.
         self.thresholds = [self.entries[:, slot, None].contiguous() for slot in range(len(self.prefix))]
         self.greater = torch.zeros_like(columns)
         self.less = torch.zeros_like(columns)
@@ -286,10 +293,10 @@ class _HeadScan:
                     self.less[part.start : stop, slot] += count_true(torch.lt(inside, entry, out=mask))
 
     def _equal_themselves(self, values: Tensor, own: slice, part: slice, here: slice) -> None:
-        """Set the targets' own columns to the very entries they are compared with."""
-        mine, place = self.own[own], self.own_place[own]
+        """Set the targets' own columns to exactly the entries they are compared with."""
+        targets, place = self.own[own], self.own_place[own]
         if part.stop - part.start < len(self.alive):
-            inside = (mine[:, 0] >= part.start) & (mine[:, 0] < part.stop)
-            mine, place = mine[inside], place[inside]
-        rows, slots = mine.unbind(1)
+            inside = (targets[:, 0] >= part.start) & (targets[:, 0] < part.stop)
+            targets, place = targets[inside], place[inside]
+        rows, slots = targets.unbind(1)
         values[rows - part.start, place - here.start] = self.entries[rows, slots]

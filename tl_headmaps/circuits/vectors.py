@@ -30,7 +30,7 @@ def token_vectors(
 ) -> Float[Tensor, "token d_model"]:
     """Source vectors of given tokens as layer ``layer`` reads them, before its ln1.
 
-    They are the same for every layer above 0, so callers sweeping layers compute them twice, not once a layer.
+    They are the same for every layer above 0, so callers compute them twice for all layers, not once a layer.
     """
     weights.require(preset, needs_mlp=layer > 0)
     embedding = rows_of(weights.W_E, ids).to(torch.float32)
@@ -64,7 +64,7 @@ def vocabulary_vectors(weights: HeadWeights, layer: int, preset: Preset) -> Floa
     if layer > 0 and preset in kept:
         return kept[preset]
     everything = torch.arange(weights.n_vocab, device=weights.device)
-    # Filled in place: with a large vocabulary there is no room for the parts and the whole.
+    # Filled in place: with a large vocabulary there is no room for both the parts and the whole.
     vectors = torch.empty(weights.n_vocab, weights.d_model, device=weights.device)
     for here in spans(slice(0, weights.n_vocab), _VOCAB_BLOCK):
         vectors[here] = token_vectors(weights, everything[here], layer, preset)

@@ -1,1 +1,1 @@
-"""What everything stands on: errors, names, files, provenance, words and tokens, runs, citations."""
+"""What every other room uses: errors, types, files, provenance, words and tokens, runs, citations."""

@@ -36,7 +36,7 @@ def _from_numpy(values: Any) -> Tensor:
         return torch.from_numpy(array)
 
 
-def array_digest(*arrays: Tensor) -> str:
+def arrays_digest(*arrays: Tensor) -> str:
     """SHA-256 over shapes and values; rows are converted a few at a time, to save memory."""
     digest = hashlib.sha256()
     for array in arrays:

@@ -1,4 +1,4 @@
-"""What can go wrong, in few kinds. Every message says what was found, expected, and what to do."""
+"""What can go wrong, in a few classes. Every message says what was found, what was expected, and what to do."""
 
 
 class HeadMapsError(Exception):
@@ -35,7 +35,7 @@ class UnsupportedModelError(HeadMapsError, ValueError):
 
 
 class WeightBasisError(HeadMapsError, ValueError):
-    """The weights were processed in a way the asked-for preset cannot undo."""
+    """The weights were processed in a way that the requested preset cannot undo."""
 
 
 class ModelLoadError(HeadMapsError):
@@ -47,4 +47,4 @@ class OutputError(HeadMapsError, OSError):
 
 
 class RunError(HeadMapsError, RuntimeError):
-    """A worker died or failed; what was finished is kept where a run folder was given."""
+    """A worker died or failed; with a run folder, finished layers are saved."""

@@ -1,4 +1,4 @@
-"""Files that are either whole or absent: written beside their place and moved there in one step."""
+"""Files that are either complete or absent: written under a temporary name and renamed in one step."""
 
 import hashlib
 import os
@@ -15,20 +15,20 @@ PAGE_SUFFIX = ".html"
 STATIC_SUFFIXES = (".svg", ".png", ".pdf")
 FIGURE_SUFFIXES = (PAGE_SUFFIX, *STATIC_SUFFIXES)
 SAVED_SUFFIXES = (".json", ".csv", ".safetensors", ".parquet", *FIGURE_SUFFIXES)
-"""Forms a result can be saved in; the suffix of a file chooses."""
+"""Formats a result can be saved in, chosen by the suffix."""
 
 _CHUNK = 1 << 20
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Give a temporary path in the same folder; on success it becomes ``path``, else it vanishes."""
+    """Yield a temporary path in the same folder; on success it becomes ``path``, otherwise it is removed."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
     except OSError as error:
         raise OutputError(
-            f"Cannot write {path}: {error.strerror or error}. Choose a folder that exists and that you may write to."
+            f"Cannot write {path}: {error.strerror or error}. Choose a folder that you may write to."
         ) from error
     os.close(handle)
     temporary = Path(name)

@@ -11,13 +11,13 @@ _RECORDED_PACKAGES = ("tl-headmaps", "transformer-lens", "torch", "transformers"
 
 def package_versions() -> dict[str, str]:
     """Versions of Python and of the packages that can change a number."""
-    found = {"python": platform.python_version()}
+    versions = {"python": platform.python_version()}
     for name in _RECORDED_PACKAGES:
         try:
-            found[name] = version(name)
+            versions[name] = version(name)
         except PackageNotFoundError:
-            found[name] = "not installed"
-    return found
+            versions[name] = "not installed"
+    return versions
 
 
 def _now() -> str:
@@ -70,7 +70,7 @@ class Provenance:
         return cls("given arrays", digest, "none", "none", dtype, "cpu", **details)
 
     def __str__(self) -> str:
-        """A line for each field, those without content left out."""
+        """A line for each field that is not empty."""
         lines = []
         for name, value in self.to_dict().items():
             if isinstance(value, dict):

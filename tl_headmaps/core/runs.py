@@ -40,7 +40,7 @@ _COMPUTING = ("tl-headmaps", "torch", "numpy")
 
 
 class DamagedPieceError(ValueError):
-    """A piece that is not what was written, or of another run."""
+    """A piece that was changed since it was written, or that belongs to another run."""
 
 
 def layer_piece(layer: int) -> str:
@@ -71,10 +71,10 @@ def unpack(data: bytes, piece: str, identity: Mapping[str, Any]) -> dict[str, Te
         tensors = load(data)
         length = int.from_bytes(data[:8], "little")
         header = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["piece"])
-        stated, found = header["checksum"], header["provenance"]
+        stated, origin = header["checksum"], header["provenance"]
     except (SafetensorError, ValueError, KeyError, TypeError) as error:
         raise DamagedPieceError(f"it cannot be read ({type(error).__name__}: {error})") from error
-    if header.get("piece") != piece or _canonical(found) != _canonical(identity):
+    if header.get("piece") != piece or _canonical(origin) != _canonical(identity):
         raise DamagedPieceError("it is of another run")
     if stated != _checksum(piece, tensors, identity):
         raise DamagedPieceError("its checksum is wrong")
@@ -113,21 +113,21 @@ class RunRecord:
         """The record of an existing run."""
         path = folder / RUN_FILE
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-            record = cls(dict(found["identity"]), tuple(map(int, found["layers"])), dict(found["provenance"]))
-            known = found["format"] == _FORMAT
+            content = json.loads(path.read_text(encoding="utf-8"))
+            record = cls(dict(content["identity"]), tuple(map(int, content["layers"])), dict(content["provenance"]))
+            current = content["format"] == _FORMAT
         except FileNotFoundError as error:
             raise UsageError(f"{folder} is not a run folder: there is no {RUN_FILE} in it.") from error
         except OSError as error:
             raise OutputError(f"Cannot read {path}: {error.strerror or error}.") from error
         except (ValueError, KeyError, TypeError) as error:
             raise OutputError(
-                f"{path} is damaged ({type(error).__name__}: {error}). Remove the folder and start the run again."
+                f"{path} is damaged ({type(error).__name__}: {error}). Remove the folder and start over."
             ) from error
-        if not known:
+        if not current:
             raise OutputError(
-                f"{path} was written by another version of this package, which this one cannot continue. Give another "
-                "folder, or remove this one."
+                f"{path} was written by another version of this package and cannot be resumed. Give another folder, or "
+                "remove this one."
             )
         return record
 
@@ -191,16 +191,16 @@ class RunFolder:
 
 @contextmanager
 def open_run(folder: Path, record: RunRecord) -> Iterator[RunFolder]:
-    """Start a run in an empty folder, or go on with the same run; one process at a time."""
+    """Start a run in an empty folder, or resume the same run; one process at a time."""
     from filelock import FileLock, Timeout
 
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        strange = next((entry.name for entry in sorted(folder.iterdir()) if not _is_ours(entry.name)), None)
+        foreign = next((entry.name for entry in sorted(folder.iterdir()) if not _is_ours(entry.name)), None)
     except OSError as error:
         raise OutputError(f"Cannot use {folder} as a run folder: {error.strerror or error}.") from error
-    if strange is not None and not (folder / RUN_FILE).exists():
-        raise UsageError(f"{folder} is not a run folder: it holds {strange!r}. Give a new or empty folder.")
+    if foreign is not None and not (folder / RUN_FILE).exists():
+        raise UsageError(f"{folder} is not a run folder: it contains {foreign!r}. Give a new or empty folder.")
     lock = FileLock(folder / _LOCK, timeout=0)
     try:
         lock.acquire()
@@ -215,9 +215,9 @@ def open_run(folder: Path, record: RunRecord) -> Iterator[RunFolder]:
         for leftover in folder.rglob(".*.part"):
             leftover.unlink(missing_ok=True)
         if (folder / RUN_FILE).exists():
-            found = RunRecord.read(folder)
-            _require_same(folder, found.identity, record.identity)
-            record = found
+            started = RunRecord.read(folder)
+            _require_same(folder, started.identity, record.identity)
+            record = started
         else:
             record.write(folder)
         yield RunFolder(folder, record)
@@ -229,21 +229,21 @@ def _is_ours(name: str) -> bool:
     return name in (RUN_FILE, _LOCK, _TIMES) or (name.startswith(".") and name.endswith(".part"))
 
 
-def _require_same(folder: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    for field, theirs, ours in _differences(found, json.loads(json.dumps(wanted)), ""):
+def _require_same(folder: Path, started: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
+    for field, theirs, ours in _differences(started, json.loads(json.dumps(asked)), ""):
         raise UsageError(
             f"The run in {folder} was started with {field} = {_short(theirs)}, but this call has {_short(ours)}. Give "
-            "another folder for another run, or remove that one."
+            "another folder, or remove this one."
         )
 
 
-def _differences(found: Any, wanted: Any, field: str) -> Iterator[tuple[str, Any, Any]]:
-    if isinstance(found, dict) and isinstance(wanted, dict):
-        for name in [*wanted, *(name for name in found if name not in wanted)]:
+def _differences(one: Any, other: Any, field: str) -> Iterator[tuple[str, Any, Any]]:
+    if isinstance(one, dict) and isinstance(other, dict):
+        for name in [*other, *(name for name in one if name not in other)]:
             inside = f"{field}.{name}" if field else str(name)
-            yield from _differences(found.get(name), wanted.get(name), inside)
-    elif found != wanted:
-        yield field, found, wanted
+            yield from _differences(one.get(name), other.get(name), inside)
+    elif one != other:
+        yield field, one, other
 
 
 def _short(value: Any) -> str:

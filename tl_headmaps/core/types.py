@@ -6,7 +6,7 @@ A head is written ``L23H4`` everywhere: in results, JSON, tables, figures and on
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, Protocol, TypeAlias, get_args, runtime_checkable
 
 from .errors import UsageError
 
@@ -21,19 +21,19 @@ Basis: TypeAlias = Literal["raw", "folded", "centred"]
 """State of the loaded weights; ``centred`` means processed without folding the norms."""
 
 PromptSources: TypeAlias = Literal["single", "multi"]
-"""Whether prompts are made with the sources of one token, or with those of several."""
+"""Whether prompts are made from sources of one token, or from those of several."""
 
 AblationMethod: TypeAlias = Literal["zero", "mean"]
-"""What a head that is switched off writes instead: nothing, or what it writes on average."""
+"""What an ablated head writes instead: nothing, or what it writes on average."""
 
 ATTENTION_COMPONENTS: tuple[str, ...] = ("attn.q", "attn.k", "attn.v", "attn.o")
-"""The matrices of a layer that fall into heads, in the order maps show them."""
+"""The matrices of a layer that consist of heads, in the order of the maps."""
 
 MLP_COMPONENTS: tuple[str, ...] = ("mlp.up", "mlp.down", "mlp.gate")
 """The other matrices of a layer; models without a gate have the first two."""
 
 WRITING_COMPONENTS: tuple[str, ...] = ("attn.o", "mlp.down")
-"""Those whose output goes to the residual stream; the others read from it."""
+"""Matrices that write to the residual stream; the others read from it."""
 
 Positions: TypeAlias = Literal["answer", "last"]
 """Where heads are read: at the answer's tokens, or at the last token before it."""
@@ -43,6 +43,32 @@ GroupMethod: TypeAlias = Literal["auto", "spectral", "components"]
 
 Measure: TypeAlias = Literal["cosine", "dot"]
 """How the association of two vectors is measured."""
+
+
+class _NeverRefuses(type(Protocol)):  # type: ignore[misc]
+    """Runtime type checkers let anything pass for a model, so that what is not one meets our own sentence."""
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return True
+
+
+@runtime_checkable
+class Model(Protocol, metaclass=_NeverRefuses):
+    """A loaded TransformerLens model: a ``TransformerBridge``, or a ``HookedTransformer`` of TransformerLens 3.
+
+    For static type checkers: both classes satisfy it. Parts of the model (``embed``, ``blocks``, ``unembed``, ...) are
+    looked up by name, since a bridge declares none of them.
+    """
+
+    cfg: Any
+    tokenizer: Any
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        """Run token ids or a text."""
+
+    def __getattr__(self, name: str) -> Any:
+        """A part of the model."""
+
 
 _HEAD_NAME = re.compile(r"[Ll](\d+)[Hh](\d+)")
 
@@ -133,7 +159,7 @@ def head_names(heads: Any) -> list[str] | None:
 
 
 def check_choice(value: str, choices: object, name: str) -> None:
-    """Raise a UsageError unless ``value`` is one of a Literal's choices."""
+    """Raise a UsageError unless ``value`` is one of the choices of a Literal."""
     allowed = get_args(choices)
     if value not in allowed:
         raise UsageError(f"{name}={value!r} is not known. Choose one of: {', '.join(map(repr, allowed))}.")

@@ -16,7 +16,7 @@ TokenLike: TypeAlias = str | int
 
 
 def word_ids(tokenizer: Any, word: str) -> list[int]:
-    """Token ids of a word as it stands inside running text (with its leading space)."""
+    """Token ids of a word inside running text (with its leading space)."""
     text = word if word[:1].isspace() else f" {word}"
     ids = _encode(tokenizer, text)
     if len(ids) == 1:
@@ -59,13 +59,13 @@ def single_id(tokenizer: Any, token: TokenLike | SupportsInt, n_vocab: int) -> i
         return token_id
     if tokenizer is None:
         raise UsageError(
-            f"The model has no tokenizer, so the word {token!r} has no token id. "
-            "Load the model with its tokenizer, or give token ids (integers)."
+            f"The model has no tokenizer, so the word {token!r} has no token id. Load the model with its tokenizer, "
+            "or give token ids (integers)."
         )
     if not token.strip():
-        raise TokenError(f"{token!r} is an empty word; give a word or a token id.")
+        raise TokenError(f"{token!r} is an empty word. Give a word or a token id.")
     if not token.isascii() and token.encode("utf-8", "replace") != token.encode("utf-8", "surrogatepass"):
-        raise TokenError(f"{token!r} is not valid Unicode text; give a word in UTF-8 or a token id.")
+        raise TokenError(f"{token!r} is not valid Unicode. Give a word in UTF-8 or a token id.")
     ids = word_ids(tokenizer, token)
     if len(ids) != 1:
         pieces = [token_string(tokenizer, token_id) for token_id in ids]
@@ -75,17 +75,17 @@ def single_id(tokenizer: Any, token: TokenLike | SupportsInt, n_vocab: int) -> i
             "or give the id of one of its pieces."
         )
     if ids[0] == getattr(tokenizer, "unk_token_id", None) and token.strip() != tokenizer.unk_token:
-        raise TokenError(f"The tokenizer does not know {token!r}; choose a word of its vocabulary, or give a token id.")
+        raise TokenError(f"The tokenizer does not know {token!r}. Choose a word of its vocabulary, or give a token id.")
     if ids[0] >= n_vocab:
         raise TokenError(
-            f"{token!r} has id {ids[0]}, but the model embeds only {n_vocab} tokens: "
-            "the tokenizer does not belong to this model."
+            f"{token!r} has id {ids[0]}, but the model embeds only {n_vocab} tokens: the tokenizer belongs to another "
+            "model. Load the model with its own tokenizer."
         )
     return ids[0]
 
 
 def token_strings(tokenizer: Any, n_vocab: int) -> list[str]:
-    """Texts of the tokens 0, 1, ..., as many as both tokenizer and model have; the same as :func:`token_string`."""
+    """Text of every token that both tokenizer and model have, as :func:`token_string` gives it."""
     ids = list(range(min(n_vocab, len(tokenizer))))
     texts = tokenizer.batch_decode([[token_id] for token_id in ids], clean_up_tokenization_spaces=False)
     pieces = tokenizer.convert_ids_to_tokens(ids)
@@ -93,9 +93,9 @@ def token_strings(tokenizer: Any, n_vocab: int) -> list[str]:
 
 
 def token_position(tokens: Sequence[str], token: TokenLike) -> int:
-    """Where a token stands in a text: by its text (spaces around it do not matter), ``walk#2``, or an index.
+    """Position of a token in a text, given by its text (spaces around it do not matter), as ``walk#2``, or by index.
 
-    ``walk#2`` is the second ``walk``. Digits that are no token of the text are an index, counted from 0.
+    ``walk#2`` is the second ``walk``. Digits that are not a token of the text are an index, counted from 0.
 
     Example:
         >>> token_position(["Birds", " walk", " and", " walk"], "walk#2")
@@ -113,26 +113,26 @@ def token_position(tokens: Sequence[str], token: TokenLike) -> int:
             return places[number - 1]
         if places:
             raise TokenError(
-                f"{token!r}: the text has {numbered[1]!r} {len(places)} time{'s' if len(places) > 1 else ''} "
+                f"{token!r}: the text has {numbered[1]!r} only {len(places)} time{'s' if len(places) > 1 else ''} "
                 f"({_listed(places)}), counted from #1."
             )
     if not places and re.fullmatch("[0-9]{1,9}", token.strip()):
         return token_position(tokens, int(token))
     if not places:
         raise TokenError(
-            f"{token!r} is not a token of the text. Its tokens are {_shown(tokens)}. Choose one of them, or give the "
-            "index of a token."
+            f"{token!r} is not a token of the text. Its tokens are {_shown(tokens)}. Choose one of them, or give an "
+            "index."
         )
     if len(places) > 1:
         raise TokenError(
-            f"{token!r} stands in the text {len(places)} times ({_listed(places)}). "
+            f"{token!r} occurs {len(places)} times in the text ({_listed(places)}). "
             f"Write '{token.strip()}#2' for the second, or give the index of a token."
         )
     return places[0]
 
 
 def _places(tokens: Sequence[str], word: str) -> list[int]:
-    # With its spaces written out a word means that very token; a bare word means all its forms.
+    # With its spaces written out a word means exactly that token; a bare word means all its forms.
     exact = [place for place, text in enumerate(tokens) if text == word] if word != word.strip() else []
     return exact or [place for place, text in enumerate(tokens) if word.strip() and text.strip() == word.strip()]
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from ...capture.running.activations import Seen, encode_prompt, run
+from ...capture.running.activations import LayerActivations, encode_prompt, run
 from ...capture.running.last_position import Change, LastPosition
 from ...capture.running.prompts import check_templates, filled
 from ...capture.weights import HeadWeights
@@ -359,7 +359,7 @@ class AblationExperiment:
         layers = sorted({head.layer for head in heads})
         totals = {layer: torch.zeros(self.weights.n_heads, self.weights.d_head) for layer in layers}
 
-        def add(seen: Seen) -> None:
+        def add(seen: LayerActivations) -> None:
             totals[seen.layer] += seen["z"][:, -1].float().sum(0).cpu()
 
         if layers:

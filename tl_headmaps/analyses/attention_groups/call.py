@@ -5,9 +5,9 @@ from typing import Any
 
 from torch import Tensor
 
-from ...capture.running.activations import Seen
+from ...capture.running.activations import LayerActivations
 from ...capture.running.cached import run_or_read
-from ...capture.running.text import Prompt
+from ...capture.running.text import EncodedText
 from ...capture.weights import HeadWeights
 from ...core.types import GroupMethod, HeadIndex, HeadLike, head_list, head_names
 from ...scorers.groups import THRESHOLD, Grouping, GroupOptions
@@ -53,7 +53,7 @@ def attention_groups(
         'The'
     """
     chosen_options = GroupOptions(method, drop_sink, threshold, n_groups, n_null)
-    prompt = Prompt.of(model, text, prepend_bos=prepend_bos, least=2, what="a group needs at least two")
+    prompt = EncodedText.of(model, text, prepend_bos=prepend_bos, least=2, what="a group needs at least two")
     weights = HeadWeights.of(model)
     named = None if heads is None else head_list(heads)
     chosen = weights.chosen_heads(named, layers)
@@ -61,7 +61,7 @@ def attention_groups(
     index_of = {head: index for index, head in enumerate(chosen)}
 
     def visit(see: Callable[[int, Tensor], None]) -> None:
-        def reduce(seen: Seen) -> None:
+        def reduce(seen: LayerActivations) -> None:
             for head, pattern in enumerate(seen["pattern"][0]):
                 if (index := index_of.get(HeadIndex(seen.layer, head))) is not None:
                     see(index, pattern)

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ...core.arrays import array_digest, dtype_name, given_tensor
+from ...core.arrays import arrays_digest, dtype_name, given_tensor
 from ...core.errors import UsageError
 from ...core.provenance import Provenance
 from ...core.types import GroupMethod, HeadIndex, HeadLike, check_choice
@@ -144,7 +144,7 @@ class AttentionGroups(Result):
         heads = [HeadIndex(0, head) for head in range(len(patterns))]
         grouping = Grouping(visit, heads, n, options)
         provenance = Provenance.of_arrays(
-            array_digest(patterns), dtype_name(patterns), options=grouping.options, seed=0
+            arrays_digest(patterns), dtype_name(patterns), options=grouping.options, seed=0
         )
         return cls.from_grouping(grouping, names, heads, provenance)
 

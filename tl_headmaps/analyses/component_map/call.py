@@ -21,15 +21,15 @@ from ...capture.components.matrices import (
 )
 from ...capture.components.outputs import component_outputs
 from ...capture.loading import load_model
-from ...capture.running.batches import Batches, token_batches
+from ...capture.running.batches import TextBatches, token_batches
 from ...capture.weights import HeadWeights
 from ...core.errors import UsageError, WeightBasisError
 from ...core.provenance import Provenance
-from ...core.sweep import Step, sweep
 from ...core.types import WRITING_COMPONENTS
 from ...data.texts import describe_source, read_texts
 from ...scorers.components import Change, Estimate, find_metric, mean_over_batches, names_of, random_baseline
 from ...scorers.spectra import WeightMatrix, side_by_side
+from ..sweep import LayerStep, sweep_layers
 from .result import ComponentMap, HeadComponentMap
 
 _SEQUENCE = 256
@@ -174,7 +174,7 @@ class _MeasureLayers:
     keys: list[Key]
     measure: Callable[[Key], tuple[float, int, int]]
 
-    def prepare(self) -> Step:
+    def prepare(self) -> LayerStep:
         def step(layer: int) -> dict[str, Tensor]:
             rows = side_by_side(self.measure, [key for key in self.keys if key[1] == layer])
             return {"measured": torch.tensor(list(rows), dtype=torch.float64)}
@@ -304,7 +304,7 @@ class _Measurement:
             disable = None if options.progress else True
             rows = list(tqdm(measured_rows, self.metric.name, len(keys), unit="matrix", disable=disable))
         else:
-            swept = sweep(
+            swept = sweep_layers(
                 _MeasureLayers(self.source.weights, keys, measure),
                 range(self.source.n_layers),
                 kind=(HeadComponentMap if self.by_head else ComponentMap).kind,
@@ -393,7 +393,7 @@ class _Measurement:
             )
         return k
 
-    def _batches(self, source: ModelComponents) -> Batches:
+    def _batches(self, source: ModelComponents) -> TextBatches:
         options, model = self.options, source.model
         length = min(_SEQUENCE, int(model.cfg.n_ctx))
         batches = token_batches(
@@ -416,14 +416,14 @@ class _Measurement:
         self.data["tokens"] = batches.digest
         return batches
 
-    def _gradients(self, source: ModelComponents, batches: Batches) -> dict[str, Tensor]:
+    def _gradients(self, source: ModelComponents, batches: TextBatches) -> dict[str, Tensor]:
         sums = component_gradients(source, batches, progress=self.options.progress)
         return {
             component: self.metric.measure(by_part if self.by_head else by_part.whole())
             for component, by_part in sums.items()
         }
 
-    def _outputs(self, source: ModelComponents, batches: Batches) -> dict[str, Tensor]:
+    def _outputs(self, source: ModelComponents, batches: TextBatches) -> dict[str, Tensor]:
         shares = {
             component: torch.full(
                 (len(batches.items), source.n_layers, n_parts(source, component) if self.by_head else 1),

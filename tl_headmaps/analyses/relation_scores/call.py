@@ -13,11 +13,11 @@ from ...capture.weights import HeadWeights
 from ...circuits.maps import CircuitMaps, MetSources
 from ...circuits.ov import stream_map, written_maps
 from ...core.errors import RelationDataError, UsageError
-from ...core.sweep import Step, digest_of_ids, sweep
 from ...core.types import Circuit, HeadLike, Preset, by_layer, check_choice, head_list, head_names
 from ...data.relations import Encoded, MultiToken, RelationLike, encode, resolve_relations
 from ...scorers.relation import Pairs, score_layer, shares
 from ...scorers.statistics import q_values, wilson_interval
+from ..sweep import LayerStep, ids_digest, sweep_layers
 from .result import RelationScores
 
 _PROMPT_LEAST = 0.05
@@ -106,7 +106,7 @@ def relation_scores(
     data = {entry.relation.name: entry.relation.digest for entry in encoded}
     if met is not None:
         options, data = options | met.options, data | met.data
-    swept = sweep(
+    swept = sweep_layers(
         _ScoreLayers(weights, asked, chosen, circuit, preset, met, ranks),
         list(chosen),
         kind=RelationScores.kind,
@@ -161,7 +161,7 @@ class _Asked:
         parts.append(torch.tensor([token for source in self.sources for token in source]))
         if self.several is not None:
             parts += [self.several.rows, self.several.columns]
-        return digest_of_ids(*parts)
+        return ids_digest(*parts)
 
 
 @dataclass(frozen=True)
@@ -176,7 +176,7 @@ class _ScoreLayers:
     met: MetSources | None
     ranks: bool
 
-    def prepare(self) -> Step:
+    def prepare(self) -> LayerStep:
         device = self.weights.device
         ids = None if self.met is not None else torch.tensor([s[0] for s in self.asked.sources], device=device)
         circuits = CircuitMaps(self.weights, ids, circuit=self.circuit, preset=self.preset, met=self.met)

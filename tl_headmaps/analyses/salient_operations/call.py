@@ -16,12 +16,12 @@ from ...circuits.extremes import top_and_bottom
 from ...circuits.maps import CircuitMaps, MetSources
 from ...circuits.ov import ov_maps
 from ...core.errors import UsageError
-from ...core.sweep import Step, digest_of_ids, sweep
 from ...core.types import Circuit, HeadLike, Preset, by_layer, check_choice, head_list, head_names
 from ...core.vocabulary import token_strings
 from ...data.prompts import neutral_prompts
 from ...naming.namer import NAMING_TARGETS, NAMING_TOKENS, Describe, Namer
 from ...scorers.salience import UsableTokens, most_salient, salience, usable_tokens
+from ..sweep import LayerStep, ids_digest, sweep_layers
 from .result import ARRAYS, SalientOperations, token_ids_in
 
 Vocabulary: TypeAlias = Literal["all", "words"] | Callable[[str], bool]
@@ -116,12 +116,12 @@ def salient_operations(
         min(n_columns, max(n_targets, NAMING_TARGETS)),
         met,
     )
-    swept = sweep(
+    swept = sweep_layers(
         task,
         list(layers),
         kind=SalientOperations.kind,
         provenance=weights.provenance(options=options, data=data),
-        details={"circuit": circuit, "token_ids": digest_of_ids(usable.mask.nonzero()[:, 0])},
+        details={"circuit": circuit, "token_ids": ids_digest(usable.mask.nonzero()[:, 0])},
         run_dir=run_dir,
         executor=executor,
         description="salient operations",
@@ -165,7 +165,7 @@ class _SalientLayers:
     n_targets: int
     met: "_MetSalience | None" = None
 
-    def prepare(self) -> Step:
+    def prepare(self) -> LayerStep:
         met = None if self.met is None else self.met.sources
         circuits = CircuitMaps(self.weights, circuit=self.circuit, preset=self.preset, met=met)
         usable = self.usable.to(self.weights.device)

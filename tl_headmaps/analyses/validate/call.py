@@ -10,7 +10,7 @@ from jaxtyping import Bool
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from ...capture.running.activations import Seen, check_prompts, run
+from ...capture.running.activations import LayerActivations, check_prompts, run
 from ...capture.running.prompts import Prompt, check_templates, fill
 from ...capture.running.text import check_runs
 from ...capture.weights import HeadWeights
@@ -375,7 +375,7 @@ class _HeadActivations:
         self.outputs = torch.empty(*shape, weights.n_heads, weights.d_head, device=weights.device)
         source = torch.tensor([prompt.source for prompt in prompts])
 
-        def keep(seen: Seen) -> None:
+        def keep(seen: LayerActivations) -> None:
             rows = torch.tensor(seen.batch.rows)
             v, z = seen["v"], seen["z"]
             each = torch.arange(len(rows), device=v.device)

@@ -5,9 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...capture.running.activations import Seen
+from ...capture.running.activations import LayerActivations
 from ...capture.running.cached import run_or_read
-from ...capture.running.text import Prompt
+from ...capture.running.text import EncodedText
 from ...capture.weights import HeadWeights
 from ...core.errors import UnsupportedModelError, UsageError
 from ...core.types import HeadLike
@@ -49,14 +49,14 @@ def value_mixing(
     """
     if key is not None and query is None:
         raise UsageError(f"key={key!r} was given without a query. Give the query that is compared with it, too.")
-    prompt = Prompt.of(model, text, prepend_bos=prepend_bos, least=1, what="at least one is needed")
+    prompt = EncodedText.of(model, text, prepend_bos=prepend_bos, least=1, what="at least one is needed")
     rows = list(range(len(prompt.ids))) if query is None else [token_position(prompt.tokens, query)]
     place = None if key is None else token_position(prompt.tokens, key)
     weights = HeadWeights.of(model)
     index = weights.head(head)
     kept: list[tuple[Tensor, Tensor, Tensor]] = []
 
-    def keep(seen: Seen) -> None:
+    def keep(seen: LayerActivations) -> None:
         values = key_values(seen, weights.n_kv_heads)[weights.group_of(index.head)]
         kept.append(
             (
@@ -89,7 +89,7 @@ def value_mixing(
     )
 
 
-def key_values(seen: Seen, n_kv_heads: int) -> Tensor:
+def key_values(seen: LayerActivations, n_kv_heads: int) -> Tensor:
     """Values of the first prompt, key/value head x token x d_head."""
     values = seen["v"][0]
     return values.reshape(len(values), n_kv_heads, -1).transpose(0, 1)

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ...core.arrays import array_digest, dtype_name, given_tensor
+from ...core.arrays import arrays_digest, dtype_name, given_tensor
 from ...core.errors import UsageError
 from ...core.provenance import Provenance
 from ...core.types import HeadIndex
@@ -109,7 +109,7 @@ class ValueMixing(Result):
         if len(names) != len(pattern):
             raise UsageError(f"There are {len(names)} tokens, but A is {len(pattern)} x {len(pattern)}.")
         sums = pattern.sum(1)
-        digest = array_digest(pattern, values)
+        digest = arrays_digest(pattern, values)
         if normalise:
             empty = (sums <= 0).nonzero().flatten().tolist()
             if empty:

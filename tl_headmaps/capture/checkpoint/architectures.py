@@ -1,8 +1,8 @@
 """Where each family of Hugging Face checkpoints keeps its tensors, and what its configuration means.
 
-One entry per ``model_type``; :mod:`.reader` reads with it. Names are relative to a layer or to the body of the
-model and lack their ``.weight``; a part whose name is missing here does not exist in that family. A bias is read
-wherever the checkpoint has one beside its weight.
+One entry per ``model_type``, for :mod:`.reader`. Names are relative to a layer or to the body of the model and lack
+their ``.weight``; a part without a name here does not exist in that family. A bias is read wherever the checkpoint has
+one.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ NormKind: TypeAlias = Literal["layer", "rms", "rms + 1"]
 """LayerNorm, RMSNorm, or an RMSNorm that multiplies by ``1 + w`` (Gemma)."""
 
 Fused: TypeAlias = Literal["thirds", "by head"]
-"""How one tensor holds queries, keys and values: one after the other (GPT-2), or in turns for each head (NeoX)."""
+"""How one tensor contains queries, keys and values: one after the other (GPT-2), or interleaved by head (NeoX)."""
 
 
 @dataclass(frozen=True)
@@ -23,22 +23,22 @@ class Architecture:
     """One family of checkpoints.
 
     Attributes:
-        bodies: Prefixes the body of the model may have, tried in this order (GPT-2 exists with and without).
+        bodies: Possible prefixes of the model's body, tried in this order (GPT-2 exists with and without one).
         layer: Prefix of a layer within the body.
         shared: Names of ``embed`` and ``ln_final`` within the body.
         parts: Names within a layer: ``q k v o`` or ``qkv o``, ``ln1 ln2 ln1_post ln2_post``, ``q_norm k_norm``, and
             ``mlp_in mlp_gate mlp_out``.
-        unembed: Names the unembedding may have, outside the body.
+        unembed: Possible names of the unembedding, outside the body.
         norm: What the norms compute.
         eps: Configuration field of the norms' epsilon.
-        activation: Configuration fields of the MLP's activation, the first that is set.
+        activation: Configuration fields of the MLP's activation; the first that is set counts.
         inputs_first: Matrices are stored [in, out] (GPT-2's Conv1D) instead of [out, in].
-        fused: How ``qkv`` is cut, if it is one tensor.
+        fused: How ``qkv`` is split, if it is one tensor.
         embeds_scaled: Embeddings are multiplied by sqrt(d_model).
-        ignored: Tensors within a layer that are no weights (masks and rotary tables of old files).
+        ignored: Tensors within a layer that are not weights (masks and rotary tables of old files).
         refused: Configuration fields that change the computation when set, with what they do.
-        defaults: What the family's configuration class takes where a file leaves a field out.
-        aliases: Names a file has for fields that others call otherwise.
+        defaults: Defaults of the family's configuration class, for fields that a file leaves out.
+        aliases: The family's own names of configuration fields.
     """
 
     bodies: tuple[str, ...]
@@ -113,7 +113,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "gemma2": _GEMMA2,
     "gemma3_text": _GEMMA3,
-    # The text half of a model with vision; files from before transformers 4.52 put the parts the other way round.
+    # The text half of a model with vision; files from before transformers 4.52 have the two prefixes swapped.
     "gemma3": replace(
         _GEMMA3,
         bodies=("model.language_model.", "language_model.model."),
@@ -184,7 +184,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
 
 
 def architecture_of(model_type: object, where: str) -> Architecture:
-    """The entry of a ``model_type``, or a refusal with the list."""
+    """The entry of a ``model_type``; raises with the list of known types."""
     known = ARCHITECTURES.get(model_type) if isinstance(model_type, str) else None
     if known is None:
         raise UnsupportedModelError(

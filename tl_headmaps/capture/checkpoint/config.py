@@ -1,7 +1,7 @@
-"""The configuration of a checkpoint, as far as weights cannot be read without it.
+"""The configuration of a checkpoint, as far as reading its weights needs it.
 
-``config.json`` comes from elsewhere: every field is looked at before it is believed. Fields a file leaves out have the
-default of their family (:mod:`.architectures`); numbers of heads and layers have none.
+``config.json`` comes from elsewhere, so every field is checked. Fields that a file leaves out have the default of their
+family (:mod:`.architectures`); the numbers of heads and layers have none.
 """
 
 import json
@@ -41,7 +41,10 @@ class Config:
                 f"Cannot read {self.path}: {getattr(error, 'strerror', None) or error}. Fetch the checkpoint again."
             ) from error
         if not isinstance(raw, dict):
-            raise ModelLoadError(f"{self.path} holds a {type(raw).__name__}, not the configuration of a model.")
+            raise ModelLoadError(
+                f"{self.path} contains a {type(raw).__name__}, not the configuration of a model. Fetch the checkpoint "
+                "again."
+            )
         return raw
 
     def setting(self, field: str) -> Any:
@@ -69,16 +72,19 @@ class Config:
         value = default if value is None else value
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             name = self.architecture.aliases.get(field, field)
-            found = "is missing" if value is None else f"is {value!r}"
+            problem = "is missing" if value is None else f"is {value!r}"
             raise UnsupportedModelError(
-                f"{self.path}: {name} {found}, but a positive number was expected: without it the weights cannot be "
-                "cut into heads. Use a checkpoint with a complete configuration."
+                f"{self.path}: {name} {problem}, but a positive number was expected: without it the weights cannot be "
+                "split into heads. Use a checkpoint with a complete configuration."
             )
         return value
 
     def _number(self, field: str, value: Any) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-            raise UnsupportedModelError(f"{self.path}: {field} is {value!r}, but a positive number was expected.")
+            raise UnsupportedModelError(
+                f"{self.path}: {field} is {value!r}, but a positive number was expected. Use a checkpoint with a "
+                "complete configuration."
+            )
         return float(value)
 
     @property
@@ -93,7 +99,7 @@ class Config:
         return str(next((name for name in named if name), None))
 
     def score_scale(self, layer: int) -> float:
-        """What attention scores are multiplied by."""
+        """The factor of attention scores."""
         divisor = self._number("query_pre_attn_scalar", self.setting("query_pre_attn_scalar") or self.d_head)
         scale = 1.0 if self.setting("scale_attn_weights") is False else divisor**-0.5
         return scale / (layer + 1) if self.setting("scale_attn_by_inverse_layer_idx") else scale

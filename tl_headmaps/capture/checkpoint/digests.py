@@ -1,8 +1,8 @@
 """Digests of a checkpoint's parts, kept in the user's cache.
 
-A fingerprint covers every weight that is read, so it needs all attention matrices once, also when one layer is asked
-about. They are hashed once per checkpoint, not once per call: digests are kept under the names, sizes and times of the
-files, and a file that was touched in any way is hashed again.
+A fingerprint covers the attention matrices of all layers, even when only one layer is asked about. They are hashed once
+per checkpoint, not once per call: digests are kept under the names, sizes and times of the files, and a file that was
+touched in any way is hashed again.
 """
 
 import hashlib
@@ -33,16 +33,16 @@ class DigestFile(MutableMapping[str, str]):
 
     def _read(self) -> dict[str, str]:
         try:
-            found = json.loads(self.path.read_text(encoding="utf-8"))
+            known = json.loads(self.path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return {}
-        if not isinstance(found, dict) or not all(_DIGEST.fullmatch(str(value)) for value in found.values()):
+        if not isinstance(known, dict) or not all(_DIGEST.fullmatch(str(value)) for value in known.values()):
             return {}
-        return found
+        return known
 
     def __setitem__(self, part: str, digest: str) -> None:
         self._known[part] = digest
-        # A read-only home or a full disk is no reason to stop: the digest is computed again next time.
+        # A read-only home or a full disk is no reason to stop: the digest is then computed again next time.
         with suppress(OutputError), replacing(self.path) as temporary:
             temporary.write_text(json.dumps(self._known), encoding="utf-8")
 

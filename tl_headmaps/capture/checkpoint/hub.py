@@ -1,7 +1,7 @@
-"""Fetching the files of a checkpoint that are needed, and only those, through ``huggingface_hub``.
+"""Fetching those files of a checkpoint that are needed, through ``huggingface_hub``.
 
-Everything lands in the library's own cache and obeys its settings (``HF_HUB_OFFLINE``, ``HF_ENDPOINT``, ``HF_HOME``,
-tokens). The configuration and the index of shards come first; they say which shards hold tensors that are read.
+They go to the library's own cache and follow its settings (``HF_HUB_OFFLINE``, ``HF_ENDPOINT``, ``HF_HOME``, tokens).
+The configuration and the index of shards come first; they say which shards contain tensors that are read.
 """
 
 from collections.abc import Callable
@@ -23,18 +23,20 @@ _OPTIONAL = (*_TOKENIZER, INDEX)
 
 
 def fetched(repo: str, revision: str | None, needed: Callable[[Path], list[str]]) -> Path:
-    """Folder of a repository's snapshot in the local cache, with all files that are needed in it.
+    """Folder of a repository's snapshot in the local cache, with all files that are needed.
 
     Args:
         repo: Name on the hub.
         revision: Branch, tag or commit.
-        needed: Says which weight files are needed, given the folder with configuration and index.
+        needed: Lists the weight files that are needed, given the folder with configuration and index.
     """
     config = _download(repo, "config.json", revision)
     if config is None:
-        raise ModelLoadError(f"{repo!r} on the hub has no config.json: it is not a Hugging Face checkpoint.")
+        raise ModelLoadError(
+            f"{repo!r} on the hub has no config.json: it is not a Hugging Face checkpoint. Check the name."
+        )
     folder = config.parent
-    # The snapshot's folder is named after its commit: all further files are of the same one.
+    # The snapshot's folder is named after its commit: all other files are taken from the same one.
     commit = folder.name
     if _download(repo, INDEX, commit) is None and _download(repo, SINGLE, commit) is None:
         raise ModelLoadError(
@@ -43,7 +45,10 @@ def fetched(repo: str, revision: str | None, needed: Callable[[Path], list[str]]
         )
     for name in needed(folder):
         if _download(repo, name, commit) is None:
-            raise ModelLoadError(f"{repo!r} on the hub has no {name}, which its index of shards names.")
+            raise ModelLoadError(
+                f"{repo!r} on the hub has no {name}, which its index of shards lists. Use another revision or a "
+                "complete copy."
+            )
     for name in _TOKENIZER:
         _download(repo, name, commit)
     return folder
@@ -57,7 +62,7 @@ def _download(repo: str, name: str, revision: str | None) -> Path | None:
     try:
         return Path(hf_hub_download(repo, name, revision=revision))
     except LocalEntryNotFoundError as error:
-        # Offline, a file that was never asked for cannot be told from one that does not exist: it is not here.
+        # Offline, a file that was never fetched cannot be told from one that does not exist.
         if name in _OPTIONAL:
             return None
         raise ModelLoadError(

@@ -1,10 +1,10 @@
 """Reading a Hugging Face checkpoint without building the model: memory-mapped safetensors, one layer at a time.
 
-What stays resident is one layer in float32. Embedding, unembedding and first MLP stay in their file in the stored type;
-the pages that are being read count for as long as that takes (:mod:`..mapped`).
+One layer in float32 is resident. Embedding, unembedding and first MLP stay in their file in the stored type; only the
+pages being read count (:mod:`..mapped`).
 
-What a checkpoint means is in :mod:`.architectures`. Names, shapes and configuration come from a file and are checked: a
-tensor that is missing, of another shape, or unknown to the table is refused, not guessed at.
+:mod:`.architectures` says what a checkpoint means. Names, shapes and configuration come from a file and are checked: a
+tensor that is missing, of another shape, or unknown to the table is refused, not guessed.
 """
 
 import re
@@ -39,16 +39,16 @@ _FUSED = ("q", "k", "v")
 
 
 def local_folder(name: str) -> Path | None:
-    """The folder a name means; None if it can only be a name on the hub."""
+    """The folder that a name stands for; None if it can only be a name on the hub."""
     looks_like_path = name.startswith((".", "/", "~")) or "\\" in name or Path(name).exists()
     return Path(name).expanduser() if looks_like_path else None
 
 
 def open_checkpoint(name: str, device: torch.device, revision: str | None = None) -> "CheckpointOrigin":
-    """A folder, or a repository on the hub once the files that are needed are here."""
+    """The checkpoint in a folder, or in a repository on the hub (the files that are needed are fetched)."""
     folder = local_folder(name)
     if folder is None:
-        folder = fetched(name, revision, lambda here: _Checkpoint(name, here, device).needed_files())
+        folder = fetched(name, revision, lambda fetched_to: _Checkpoint(name, fetched_to, device).needed_files())
     elif not (folder / "config.json").is_file():
         raise UsageError(
             f"{name!r} is not a folder with a checkpoint: there is no config.json in it. Give the folder of a Hugging "
@@ -59,7 +59,7 @@ def open_checkpoint(name: str, device: torch.device, revision: str | None = None
 
 @dataclass(frozen=True)
 class CheckpointOrigin:
-    """Name, folder and device: all that travels to a worker, which opens the files itself, once per process."""
+    """Name, folder and device: all that is sent to a worker, which opens the files itself, once per process."""
 
     name: str
     folder: str
@@ -92,7 +92,7 @@ class CheckpointOrigin:
         return self._checkpoint.component(layer, _COMPONENTS[name])
 
     def __getstate__(self) -> dict[str, str]:
-        # A worker trusts its own files, not what is known about those of the sender.
+        # A worker reads its own files instead of trusting what is known about the sender's.
         return {"name": self.name, "folder": self.folder, "device": self.device}
 
 
@@ -118,8 +118,9 @@ class _Checkpoint:
 
     def _missing(self, name: str) -> UnsupportedModelError:
         return UnsupportedModelError(
-            f"{self.name!r} has no tensor {name!r}, which a {self.class_name} has. The checkpoint is not complete, "
-            "quantised, or of another architecture than its config.json says."
+            f"{self.name!r} has no tensor {name!r}, which a {self.class_name} has. The checkpoint is incomplete, "
+            "quantised, or not of the architecture that its config.json names. Use a complete checkpoint in float32, "
+            "bfloat16 or float16."
         )
 
     def full_name(self, part: str, layer: int | None = None) -> str | None:
@@ -132,7 +133,7 @@ class _Checkpoint:
 
     @cached_property
     def unembed(self) -> str:
-        """Name of the unembedding, which is the embedding where the checkpoint ties the two."""
+        """Name of the unembedding; that of the embedding where the two are tied."""
         for name in self.architecture.unembed:
             if f"{name}.weight" in self.shards:
                 return name
@@ -143,7 +144,7 @@ class _Checkpoint:
         return embed
 
     def needed_tensors(self) -> Iterator[str]:
-        """Names of all tensors weight-only analyses look at."""
+        """Names of all tensors that weight-only analyses read."""
         shared = [self.full_name("embed"), self.full_name("ln_final"), self.unembed]
         parts = self.architecture.parts
         first_only = {"ln2", "ln2_post", *(part for part in parts if part.startswith("mlp_"))}
@@ -152,22 +153,22 @@ class _Checkpoint:
         for name in dict.fromkeys(shared):
             if f"{name}.weight" not in self.shards:
                 raise self._missing(f"{name}.weight")
-            yield from (found for found in (f"{name}.weight", f"{name}.bias") if found in self.shards)
+            yield from (tensor for tensor in (f"{name}.weight", f"{name}.bias") if tensor in self.shards)
 
     def needed_files(self) -> list[str]:
-        """The shards that hold those tensors."""
+        """The shards that contain those tensors."""
         return self.shards.holding(self.needed_tensors())
 
     def _require_known(self) -> None:
-        """Refuse tensors in a layer that the table does not know: they would change what it computes."""
+        """Refuse tensors of a layer that the table does not know: they would change what it computes."""
         pattern = re.escape(self.body) + re.escape(self.architecture.layer).replace(r"\{layer\}", r"(\d+)") + "(.*)"
         known = {f"{part}.{kind}" for part in self.architecture.parts.values() for kind in ("weight", "bias")}
         for name in self.shards.files:
             match = re.fullmatch(pattern, name)
             if match and int(match[1]) < self.n_layers and match[2] not in (*known, *self.architecture.ignored):
                 raise UnsupportedModelError(
-                    f"{self.name!r} has a tensor {name!r}, which a {self.class_name} as it is known here does not "
-                    "have, so the layer computes something else. Load the model with TransformerLens and pass that."
+                    f"{self.name!r} has a tensor {name!r}, which is unknown for a {self.class_name}, so the layer "
+                    "computes something else. Load the model with TransformerLens and pass the model itself."
                 )
 
     def matrix(self, part: str, layer: int, n_out: int, n_in: int) -> Tensor:
@@ -258,7 +259,7 @@ class _Checkpoint:
         return [by_head[:, part].reshape(-1, *joint.shape[1:]) for part in range(3)]
 
     def first_mlp(self) -> tuple[MLP | None, str | None]:
-        """MLP of layer 0 in its stored type, and why it cannot be used if it cannot."""
+        """MLP of layer 0 in its stored type, and the reason if it cannot be used."""
         activation = self.config.activation
         if activation not in ACTIVATIONS:
             return None, f"its activation function {activation!r} is not known here"
@@ -279,12 +280,12 @@ class _Checkpoint:
         return mlp, None
 
     def vocabulary_matrix(self, name: str | None, called: str) -> Tensor:
-        """Embedding or unembedding, mapped (a copy only where the device is another)."""
+        """Embedding or unembedding, mapped (a copy only if the device is not the CPU)."""
         tensor = self.shards.stored(f"{name}.weight")
         if tensor.ndim != 2 or tensor.shape[1] != self.d_model:
             raise UnsupportedModelError(
-                f"{name}.weight of {self.name!r} has shape {list(tensor.shape)}, but its config.json means rows of "
-                f"{self.d_model}. One of the two is of another model."
+                f"{name}.weight of {self.name!r} has shape {list(tensor.shape)}, but its config.json implies rows of "
+                f"{self.d_model}. One of the two belongs to another model: fetch the checkpoint again."
             )
         tensor = tensor.to(self.device)
         check_finite(tensor, called)
@@ -300,7 +301,7 @@ class _Checkpoint:
         mlp, refusal = self.first_mlp()
         scale = 1.0
         if self.architecture.embeds_scaled:
-            # As exact as the stored type has it, like the model itself.
+            # In the precision of the stored type, like the model itself.
             scale = float(torch.tensor(self.d_model**0.5, dtype=W_E.dtype, device="cpu"))
         return {
             "model_name": self.name,

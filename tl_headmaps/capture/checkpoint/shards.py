@@ -1,7 +1,7 @@
-"""The safetensors of a checkpoint: which file holds which tensor, and each tensor mapped on its own.
+"""The safetensors of a checkpoint: which file contains which tensor, and each tensor mapped on its own.
 
-A tensor is mapped when it is asked for and unmapped with its last use, so only what is in use counts as resident.
-Pickled checkpoints (``.bin``, ``.pt``) are never opened: unpickling runs whatever the file says.
+A tensor is mapped on request and unmapped after its last use, so only what is in use counts as resident. Pickled
+checkpoints (``.bin``, ``.pt``) are never opened: unpickling can run any code.
 """
 
 import json
@@ -46,35 +46,35 @@ class Shards:
         return tensor in self.files
 
     def holding(self, tensors: Iterable[str]) -> list[str]:
-        """The files that hold these tensors."""
+        """The files that contain these tensors."""
         return sorted({self.files[tensor] for tensor in tensors})
 
     def require(self, tensors: Iterable[str]) -> None:
         """Refuse a folder in which a file with one of these tensors is missing or cut off."""
         for file in self.holding(tensors):
-            path = self._present(file)
+            path = self._existing(file)
             try:
                 with safe_open(path, framework="pt"):
                     pass
             except (SafetensorError, OSError) as error:
                 raise _unreadable(path, error) from error
 
-    def _present(self, file: str) -> Path:
+    def _existing(self, file: str) -> Path:
         path = self.folder / file
         if not path.is_file():
             raise ModelLoadError(
-                f"The shard {file} of {self.name!r} is missing (or a link that leads nowhere), and tensors that are "
-                f"needed are in it. Put it into {self.folder}."
+                f"The shard {file} of {self.name!r}, which contains tensors that are needed, is missing (or a broken "
+                f"link). Put it into {self.folder}."
             )
         return path
 
     def stored(self, tensor: str) -> Tensor:
-        """A tensor as it lies in the file, mapped."""
+        """A tensor in its stored type, mapped."""
         if tensor not in self.files:
-            raise UnsupportedModelError(f"{self.name!r} has no tensor {tensor!r}. The checkpoint is not complete.")
-        path = self._present(self.files[tensor])
+            raise UnsupportedModelError(f"{self.name!r} has no tensor {tensor!r}. Use a complete checkpoint.")
+        path = self._existing(self.files[tensor])
         try:
-            # Opened by its library first, which compares what the header promises with what is there.
+            # Opened by its library first, which checks the header against the size of the file.
             with safe_open(path, framework="pt") as stream:
                 stored_as = stream.get_slice(tensor).get_dtype()
             if stored_as in _TYPES:
@@ -88,21 +88,21 @@ class Shards:
         )
 
     def sized(self, tensor: str, *shape: int) -> Tensor:
-        """The same, of the shape the configuration means."""
-        found = self.stored(tensor)
-        if tuple(found.shape) != shape:
+        """The same, checked to have the shape that the configuration implies."""
+        value = self.stored(tensor)
+        if tuple(value.shape) != shape:
             raise UnsupportedModelError(
-                f"{tensor} of {self.name!r} has shape {list(found.shape)}, but its config.json means {list(shape)}. "
-                "One of the two is of another model."
+                f"{tensor} of {self.name!r} has shape {list(value.shape)}, but its config.json implies {list(shape)}. "
+                "One of the two belongs to another model: fetch the checkpoint again."
             )
-        return found
+        return value
 
     def _no_safetensors(self) -> ModelLoadError:
         pickles = sorted(path.name for pattern in _PICKLES for path in self.folder.glob(pattern))
         if pickles:
             return ModelLoadError(
                 f"{self.name!r} has its weights in {pickles[0]}, a pickle, which can run code when it is opened; only "
-                ".safetensors are read. Use a converted copy, or convert one you trust: "
+                ".safetensors are read. Use a converted copy, or convert a checkpoint you trust: "
                 "AutoModelForCausalLM.from_pretrained(...).save_pretrained(folder)."
             )
         return ModelLoadError(
@@ -111,7 +111,7 @@ class Shards:
 
 
 def read_index(path: Path) -> Mapping[str, str]:
-    """File of each tensor, from an index of shards; file names that lead out of the folder are refused."""
+    """File of each tensor, from an index of shards; names that lead out of the folder are refused."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         files = dict(content["weight_map"])
@@ -122,8 +122,8 @@ def read_index(path: Path) -> Mapping[str, str]:
         plain = isinstance(file, str) and Path(file).name == file
         if not plain or not file.endswith(".safetensors"):
             raise ModelLoadError(
-                f"{path} names {file!r} as a shard; a plain file name that ends in .safetensors was expected. Pickled "
-                "weights and files elsewhere are not opened."
+                f"{path} lists {file!r} as a shard; a plain file name that ends in .safetensors was expected. Pickled "
+                "weights and files outside the folder are not opened."
             )
     return files
 
@@ -138,5 +138,5 @@ def _place(path: Path, tensor: str) -> tuple[int, tuple[int, ...]]:
 
 def _unreadable(path: Path, error: Exception) -> ModelLoadError:
     return ModelLoadError(
-        f"{path} cannot be read as safetensors ({error}): it is damaged or not complete. Fetch that file again."
+        f"{path} cannot be read as safetensors ({error}): it is damaged or incomplete. Fetch that file again."
     )

@@ -1,4 +1,4 @@
-"""The tokenizer beside a checkpoint, without the code of the model it belongs to."""
+"""The tokenizer of a checkpoint, loaded without the code of its model."""
 
 import json
 from collections.abc import Mapping
@@ -12,12 +12,12 @@ _OWN_CONFIG = "tokenizer_config.json"
 
 
 def open_tokenizer(name: str, folder: Path, config: Mapping[str, Any]) -> Any:
-    """The tokenizer of a folder, the same that the loaded model has; None if there is none.
+    """The tokenizer of a folder, the same as that of the loaded model; None if there is none.
 
     Args:
         name: What the checkpoint is called in messages.
-        folder: Where it lies.
-        config: What its config.json holds.
+        folder: Its folder.
+        config: The content of its config.json.
     """
     if not any((folder / file).is_file() for file in _FILES):
         return None
@@ -26,19 +26,19 @@ def open_tokenizer(name: str, folder: Path, config: Mapping[str, Any]) -> Any:
     try:
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, **_hints(folder, config))
     except Exception as error:
-        # Whatever a damaged tokenizer makes its library raise.
+        # A damaged tokenizer can make its library raise anything.
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ModelLoadError(
-            f"The tokenizer of {name!r} cannot be opened: {reason} Fetch it again, or remove its files and give token "
+            f"The tokenizer of {name!r} cannot be opened: {reason} Fetch it again, or remove its files and use token "
             "ids."
         ) from error
 
 
 def _hints(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
-    """What choosing the tokenizer's class needs of the model's configuration, where the tokenizer names its class.
+    """The fields of the model's configuration that the choice of the tokenizer's class needs, if it names its class.
 
-    Left to itself the library loads the configuration class of the model and with it torch's compiler: 80 MB and
-    seconds, for two fields.
+    By default the library loads the configuration class of the model and with it torch's compiler: 80 MB and seconds,
+    for two fields.
     """
     from transformers import PreTrainedConfig
 

@@ -2,10 +2,10 @@
 
 For a matrix W of the model, ``sum(W * dLoss/dW)`` is the derivative of the loss with respect to a factor of W: how much
 the loss grows, per unit, when the whole matrix is scaled up. The hook of a parameter runs as soon as its gradient is
-complete, adds up what is asked for and drops the gradient, so the gradients of a few matrices exist at a time.
+complete, adds up what is needed and drops the gradient, so only the gradients of a few matrices exist at once.
 
-The model is lent, not given: which parameters require gradients, the gradients they already hold, their hooks and the
-training mode are put back as they were, also after an exception; nothing random is drawn.
+The model is left unchanged: which parameters require gradients, the gradients they already have, their hooks and the
+training mode are restored, also after an exception; nothing random is drawn.
 """
 
 from collections import OrderedDict
@@ -20,8 +20,9 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from ...core.errors import UnsupportedModelError
-from ..host import all_modules, at_rest
-from ..running.batches import Batch, Batches
+from ...core.types import Model
+from ..host import all_modules, isolated
+from ..running.batches import TextBatch, TextBatches
 from .matrices import Location, ModelComponents, n_parts
 
 _PARAMETER_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
@@ -49,7 +50,9 @@ class GradientSums:
 
 
 @torch.inference_mode(False)
-def component_gradients(source: ModelComponents, batches: Batches, *, progress: bool = True) -> dict[str, GradientSums]:
+def component_gradients(
+    source: ModelComponents, batches: TextBatches, *, progress: bool = True
+) -> dict[str, GradientSums]:
     """Forward and backward pass of every batch, reduced per component.
 
     Args:
@@ -69,7 +72,7 @@ def component_gradients(source: ModelComponents, batches: Batches, *, progress: 
     sums = {component: _empty(source, component, len(batches.items)) for component in source.components}
     for (layer, component), place in places.items():
         sums[component].weight_square[layer] = _sums(place.of(place.parameter).double().square())
-    with _lent(source.model, places) as collect:
+    with _only_gradients(source.model, places) as collect:
         for number, batch in enumerate(tqdm(batches.items, unit="batch", disable=None if progress else True)):
             arrived: set[tuple[int, str]] = set()
 
@@ -78,11 +81,11 @@ def component_gradients(source: ModelComponents, batches: Batches, *, progress: 
             ) -> None:
                 layer, component = key
                 place = places[key]
-                mine, weight = place.of(gradient).float(), place.of(place.parameter).float()
-                product = mine * weight
+                slope, weight = place.of(gradient).float(), place.of(place.parameter).float()
+                product = slope * weight
                 sums[component].product[number, layer] = _sums(product)
                 sums[component].absolute_product[number, layer] = _sums(product.abs_())
-                sums[component].gradient_square[number, layer] = _sums(mine.square())
+                sums[component].gradient_square[number, layer] = _sums(slope.square())
                 arrived.add(key)
 
             with collect(reduce):
@@ -106,7 +109,7 @@ def _empty(source: ModelComponents, component: str, n_batches: int) -> GradientS
     )
 
 
-def mean_loss(model: Any, batch: Batch) -> Float[Tensor, ""]:
+def mean_loss(model: Model, batch: TextBatch) -> Float[Tensor, ""]:
     """Mean cross-entropy of the next token over the real positions of a batch, in float32."""
     logits = model(batch.tokens, return_type="logits")[:, :-1]
     return torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), batch.targets.flatten())
@@ -120,8 +123,8 @@ Reducer = Callable[[tuple[int, str], Tensor], None]
 
 
 @contextmanager
-def _lent(model: torch.nn.Module, places: dict[tuple[int, str], Location]) -> Iterator[Any]:
-    """The model with gradients for the components alone; gives a context manager that reduces them."""
+def _only_gradients(model: Model, places: dict[tuple[int, str], Location]) -> Iterator[Any]:
+    """Enable gradients of the components alone; yields a context manager that reduces them."""
     wanted: dict[int, list[tuple[int, str]]] = {}
     for key, place in places.items():
         wanted.setdefault(id(place.parameter), []).append(key)
@@ -155,12 +158,12 @@ def _lent(model: torch.nn.Module, places: dict[tuple[int, str], Location]) -> It
             yield
 
     try:
-        with at_rest(model), torch.enable_grad():
+        with isolated(model), torch.enable_grad():
             for parameter in parameters:
                 parameter.requires_grad_(id(parameter) in owners)
                 parameter.grad = None
                 for name in _PARAMETER_HOOKS:
-                    # A user's hook may step an optimiser.
+                    # A user's hook might step an optimiser.
                     setattr(parameter, name, OrderedDict())
             yield collect
     finally:

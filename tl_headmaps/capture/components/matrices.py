@@ -1,11 +1,11 @@
-"""The weight matrices of every layer by one set of names, whatever the host calls them.
+"""The weight matrices of every layer under one set of names for all hosts.
 
 A component is one matrix of a layer, rows inputs and columns outputs, heads side by side: ``attn.q`` is
 [d_model, head * d_head], ``attn.k`` and ``attn.v`` [d_model, kv_head * d_head] (grouped heads stay grouped), ``attn.o``
 [head * d_head, d_model], ``mlp.up`` and ``mlp.gate`` [d_model, d_mlp], ``mlp.down`` [d_mlp, d_model].
 
-Both hosts show a matrix as a view of the parameter that stores it, also where the checkpoint keeps q, k and v in one
-tensor. The view says which entries of the parameter (and of its gradient) belong to the component.
+Both hosts expose a matrix as a view of the parameter that stores it, even where the checkpoint has q, k and v in one
+tensor. The view tells which entries of the parameter (and of its gradient) belong to the component.
 """
 
 from abc import ABC, abstractmethod
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ...core.errors import UnsupportedModelError, UsageError
 from ...core.provenance import Provenance
-from ...core.types import ATTENTION_COMPONENTS, MLP_COMPONENTS
+from ...core.types import ATTENTION_COMPONENTS, MLP_COMPONENTS, Model
 from ..tensors import check_finite, joint_digest, tensor_digests
 from ..weights import HeadWeights
 
@@ -54,7 +54,7 @@ class ComponentSource(ABC):
         names = [name for name in self.components if name in MLP_COMPONENTS]
         digests: dict[str, str] = {}
         for layer in range(self.n_layers):
-            # Rows inputs in memory too: hosts and checkpoints store them one way or the other.
+            # One memory order for all: hosts and checkpoints store inputs or outputs first.
             matrices = {f"layer {layer} {name}": self.matrix(layer, name).contiguous() for name in names}
             digests |= tensor_digests(matrices)
         return joint_digest(digests)
@@ -64,7 +64,7 @@ class ComponentSource(ABC):
     ) -> Provenance:
         """Provenance of a result computed from these matrices; what the fingerprint leaves out is among its data."""
         read = dict(data or {})
-        # The fingerprint covers the attention; all parameters cover the rest where the model runs.
+        # The fingerprint covers the attention; where the model runs, `parameters` covers the rest.
         if not runs_model and set(self.components) - set(ATTENTION_COMPONENTS):
             read["mlp_weights"] = self._mlp_digest
         provenance = self.weights.provenance(runs_model=runs_model, data=read, **details)
@@ -78,7 +78,7 @@ def heads_of(source: ComponentSource, layer: int, component: str) -> Float[Tenso
 
 
 def n_parts(source: ComponentSource, component: str) -> int:
-    """Into how many heads a component falls; 1 for the MLP's."""
+    """Number of heads of a component; 1 for those of the MLP."""
     if component not in ATTENTION_COMPONENTS:
         return 1
     return source.n_kv_heads if component in ("attn.k", "attn.v") else source.n_heads
@@ -87,7 +87,7 @@ def n_parts(source: ComponentSource, component: str) -> int:
 def split_heads(
     matrix: Float[Tensor, "rows columns"], component: str, n_heads: int
 ) -> Float[Tensor, "part part_rows part_columns"]:
-    """Heads stand side by side in the rows of ``attn.o`` and in the columns of all others."""
+    """The heads of a matrix: blocks of rows in ``attn.o``, blocks of columns in all others."""
     if component == "attn.o":
         rows: Tensor = matrix.unflatten(0, (n_heads, -1))
         return rows
@@ -95,19 +95,19 @@ def split_heads(
     return columns
 
 
-def component_source(model_or_weights: Any, *, attention_only: bool = False) -> ComponentSource:
-    """A source of matrices for whatever the user passed; ``attention_only`` does without the MLPs."""
-    if isinstance(model_or_weights, HeadWeights):
-        from_files = model_or_weights.origin is not None and not attention_only
-        return (CheckpointComponents if from_files else AttentionComponents)(model_or_weights)
-    if isinstance(model_or_weights, ComponentSource):
-        return model_or_weights
-    return ModelComponents(model_or_weights, attention_only=attention_only)
+def component_source(model: Model | HeadWeights | ComponentSource, *, attention_only: bool = False) -> ComponentSource:
+    """The matrices of a model, or of weights; ``attention_only`` leaves the MLPs out."""
+    if isinstance(model, HeadWeights):
+        from_files = model.origin is not None and not attention_only
+        return (CheckpointComponents if from_files else AttentionComponents)(model)
+    if isinstance(model, ComponentSource):
+        return model
+    return ModelComponents(model, attention_only=attention_only)
 
 
 @dataclass(frozen=True)
 class Location:
-    """Where a component lies in a parameter."""
+    """Where a component is in a parameter."""
 
     parameter: torch.nn.Parameter
     shape: tuple[int, ...]
@@ -121,14 +121,14 @@ class Location:
             # A parameter may itself be a slice (a bridge's q, k, v of GPT-2); its gradient comes without the gaps.
             spaced = torch.empty_strided(owner.shape, owner.stride(), dtype=tensor.dtype, device=tensor.device)
             tensor = spaced.copy_(tensor)
-        found = tensor.detach().as_strided(self.shape, self.stride, tensor.storage_offset() + self.offset)
-        return found if found.ndim == 3 else found[None]
+        parts = tensor.detach().as_strided(self.shape, self.stride, tensor.storage_offset() + self.offset)
+        return parts if parts.ndim == 3 else parts[None]
 
 
 class ModelComponents(ComponentSource):
-    """The matrices of a loaded TransformerBridge or HookedTransformer, read when they are asked for."""
+    """The matrices of a loaded TransformerBridge or HookedTransformer."""
 
-    def __init__(self, model: Any, *, attention_only: bool = False) -> None:
+    def __init__(self, model: Model, *, attention_only: bool = False) -> None:
         _require_floats(model)
         super().__init__(HeadWeights.from_model(model))
         self.model = model
@@ -138,7 +138,7 @@ class ModelComponents(ComponentSource):
                 self._require_plain_mlp(layer)
 
     def _find(self, layer: int, component: str) -> Tensor | None:
-        """The host's view of a matrix, heads on the first axis of attention matrices."""
+        """The host's view of a matrix, with heads on the first axis of attention matrices."""
         part, _, _ = component.partition(".")
         module = getattr(self.model.blocks[layer], part, None)
         for name in _HOST_NAMES[component]:
@@ -151,22 +151,23 @@ class ModelComponents(ComponentSource):
         module = getattr(self.model.blocks[layer], "mlp", None)
         if module is None and "mlp.up" not in self.components:
             return
-        found = {name: self._find(layer, name) for name in MLP_COMPONENTS}
-        plain = {name for name, value in found.items() if value is not None and value.ndim == 2}
+        matrices = {name: self._find(layer, name) for name in MLP_COMPONENTS}
+        plain = {name for name, value in matrices.items() if value is not None and value.ndim == 2}
         if not {"mlp.up", "mlp.down"} <= plain:
             raise UnsupportedModelError(
                 f"The MLP of layer {layer} is a {type(module).__name__} without one up and one down matrix (a mixture "
                 "of experts, or parts unknown here), so a map of components is not defined. Use "
                 "by_head=True (--by-head), which needs the attention alone."
             )
-        if (found["mlp.gate"] is not None) != ("mlp.gate" in self.components):
+        gated = matrices["mlp.gate"] is not None
+        if gated != ("mlp.gate" in self.components):
             raise UnsupportedModelError(
-                f"Layer {layer} {'has' if found['mlp.gate'] is not None else 'lacks'} an MLP gate, unlike layer 0. A "
+                f"Layer {layer} {'has' if gated else 'lacks'} an MLP gate, unlike layer 0. A "
                 "map needs the same components in every layer."
             )
 
     def viewed(self, layer: int, component: str) -> Float[Tensor, "part rows columns"]:
-        """A component as the host shows it, heads (or a single part) first."""
+        """A component as the host exposes it, heads (or a single part) first."""
         value = self._find(layer, component)
         if value is None:
             raise UsageError(f"There is no {component} in layer {layer}; there are {', '.join(self.components)}.")
@@ -181,7 +182,7 @@ class ModelComponents(ComponentSource):
         return parts.transpose(0, 1).flatten(1)
 
     def location(self, layer: int, component: str) -> Location:
-        """Where the parameter that the forward pass uses keeps a component."""
+        """Where a component is in the parameter that the forward pass uses."""
         view = self.viewed(layer, component)
         base = view if view._base is None else view._base
         if not isinstance(base, torch.nn.Parameter):
@@ -193,8 +194,8 @@ class ModelComponents(ComponentSource):
         return Location(base, tuple(view.shape), view.stride(), offset)
 
 
-def _require_floats(model: Any) -> None:
-    """Before anything is read: the forward pass of a quantised model may not even run here."""
+def _require_floats(model: Model) -> None:
+    """Refuse quantised weights before anything is read: the model may not even run here."""
     for name, parameter in model.named_parameters() if isinstance(model, torch.nn.Module) else ():
         if not parameter.is_floating_point() or parameter.dtype.itemsize < 2:
             raise UnsupportedModelError(
@@ -205,7 +206,7 @@ def _require_floats(model: Any) -> None:
 
 
 class AttentionComponents(ComponentSource):
-    """The attention matrices of weights already read; they keep no MLP but the first."""
+    """The attention matrices of weights already read, which have no MLP but the first."""
 
     def matrix(self, layer: int, component: str) -> Float[Tensor, "rows columns"]:
         parts = getattr(self.weights.layer(layer), f"W_{component[-1].upper()}")

@@ -1,9 +1,9 @@
-"""What every component writes, and the stream it belongs to, while a text runs through the model.
+"""What every component writes while a text runs through the model, and the stream it reads or adds to.
 
 Components that read the residual stream (q, k, v, up, gate) multiply the normalised stream x: they write ``x W + b``
-and their stream is x. Components that write to it (o, down) add to the residual stream: what they write is taken
-behind the norm that follows them where a model has one (Gemma), and their stream is the residual stream they add to. A
-head of o writes its own summand. A layer is handed on when it has run, so activations of one layer exist at a time.
+and their stream is x. Components that write to it (o, down) add to the residual stream: what they write is measured
+after the norm that follows them, where a model has one (Gemma), and their stream is the residual stream they add to. A
+head of o writes its own summand. A layer is passed on when it has run, so the activations of one layer exist at a time.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ...core.errors import UnsupportedModelError
 from ..host import evaluating
-from ..running.batches import Batch
+from ..running.batches import TextBatch
 from .matrices import ModelComponents, heads_of
 
 _BIASES = {
@@ -28,17 +28,17 @@ _BIASES = {
 }
 
 Receiver = Callable[[int, str, Float[Tensor, "token part width"], Float[Tensor, "token stream_width"]], None]
-"""Called with layer, component, what its parts write for every token, and the stream."""
+"""Called with layer, component, what each of its parts writes for every token, and the stream."""
 
 
-def component_outputs(source: ModelComponents, batch: Batch, receive: Receiver, *, by_head: bool = False) -> None:
-    """Run a batch and hand every component's output and stream to ``receive``, layer by layer.
+def component_outputs(source: ModelComponents, batch: TextBatch, receive: Receiver, *, by_head: bool = False) -> None:
+    """Run a batch and pass every component's output and stream to ``receive``, layer by layer.
 
     Args:
         source: The model's components.
         batch: The text; padded positions are left out.
-        receive: Gets float32 tensors; it should reduce them at once.
-        by_head: Every head's own output, instead of all heads together.
+        receive: Receives float32 tensors, and should reduce them at once.
+        by_head: The output of every head, instead of all heads together.
     """
     model, real = source.model, batch.real
     seen: dict[str, Tensor] = {}
@@ -125,7 +125,7 @@ def _bias(source: ModelComponents, layer: int, component: str) -> Tensor | None:
 def _seen(seen: dict[str, Tensor], name: str) -> Tensor:
     if name not in seen:
         raise UnsupportedModelError(
-            f"This model does not show {name!r} while it runs, so what its components write cannot be measured. Use "
-            "a metric of gradients or of the weights alone."
+            f"This model has no hook {name!r}, so what its components write cannot be measured. Use a metric of "
+            "gradients or of the weights alone."
         )
     return seen[name]

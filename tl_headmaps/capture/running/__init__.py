@@ -1,1 +1,1 @@
-"""What a model computes on prompts, read through hooks."""
+"""Running a model: prompts and batches in, activations and logits out, layer by layer."""

@@ -1,12 +1,11 @@
-"""Running a model and handing what its heads compute to a reducer, layer by layer, while it runs.
+"""Running a model and passing what its heads compute to a reducer, layer by layer, while it runs.
 
-Prompts of equal length run together, so nothing is ever padded and no mask can leak: a prompt gives the same
-numbers alone and in a batch of thousands. (:func:`unpadded` takes the padding off token batches made
-elsewhere.) What was read from a layer is dropped as soon as the reducer has seen it: memory grows with the
-batch, which a budget bounds, and not with the data.
+Prompts of equal length run together, so nothing is ever padded and no mask can leak: a prompt gives the same numbers
+alone and in a batch of thousands. Activations of a layer are dropped as soon as the reducer has seen them: memory grows
+with the batch, which a budget bounds, and not with the data.
 
-The model runs as loaded: in evaluation mode and without the caller's own hooks, all of which are back in place
-afterwards, also after an exception or Ctrl-C inside a forward pass.
+The model runs in evaluation mode and without the caller's own hooks; both are restored afterwards, also after an
+exception or Ctrl-C inside a forward pass.
 
 Example:
     >>> from tl_headmaps import load_default_model
@@ -22,10 +21,11 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from ...core.errors import UsageError
+from ...core.types import Model
 from ..host import evaluating
 
 Activation: TypeAlias = Literal["pattern", "q", "k", "v", "z", "resid_pre", "attn_out", "mlp_out"]
@@ -46,17 +46,17 @@ DEFAULT_BUDGET = 256 << 20
 
 
 def hook_name(layer: int, name: Activation) -> str:
-    """The name both hosts give to an activation of a layer."""
+    """The hook name of an activation of a layer, the same in both hosts."""
     return f"blocks.{layer}.{_HOOKS[name]}"
 
 
 @dataclass(frozen=True)
-class Batch:
+class PromptBatch:
     """Prompts of one length that run together.
 
     Attributes:
         ids: Their token ids, on the model's device.
-        rows: Number of each prompt in the sequence that was given to :func:`run`.
+        rows: Position of each prompt in the sequence given to :func:`run`.
     """
 
     ids: Int[Tensor, "batch pos"]
@@ -64,25 +64,25 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What was asked for from one layer and batch: ``seen["z"]`` [batch, pos, head, d_head] and so on.
+class LayerActivations:
+    """The activations of one layer and batch: ``seen["z"]`` [batch, pos, head, d_head] and so on.
 
-    ``pattern`` is [batch, head, query, key]; ``v`` and ``k`` have key/value heads, as the model does.
+    ``pattern`` is [batch, head, query, key]; ``v`` and ``k`` have key/value heads, as in the model.
     """
 
     layer: int
-    batch: Batch
+    batch: PromptBatch
     values: Mapping[str, Tensor]
 
     def __getitem__(self, name: Activation) -> Tensor:
         return self.values[name]
 
 
-Edit: TypeAlias = Callable[[Tensor, Batch], Tensor]
+Edit: TypeAlias = Callable[[Tensor, PromptBatch], Tensor]
 
 
-def encode_prompt(model: Any, text: str, prepend_bos: bool = False) -> list[int]:
-    """Token ids of a text as the tokenizer alone encodes it, with BOS in front if asked for."""
+def encode_prompt(model: Model, text: str, prepend_bos: bool = False) -> list[int]:
+    """Token ids of a text without special tokens, with BOS in front if ``prepend_bos``."""
     tokenizer = getattr(model, "tokenizer", None)
     if tokenizer is None:
         raise UsageError(
@@ -91,7 +91,7 @@ def encode_prompt(model: Any, text: str, prepend_bos: bool = False) -> list[int]
     ids = [int(token) for token in tokenizer.encode(text, add_special_tokens=False)]
     if prepend_bos:
         if tokenizer.bos_token_id is None:
-            raise UsageError("prepend_bos=True was asked for, but this tokenizer has no BOS token. Leave it out.")
+            raise UsageError("prepend_bos=True was given, but this tokenizer has no BOS token. Leave it out.")
         ids.insert(0, int(tokenizer.bos_token_id))
     return ids
 
@@ -110,25 +110,7 @@ def prepends_bos(model: Any, prepend_bos: bool | None) -> bool:
     return bool(model.to_tokens("a")[0].tolist() == [tokenizer.bos_token_id, *plain])
 
 
-def unpadded(tokens: Int[Tensor, "batch pos"], attention_mask: Tensor | None = None) -> list[list[int]]:
-    """Prompts of a padded batch (left or right) without their padding."""
-    if attention_mask is None:
-        return [[int(token) for token in row] for row in tokens.tolist()]
-    if attention_mask.shape != tokens.shape:
-        raise UsageError(
-            f"attention_mask is {tuple(attention_mask.shape)}, the tokens are {tuple(tokens.shape)}; they must agree."
-        )
-    kept: Bool[Tensor, "batch pos"] = attention_mask.bool()
-    gaps = (kept[:, 1:] != kept[:, :-1]).sum(1)
-    for row, (n_changes, mask) in enumerate(zip(gaps.tolist(), kept, strict=True)):
-        if n_changes > 2 or (n_changes == 2 and bool(mask[0])):
-            raise UsageError(
-                f"attention_mask of row {row} has a gap inside the prompt; only padding at the ends is read."
-            )
-    return [ids[mask].tolist() for ids, mask in zip(tokens, kept, strict=True)]
-
-
-def batches(prompts: Sequence[Sequence[int]], bytes_of: Callable[[int], int], budget: int) -> Iterator[Batch]:
+def batches(prompts: Sequence[Sequence[int]], bytes_of: Callable[[int], int], budget: int) -> Iterator[PromptBatch]:
     """Batches of equally long prompts, shortest first, none above the budget (but one prompt always runs)."""
     by_length: dict[int, list[int]] = {}
     for row, prompt in enumerate(prompts):
@@ -138,18 +120,18 @@ def batches(prompts: Sequence[Sequence[int]], bytes_of: Callable[[int], int], bu
         rows = by_length[length]
         for start in range(0, len(rows), size):
             chosen = rows[start : start + size]
-            yield Batch(torch.tensor([list(prompts[row]) for row in chosen]), tuple(chosen))
+            yield PromptBatch(torch.tensor([list(prompts[row]) for row in chosen]), tuple(chosen))
 
 
 def run(
-    model: Any,
+    model: Model,
     prompts: Sequence[Sequence[int]],
     *,
     read: Sequence[Activation] = (),
-    reduce: Callable[[Seen], None] | None = None,
+    reduce: Callable[[LayerActivations], None] | None = None,
     layers: Iterable[int] | None = None,
     edit: Mapping[tuple[int, Activation], Edit] | None = None,
-    logits: Callable[[Float[Tensor, "batch pos vocab"], Batch], None] | None = None,
+    logits: Callable[[Float[Tensor, "batch pos vocab"], PromptBatch], None] | None = None,
     last: int | None = None,
     budget: int = DEFAULT_BUDGET,
     progress: Callable[[int], object] | None = None,
@@ -159,23 +141,23 @@ def run(
     Args:
         model: TransformerBridge or HookedTransformer.
         prompts: Token ids of each prompt.
-        read: Activations handed to ``reduce``, once for each layer and batch, when the last of them is there.
-        reduce: Takes them; must copy what it keeps.
+        read: Activations for ``reduce``, which is called once for each layer and batch.
+        reduce: Receives them; must copy what it keeps.
         layers: Layers to read; all by default.
         edit: Replacements by (layer, activation), made before anything later in the model reads them.
-        logits: Takes the logits of each batch.
-        last: Logits of so many last positions only (of all in a shorter prompt), which saves time and memory.
+        logits: Receives the logits of each batch.
+        last: Compute logits of this many last positions only (of all in a shorter prompt), to save time and memory.
         budget: Bytes a batch may take, which sets its size.
-        progress: Called with the number of prompts done after each batch.
+        progress: Called after each batch with the number of prompts in it.
     """
     check_prompts(model, prompts)
     device = model_device(model)
     sizes = sizes_of(model)
     if logits is None:
-        last = 1  # A host may compute logits that nobody asked for.
-    with as_found(model):
+        last = 1  # A host may compute logits although none are needed.
+    with state_restored(model):
         for batch in batches(prompts, lambda length: sizes.bytes_of(length, last), budget):
-            batch = Batch(batch.ids.to(device), batch.rows)
+            batch = PromptBatch(batch.ids.to(device), batch.rows)
             hooks = _hooks(model, batch, tuple(read), reduce, layers, edit or {})
             if last is not None:
                 hooks.append(_only_last(model, last))
@@ -188,33 +170,33 @@ def run(
 
 
 def gradients(
-    model: Any,
+    model: Model,
     prompts: Sequence[Sequence[int]],
     *,
     read: Sequence[Activation],
-    reduce: Callable[[Seen, Mapping[str, Tensor]], None],
-    loss: Callable[[Float[Tensor, "batch pos vocab"], Batch], Tensor],
+    reduce: Callable[[LayerActivations, Mapping[str, Tensor]], None],
+    loss: Callable[[Float[Tensor, "batch pos vocab"], PromptBatch], Tensor],
     layers: Iterable[int] | None = None,
     budget: int = DEFAULT_BUDGET,
 ) -> None:
-    """Run prompts and hand activations with the gradient of ``loss`` at them to ``reduce``, layer by layer.
+    """Run prompts and pass activations and the gradients of ``loss`` at them to ``reduce``, layer by layer.
 
-    The parameters' own gradients are neither computed nor touched.
+    Gradients of parameters are neither computed nor changed.
     """
     check_prompts(model, prompts)
     device = model_device(model)
     sizes = sizes_of(model)
     chosen = list(range(len(model.blocks)) if layers is None else layers)
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    with as_found(model), torch.enable_grad():
+    with state_restored(model), torch.enable_grad():
         try:
             for parameter in trainable:
                 parameter.requires_grad_(False)
             for batch in batches(prompts, sizes.bytes_of, budget // 4):
-                batch = Batch(batch.ids.to(device), batch.rows)
-                kept: dict[int, Seen] = {}
+                batch = PromptBatch(batch.ids.to(device), batch.rows)
+                kept: dict[int, LayerActivations] = {}
 
-                def keep(seen: Seen, kept: dict[int, Seen] = kept) -> None:
+                def keep(seen: LayerActivations, kept: dict[int, LayerActivations] = kept) -> None:
                     for value in seen.values.values():
                         value.retain_grad()
                     kept[seen.layer] = seen
@@ -232,7 +214,7 @@ def gradients(
 
 
 def _as_leaf(value: Tensor, hook: Any) -> Tensor:
-    """Gradients flow from here on: with frozen parameters nothing else would ask for them."""
+    """Start gradients here: with frozen parameters nothing else requires them."""
     return value.detach().requires_grad_()
 
 
@@ -240,8 +222,8 @@ def _gradient_of(value: Tensor) -> Tensor:
     return torch.zeros_like(value) if value.grad is None else value.grad
 
 
-def check_prompts(model: Any, prompts: Sequence[Sequence[int]]) -> None:
-    """Refuse empty input and prompts the model cannot hold, before anything runs."""
+def check_prompts(model: Model, prompts: Sequence[Sequence[int]]) -> None:
+    """Refuse empty input and prompts longer than the model's context, before anything runs."""
     if not len(prompts):
         raise UsageError("There is no prompt to run; give at least one.")
     longest, n_vocab = int(model.cfg.n_ctx), model.embed.W_E.shape[0]
@@ -250,21 +232,21 @@ def check_prompts(model: Any, prompts: Sequence[Sequence[int]]) -> None:
             raise UsageError(f"Prompt {row} is empty; every prompt needs at least one token.")
         if len(prompt) > longest:
             raise UsageError(
-                f"Prompt {row} has {len(prompt)} tokens, but the model holds at most {longest}. Shorten or split it."
+                f"Prompt {row} has {len(prompt)} tokens, but the model takes at most {longest}. Shorten or split it."
             )
         if min(prompt) < 0 or max(prompt) >= n_vocab:
             raise UsageError(f"Prompt {row} has a token id outside the vocabulary: ids run from 0 to {n_vocab - 1}.")
 
 
-def model_device(model: Any) -> torch.device:
-    """Where prompts must be for the model's embedding."""
+def model_device(model: Model) -> torch.device:
+    """The device of the model's embedding, where prompts must be."""
     device: torch.device = model.embed.W_E.device
     return device
 
 
 @contextmanager
-def as_found(model: Any) -> Iterator[None]:
-    """Evaluation mode, no gradients, none of the caller's hooks; everything, random state too, is restored."""
+def state_restored(model: Model) -> Iterator[None]:
+    """Evaluation mode, no gradients, none of the caller's hooks; everything is restored, random state included."""
     device = model_device(model)
     cuda = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=cuda), evaluating(model):
@@ -273,7 +255,7 @@ def as_found(model: Any) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Sizes:
-    """What a prompt of some length takes in memory while it runs."""
+    """Sizes of a model that decide how much memory a prompt takes."""
 
     n_vocab: int
     n_heads: int
@@ -281,17 +263,17 @@ class _Sizes:
 
     def bytes_of(self, length: int, last: int | None = None) -> int:
         """Bytes of a prompt with logits of its last positions (of all by default)."""
-        # Logits twice (their float32 copy), scores and pattern, and some forty vectors of the stream.
+        # Logits twice (with their float32 copy), scores and pattern, and about forty vectors of the stream.
         n_logits = 2 * self.n_vocab * (length if last is None else min(last, length))
         return 4 * (n_logits + length * (3 * self.n_heads * length + 40 * self.d_model))
 
 
-def sizes_of(model: Any) -> _Sizes:
-    """Sizes that say how much memory a batch takes."""
+def sizes_of(model: Model) -> _Sizes:
+    """The sizes of a model."""
     return _Sizes(int(model.unembed.W_U.shape[-1]), int(model.cfg.n_heads), int(model.cfg.d_model))
 
 
-def _only_last(model: Any, n: int) -> tuple[str, Callable[..., Tensor]]:
+def _only_last(model: Model, n: int) -> tuple[str, Callable[..., Tensor]]:
     """A hook that lets the last positions alone reach the unembedding."""
     name = "unembed.hook_in"
     if name not in model.hook_dict:
@@ -305,36 +287,36 @@ def _only_last(model: Any, n: int) -> tuple[str, Callable[..., Tensor]]:
 
 @dataclass
 class _Collector:
-    """Gathers the activations of one layer and calls the reducer when all are there."""
+    """Gathers the activations of one layer and calls the reducer when it has all of them."""
 
     layer: int
-    batch: Batch
+    batch: PromptBatch
     wanted: tuple[str, ...]
-    reduce: Callable[[Seen], None]
+    reduce: Callable[[LayerActivations], None]
     values: dict[str, Tensor] = field(default_factory=dict)
 
     def taker(self, name: str) -> Callable[..., Tensor | None]:
         def take(value: Tensor, hook: Any) -> Tensor | None:
             self.values[name] = value
             if len(self.values) == len(self.wanted):
-                seen = Seen(self.layer, self.batch, self.values)
+                seen = LayerActivations(self.layer, self.batch, self.values)
                 self.values = {}
                 self.reduce(seen)
-            # A bridge shows hooks a reshaped view; for gradients the model must go on with that very tensor.
+            # A bridge passes hooks a reshaped view; for gradients the model must continue with that same tensor.
             return value if torch.is_grad_enabled() else None
 
         return take
 
 
 def _hooks(
-    model: Any,
-    batch: Batch,
+    model: Model,
+    batch: PromptBatch,
     read: tuple[Activation, ...],
-    reduce: Callable[[Seen], None] | None,
+    reduce: Callable[[LayerActivations], None] | None,
     layers: Iterable[int] | None,
     edit: Mapping[tuple[int, Activation], Edit],
 ) -> list[tuple[str, Callable[..., Any]]]:
-    # Edits come first: a reader of the same activation then sees what the rest of the model sees.
+    # Edits come first: a reducer of the same activation then sees what the rest of the model sees.
     hooks: list[tuple[str, Callable[..., Any]]] = []
     for (layer, name), change in edit.items():
 

@@ -1,16 +1,16 @@
-"""Prompts with their possible answers: token ids, and how likely a model finds each answer."""
+"""Prompts with possible answers: their token ids, and the likelihood of each answer."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ...core.errors import UsageError
+from ...core.types import Model
 from ...core.vocabulary import word_ids
-from .activations import DEFAULT_BUDGET, Activation, Batch, Edit, encode_prompt, run
+from .activations import DEFAULT_BUDGET, Activation, Edit, PromptBatch, encode_prompt, run
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Question:
         return self.prompt + self.options[0]
 
 
-def encode_question(model: Any, prompt: str, options: Sequence[str], prepend_bos: bool = False) -> Question:
+def encode_question(model: Model, prompt: str, options: Sequence[str], prepend_bos: bool = False) -> Question:
     """Token ids of a prompt and of answers that follow it after a space.
 
     Raises:
@@ -38,8 +38,8 @@ def encode_question(model: Any, prompt: str, options: Sequence[str], prepend_bos
     for option, option_ids in zip(options, encoded, strict=True):
         if len(ids) + len(option_ids) > longest:
             raise UsageError(
-                f"The answer {_shown(option)} ({len(option_ids)} tokens) does not fit behind its prompt ({len(ids)} "
-                f"tokens: {_shown(prompt)}): the model's context holds {longest}. Shorten or remove the item."
+                f"The answer {_shown(option)} ({len(option_ids)} tokens) does not fit after its prompt ({len(ids)} "
+                f"tokens: {_shown(prompt)}): the model's context is {longest} tokens. Shorten or remove the item."
             )
     return Question(ids, encoded)
 
@@ -49,7 +49,7 @@ def _shown(text: str) -> str:
 
 
 def answer_likelihoods(
-    model: Any,
+    model: Model,
     questions: Sequence[Question],
     *,
     ablated: Bool[Tensor, "question layer head"] | None = None,
@@ -58,19 +58,18 @@ def answer_likelihoods(
 ) -> list[tuple[float, ...]]:
     """Log-likelihood of every option of every question (summed over its tokens).
 
-    An option whose tokens but the last begin another option (always so for one of a single token) shares its forward
-    pass.
+    Options share a forward pass where all tokens of one but its last begin the other (always, if it is a single token).
 
     Args:
         model: TransformerBridge or HookedTransformer.
-        questions: What to ask.
-        ablated: Heads whose z is zero at every position, for each question.
+        questions: The prompts and their options.
+        ablated: Heads whose z is set to zero at every position, for each question.
         budget: Bytes a batch may take.
-        progress: Called with the number of questions that were answered.
+        progress: Called with the number of questions answered since the last call.
     """
     sequences: list[tuple[int, ...]] = []
     asked_by: list[int] = []
-    # For every sequence: which option's tokens are predicted from the prompt's last position on.
+    # For every sequence: the options whose tokens it predicts from the prompt's last position on.
     wanted: list[list[int]] = []
     left = [0] * len(questions)
     for number, question in enumerate(questions):
@@ -80,9 +79,9 @@ def answer_likelihoods(
             asked_by.append(number)
             wanted.append(run_options)
             left[number] += 1
-    found = [[0.0] * len(question.options) for question in questions]
+    likelihoods = [[0.0] * len(question.options) for question in questions]
 
-    def take(logits: Float[Tensor, "batch pos vocab"], batch: Batch) -> None:
+    def take(logits: Float[Tensor, "batch pos vocab"], batch: PromptBatch) -> None:
         for place, row in enumerate(batch.rows):
             question = questions[asked_by[row]]
             # The positions that predict the answer are the last ones.
@@ -90,7 +89,7 @@ def answer_likelihoods(
             log_chances = torch.log_softmax(logits[place, -n_steps:].float(), -1)
             for option in wanted[row]:
                 tokens = list(question.options[option])
-                found[asked_by[row]][option] = float(log_chances[range(len(tokens)), tokens].double().sum())
+                likelihoods[asked_by[row]][option] = float(log_chances[range(len(tokens)), tokens].double().sum())
             left[asked_by[row]] -= 1
         if progress is not None:
             progress(sum(left[number] == 0 for number in {asked_by[row] for row in batch.rows}))
@@ -98,11 +97,11 @@ def answer_likelihoods(
     edit = None if ablated is None else _ablations(ablated, asked_by)
     last = max(len(option) for question in questions for option in question.options)
     run(model, sequences, logits=take, last=last, edit=edit, budget=budget)
-    return [tuple(values) for values in found]
+    return [tuple(values) for values in likelihoods]
 
 
 def _runs(options: Sequence[tuple[int, ...]]) -> list[list[int]]:
-    """Options by the forward pass they are read from, the one whose tokens are fed first.
+    """Options grouped by the forward pass they are read from; the first of each group is the one that is fed.
 
     Example:
         >>> _runs([(5,), (6, 7), (6, 8), (9, 1, 2)])
@@ -123,10 +122,10 @@ def _runs(options: Sequence[tuple[int, ...]]) -> list[list[int]]:
 def _ablations(
     ablated: Bool[Tensor, "question layer head"], asked_by: Sequence[int]
 ) -> dict[tuple[int, Activation], Edit]:
-    """Zero z, head by head and prompt by prompt, in the layers where anything is ablated."""
+    """Edits that set z of ablated heads to zero, prompt by prompt."""
 
     def edit_of(layer: int) -> Edit:
-        def edit(z: Tensor, batch: Batch) -> Tensor:
+        def edit(z: Tensor, batch: PromptBatch) -> Tensor:
             dropped = ablated[[asked_by[row] for row in batch.rows], layer].to(z.device)
             return z.masked_fill(dropped[:, None, :, None], 0)
 

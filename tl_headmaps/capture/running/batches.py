@@ -1,6 +1,6 @@
-"""Text as batches of token ids of about equal size, ready for a model.
+"""Text as batches of token ids of about equal size.
 
-Every text is cut into sequences of at most ``length`` tokens, as equal as they come; sequences are padded on the right,
+Every text is split into sequences of at most ``length`` tokens, as equal as possible; they are padded on the right,
 where a causal model cannot see it, and padded positions count nowhere.
 """
 
@@ -18,11 +18,11 @@ from torch import Tensor
 from ...core.errors import UnsupportedModelError, UsageError
 
 _LEAST_BATCHES = 8
-"""Short texts are spread over this many batches if they have as many sequences: an interval needs several."""
+"""Short texts are spread over this many batches, if they have enough sequences: an interval needs several."""
 
 
 @dataclass(frozen=True)
-class Batch:
+class TextBatch:
     """Sequences of token ids, padded on the right."""
 
     tokens: Int[Tensor, "sequence pos"]
@@ -30,7 +30,7 @@ class Batch:
 
     @property
     def real(self) -> Bool[Tensor, "sequence pos"]:
-        """Which positions hold a token."""
+        """Which positions are not padding."""
         return torch.arange(self.tokens.shape[1], device=self.tokens.device) < self.lengths[:, None]
 
     @property
@@ -40,7 +40,7 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Batches:
+class TextBatches:
     """All batches of a call.
 
     Attributes:
@@ -48,7 +48,7 @@ class Batches:
         digest: SHA-256 of the token ids, sequence by sequence.
     """
 
-    items: tuple[Batch, ...]
+    items: tuple[TextBatch, ...]
     n_tokens: int
     digest: str
 
@@ -62,15 +62,15 @@ def token_batches(
     batch_tokens: int,
     prepend_bos: bool = False,
     device: torch.device | None = None,
-) -> Batches:
+) -> TextBatches:
     """Tokenise texts until ``max_tokens`` are read and pack them into batches of about ``batch_tokens``.
 
     Args:
-        texts: Texts; no more of them are taken than needed.
+        texts: Texts; only as many as needed are taken.
         tokenizer: The model's tokenizer, used without special tokens.
         length: Longest sequence.
-        max_tokens: Read so many tokens at most.
-        batch_tokens: Tokens of a batch, about.
+        max_tokens: Read at most this many tokens.
+        batch_tokens: Approximate number of tokens in a batch.
         prepend_bos: Start every sequence with the tokenizer's beginning-of-text token.
         device: Where the batches go.
     """
@@ -87,24 +87,24 @@ def token_batches(
         if read >= max_tokens:
             break
     if not sequences:
-        found = f"the longest text has {longest} token{'' if longest == 1 else 's'}" if read else "there is no text"
+        problem = f"the longest text has {longest} token{'' if longest == 1 else 's'}" if read else "there is no text"
         raise UsageError(
-            f"The text is too short: {found}, but a loss needs at least two tokens in a row. Give a longer text."
+            f"The text is too short: {problem}, but a loss needs at least two tokens in a row. Give a longer text."
         )
     digest = hashlib.sha256(repr(sequences).encode()).hexdigest()
     n_tokens = sum(map(len, sequences))
     items = tuple(_padded(group, device) for group in _groups(sequences, n_tokens, batch_tokens))
-    return Batches(items, n_tokens, digest)
+    return TextBatches(items, n_tokens, digest)
 
 
 def _bos(tokenizer: Any) -> list[int]:
     if getattr(tokenizer, "bos_token_id", None) is None:
-        raise UsageError("prepend_bos=True was asked for, but the tokenizer has no beginning-of-text token.")
+        raise UsageError("prepend_bos=True was given, but this tokenizer has no BOS token. Leave it out.")
     return [int(tokenizer.bos_token_id)]
 
 
 def _cut(ids: list[int], length: int) -> list[list[int]]:
-    """Parts of at most ``length``, sizes differing by one at most.
+    """Parts of at most ``length`` tokens whose sizes differ by at most one.
 
     Example:
         >>> _cut([1, 2, 3, 4, 5], 3)
@@ -130,11 +130,11 @@ def _groups(sequences: list[list[int]], n_tokens: int, batch_tokens: int) -> lis
     return list(groups.values())
 
 
-def _padded(group: list[list[int]], device: torch.device | None) -> Batch:
+def _padded(group: list[list[int]], device: torch.device | None) -> TextBatch:
     lengths = torch.tensor([len(sequence) for sequence in group], device=device)
     tokens = torch.zeros(len(group), int(lengths.max()), dtype=torch.int64, device=device)
     for row, sequence in enumerate(group):
         tokens[row, : len(sequence)] = torch.tensor(sequence, device=device)
-        # Any token would do; the last one repeated cannot be mistaken for a padding token and masked by a host.
+        # Any token would do; a host cannot mistake the last one, repeated, for a padding token and mask it.
         tokens[row, len(sequence) :] = sequence[-1]
-    return Batch(tokens, lengths)
+    return TextBatch(tokens, lengths)

@@ -1,6 +1,6 @@
-"""Activations of one text from a forward pass of ours, or from an ``ActivationCache`` the caller has at hand.
+"""Activations of one text, from a forward pass or from an ``ActivationCache`` of the caller.
 
-A cache is read as it is: if it was made with hooks that patch or ablate, the analysis shows the patched model.
+A cache is read as it is: if it was made with hooks that patch or ablate, the analysis describes the patched model.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -10,62 +10,63 @@ import torch
 from torch import Tensor
 
 from ...core.errors import UsageError
-from .activations import Batch, Seen, hook_name, run
+from ...core.types import Model
+from .activations import LayerActivations, PromptBatch, hook_name, run
 
 HeadActivation: TypeAlias = Literal["pattern", "q", "k", "v", "z"]
-"""What heads compute; with its batch axis each has four."""
+"""Activations with a head axis; with their batch axis each has four dimensions."""
 
 
 def run_or_read(
-    model: Any,
+    model: Model,
     ids: Sequence[int],
     cache: Any,
     *,
     read: Sequence[HeadActivation],
-    reduce: Callable[[Seen], None],
+    reduce: Callable[[LayerActivations], None],
     layers: Iterable[int] | None = None,
 ) -> None:
-    """Hand the activations of one prompt to ``reduce``, layer by layer, as :func:`~.activations.run` does.
+    """Pass the activations of one prompt to ``reduce``, layer by layer, as :func:`~.activations.run` does.
 
     Args:
         model: TransformerBridge or HookedTransformer; runs only without a cache.
         ids: Token ids of the prompt.
         cache: What ``model.run_with_cache`` returned for this prompt, or None.
-        read: Activations wanted.
-        reduce: Takes them.
+        read: Activations for ``reduce``.
+        reduce: Receives them.
         layers: Layers to read; all by default.
     """
     if cache is None:
         run(model, [ids], read=read, reduce=reduce, layers=layers)
         return
-    batch = Batch(torch.tensor([list(ids)]), (0,))
+    batch = PromptBatch(torch.tensor([list(ids)]), (0,))
     for layer in range(len(model.blocks)) if layers is None else layers:
-        reduce(Seen(layer, batch, {name: _entry(cache, layer, name, len(ids)) for name in read}))
+        reduce(LayerActivations(layer, batch, {name: _entry(cache, layer, name, len(ids)) for name in read}))
 
 
 def _entry(cache: Any, layer: int, name: HeadActivation, n_tokens: int) -> Tensor:
     """One activation with its batch axis of 1."""
-    wanted = hook_name(layer, name)
+    hook = hook_name(layer, name)
     try:
-        value = cache[wanted]
+        value = cache[hook]
     except (KeyError, TypeError) as error:
         raise UsageError(
-            f"The cache has no {wanted}. Make it with model.run_with_cache(text) without a names_filter, or with one "
-            f"that lets {wanted} through."
+            f"The cache has no {hook}. Make it with model.run_with_cache(text) without a names_filter, or with one "
+            f"that lets {hook} through."
         ) from error
     if not isinstance(value, Tensor):
-        raise UsageError(f"{wanted} of the cache is a {type(value).__name__}, not a tensor. Pass an ActivationCache.")
+        raise UsageError(f"{hook} of the cache is a {type(value).__name__}, not a tensor. Pass an ActivationCache.")
     batched = getattr(cache, "has_batch_dim", value.ndim == 4)
     value = value.detach() if batched else value.detach()[None]
     if value.shape[0] != 1:
         raise UsageError(
-            f"The cache holds {value.shape[0]} prompts, but one text is asked about. Run that text alone, or pass "
-            "ActivationCache entries of one row."
+            f"The cache contains {value.shape[0]} prompts, but the analysis is of one text. Run that text alone, or "
+            "pass ActivationCache entries of one row."
         )
     cached = value.shape[2 if name == "pattern" else 1]
     if cached != n_tokens:
         raise UsageError(
-            f"The cache holds {cached} tokens, but the text has {n_tokens}. model.run_with_cache(text) puts BOS in "
-            "front of a text unless told otherwise: pass prepend_bos=True here, or the token ids that were run."
+            f"The cache contains {cached} tokens, but the text has {n_tokens}. model.run_with_cache(text) prepends BOS "
+            "by default: pass prepend_bos=True here, or the token ids that were run."
         )
     return value

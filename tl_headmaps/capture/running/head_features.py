@@ -10,14 +10,14 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from ...core.files import cache_folder, replacing
-from .activations import DEFAULT_BUDGET, Seen, check_prompts, run
+from ...core.types import Model
+from .activations import DEFAULT_BUDGET, LayerActivations, check_prompts, run
 
 _CHUNK = 128
 _VERSION = 1
@@ -54,7 +54,7 @@ class HeadFeatures:
 
 
 def capture_head_features(
-    model: Any,
+    model: Model,
     prompts: Sequence[Sequence[int]],
     spans: Sequence[Span],
     *,
@@ -108,7 +108,7 @@ def _is_whole(path: Path, n_rows: int, sizes: tuple[int, int, int]) -> bool:
 
 
 def _capture(
-    model: Any,
+    model: Model,
     prompts: Sequence[Sequence[int]],
     spans: Sequence[Span],
     sizes: tuple[int, int, int],
@@ -121,7 +121,7 @@ def _capture(
     n_layers, n_heads, d_head = sizes
     kept = torch.empty(n_layers, len(prompts), n_heads * d_head)
 
-    def keep(seen: Seen) -> None:
+    def keep(seen: LayerActivations) -> None:
         z = seen["z"]
         for place, row in enumerate(seen.batch.rows):
             first, end = spans[row]

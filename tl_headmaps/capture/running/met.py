@@ -33,7 +33,7 @@ from ...core.runs import DamagedPieceError, pack, unpack
 from ...data.prompts import neutral_prompts
 from ..parts import LayerWeights
 from ..weights import HeadWeights
-from .activations import as_found, check_prompts, encode_prompt, hook_name, model_device, prepends_bos
+from .activations import check_prompts, encode_prompt, hook_name, model_device, prepends_bos, state_restored
 
 Source: TypeAlias = tuple[int, ...]
 """Token ids of a source."""
@@ -411,7 +411,7 @@ def _capture(
     n, groups, d_head = len(sources), weights.n_kv_heads, weights.d_head
     shapes = {"mean": (n, weights.d_model), "values": (len(prefixes), groups, n, d_head), "keys": (groups, n, d_head)}
     kept: dict[str, list[Tensor]] = {name: [torch.zeros(shapes[name]) for _ in layers] for name in keep}
-    with as_found(model):
+    with state_restored(model):
         for number, prefix in enumerate(prefixes):
             behind = _Behind(model, prefix)
             for rows in behind.batches(sources):

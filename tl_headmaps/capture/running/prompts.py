@@ -1,8 +1,8 @@
-"""Prompts made from templates: a source in the place of ``<X>``, its token ids, and where the source ends in them.
+"""Prompts made from templates: a source in place of ``<X>``, the token ids, and where the source is among them.
 
-The position comes from the tokenizer's own offsets, never from searching decoded text. A prompt only counts when the
-source is the same token there as in the map it is compared with: at the very start of a text, or grown together
-with the letters behind it, a word is written with other tokens, and that is said rather than scored.
+The position comes from the tokenizer's own offsets, never from searching decoded text. A prompt only counts if the
+source is the same token there as in the map it is compared with: at the very start of a text, or joined to the letters
+that follow, a word is written with other tokens, which is reported instead of scored.
 """
 
 import json
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ...core.errors import UsageError
+from ...core.types import Model
 from ...core.vocabulary import TokenLike, token_string
 from ...data.relations import PLACEHOLDER
 from .activations import encode_prompt
@@ -22,7 +23,7 @@ class Prompt:
     """One filled template.
 
     Attributes:
-        ids: Token ids, BOS included if it was asked for.
+        ids: Token ids, with BOS if requested.
         source: Position of the last token of the source.
         source_ids: The tokens of the source inside the prompt.
     """
@@ -57,23 +58,23 @@ def read_templates(path: str | Path) -> tuple[str, ...]:
         raise UsageError(f"Cannot read templates from {path}: {reason}. Write one template on each line.") from error
     if not isinstance(content, list) or not all(isinstance(template, str) for template in content):
         raise UsageError(
-            f"{path} holds no list of templates. Write one template on each line, or a JSON list of strings."
+            f"{path} does not contain a list of templates. Write one template on each line, or a JSON list of strings."
         )
     return check_templates(content)
 
 
 def filled(template: str, source: TokenLike, tokenizer: Any) -> tuple[str, int, int]:
-    """A template's text with a source in it, and where the source starts and stops in that text.
+    """The text of a template with a source filled in, and where the source starts and stops in it.
 
-    A word goes in without its leading space, a token id as the text of its token.
+    A word is filled in without its leading space, a token id as the text of its token.
     """
     word = (source if isinstance(source, str) else token_string(tokenizer, source)).strip()
     start = template.index(PLACEHOLDER)
     return template[:start] + word + template[start + len(PLACEHOLDER) :], start, start + len(word)
 
 
-def fill(model: Any, template: str, source: TokenLike, prepend_bos: bool = False) -> Prompt | str:
-    """The prompt of a source, or the reason why the source cannot be found in it."""
+def fill(model: Model, template: str, source: TokenLike, prepend_bos: bool = False) -> Prompt | str:
+    """The prompt of a source, or the reason why the source cannot be located in it."""
     tokenizer = getattr(model, "tokenizer", None)
     if tokenizer is None:
         raise UsageError(
@@ -82,8 +83,8 @@ def fill(model: Any, template: str, source: TokenLike, prepend_bos: bool = False
         )
     if not getattr(tokenizer, "is_fast", False):
         raise UsageError(
-            f"{type(tokenizer).__name__} does not say which characters a token covers, which finding a source in a "
-            "prompt needs. Load the fast tokenizer of this model (use_fast=True)."
+            f"{type(tokenizer).__name__} does not tell which characters a token covers, which is needed to locate a "
+            "source in a prompt. Load the fast tokenizer of this model (use_fast=True)."
         )
     text, start, stop = filled(template, source, tokenizer)
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
@@ -98,7 +99,7 @@ def fill(model: Any, template: str, source: TokenLike, prepend_bos: bool = False
     begins, ends = encoded["offset_mapping"][first][0], encoded["offset_mapping"][last][1]
     if text[begins:start].strip() or text[stop:ends].strip():
         joined = token_string(tokenizer, encoded["input_ids"][last if text[stop:ends].strip() else first])
-        return f"it grows together with its neighbours in {text!r} (token {joined!r})"
+        return f"it is joined to its neighbours in {text!r} (token {joined!r})"
     ids = encode_prompt(model, text, prepend_bos)
     shift = len(ids) - len(encoded["input_ids"])
     return Prompt(tuple(ids), last + shift, tuple(encoded["input_ids"][first : last + 1]))

@@ -4,34 +4,35 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...core.errors import UsageError
+from ...core.types import Model
 from ...core.vocabulary import token_string
 from ..weights import HeadWeights
 from .activations import check_prompts, encode_prompt
 
 
-def check_runs(model: Any) -> None:
-    """Refuse weights without a model around them."""
+def check_runs(model: Model) -> None:
+    """Refuse weights without a model."""
     if isinstance(model, HeadWeights):
         raise UsageError("This analysis runs the model, and HeadWeights cannot run. Pass the model itself.")
 
 
 @dataclass(frozen=True)
-class Prompt:
-    """A text as the model sees it."""
+class EncodedText:
+    """A text as token ids, and the text of each token."""
 
     ids: tuple[int, ...]
     tokens: tuple[str, ...]
 
     @classmethod
-    def of(cls, model: Any, text: Any, *, prepend_bos: bool, least: int, what: str) -> "Prompt":
-        """Encode a text (or take token ids), and refuse what is too short or cannot run.
+    def of(cls, model: Model, text: Any, *, prepend_bos: bool, least: int, what: str) -> "EncodedText":
+        """Encode a text (or take token ids); refuse what is too short or cannot run.
 
         Args:
             model: The model.
             text: A string, or token ids.
             prepend_bos: Put BOS in front of a string.
-            least: Tokens needed at least.
-            what: What needs them, for the message.
+            least: Smallest number of tokens.
+            what: The reason for it, for the message.
         """
         check_runs(model)
         tokenizer = getattr(model, "tokenizer", None)

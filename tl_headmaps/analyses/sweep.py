@@ -1,19 +1,21 @@
-"""Work on many layers: here, in a pool, or on a cluster; kept on disk, and gone on with after a kill.
+"""Work on many layers: in this process, in a pool, or on a cluster.
 
-An analysis describes its work on one layer as a :class:`LayerTask`; :func:`sweep` does the rest. Scheduling is left to
-whatever :class:`concurrent.futures.Executor` the user brings (threads, processes, Dask, MPI, Slurm)::
+Finished layers are saved, so an interrupted run resumes.
+
+An analysis describes its work on one layer as a :class:`LayerTask`; :func:`sweep_layers` does the rest. Scheduling is
+left to any :class:`concurrent.futures.Executor` (threads, processes, Dask, MPI, Slurm)::
 
     @dataclass(frozen=True)
     class _Norms:
         weights: HeadWeights
 
-        def prepare(self) -> Step:
+        def prepare(self) -> LayerStep:
             return lambda layer: {"norm": self.weights.layer(layer).W_O.flatten(1).norm(dim=1)}
 
-    swept = sweep(_Norms(weights), range(weights.n_layers), kind="norms", provenance=weights.provenance(), ...)
+    swept = sweep_layers(_Norms(weights), range(weights.n_layers), kind="norms", provenance=weights.provenance(), ...)
     swept.layers[3]["norm"]
 
-Workers get the name of the checkpoint and open it themselves; a packed layer of small tensors comes back.
+Workers are sent the name of the checkpoint and open it themselves; they return a packed layer of small tensors.
 """
 
 import hashlib
@@ -32,51 +34,39 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from .errors import HeadMapsError, ModelLoadError, RunError, UsageError
-from .provenance import Provenance, package_versions
-from .runs import RunRecord, identity_of, layer_piece, open_run, pack, unpack
+from ..capture.weights import HeadWeights
+from ..core.errors import HeadMapsError, ModelLoadError, RunError, UsageError
+from ..core.provenance import Provenance, package_versions
+from ..core.runs import RunRecord, identity_of, layer_piece, open_run, pack, unpack
 
-Step: TypeAlias = Callable[[int], Mapping[str, Tensor]]
-"""The work on one layer; small named tensors come back."""
-
-
-@runtime_checkable
-class SweptWeights(Protocol):
-    """What a sweep needs of a model's weights (:class:`tl_headmaps.HeadWeights`): its name and digests of its parts."""
-
-    @property
-    def model_name(self) -> str: ...
-
-    @property
-    def shared_digest(self) -> str: ...
-
-    def layer_digest(self, layer: int) -> str: ...
+LayerStep: TypeAlias = Callable[[int], Mapping[str, Tensor]]
+"""The work on one layer; returns small named tensors."""
 
 
 @runtime_checkable
 class LayerTask(Protocol):
-    """The work of a sweep: small and picklable if it is to leave this process.
+    """The work of a sweep; small and picklable if another process is to do it.
 
     Attributes:
-        weights: The model; travels as the name of its checkpoint.
+        weights: The model; sent as the name of its checkpoint.
     """
 
     @property
-    def weights(self) -> SweptWeights: ...
+    def weights(self) -> HeadWeights: ...
 
-    def prepare(self) -> Step:
+    def prepare(self) -> LayerStep:
         """Build what all layers share, once per process."""
 
 
 @dataclass(frozen=True)
-class Swept:
-    """The layers of a finished sweep, and its provenance (of a run folder: with the time the run was started)."""
+class SweptLayers:
+    """The layers of a finished sweep, and its provenance (with a run folder, ``created`` is when the run started)."""
 
     layers: dict[int, Mapping[str, Tensor]]
     provenance: Provenance
 
 
-def sweep(
+def sweep_layers(
     task: LayerTask,
     layers: Sequence[int],
     *,
@@ -87,8 +77,8 @@ def sweep(
     executor: Any = None,
     description: str = "",
     progress: bool = True,
-) -> Swept:
-    """Do a task on many layers.
+) -> SweptLayers:
+    """Do a task on each of many layers.
 
     Args:
         task: The work.
@@ -120,7 +110,7 @@ def sweep(
             disable=None if progress else True,
         )
         with bar:
-            work = _here(task, left) if executor is None else _elsewhere(task, left, executor, identity)
+            work = _in_process(task, left) if executor is None else _in_executor(task, left, executor, identity)
             with closing(work):
                 for layer, outcome, seconds in work:
                     piece = layer_piece(layer)
@@ -129,19 +119,19 @@ def sweep(
                         run.store(piece, data, seconds)
                     done[layer] = unpack(outcome, piece, identity) if isinstance(outcome, bytes) else outcome
                     bar.update()
-    return Swept(done, provenance)
+    return SweptLayers(done, provenance)
 
 
-def digest_of_ids(*ids: Tensor) -> str:
-    """SHA-256 of token ids: the same words are other tokens with another tokenizer, which no fingerprint covers."""
+def ids_digest(*ids: Tensor) -> str:
+    """SHA-256 of token ids: another tokenizer gives the same words other ids, and no fingerprint covers it."""
     return hashlib.sha256(json.dumps([part.tolist() for part in ids]).encode()).hexdigest()
 
 
 Outcome: TypeAlias = tuple[int, Any, float]
-"""Layer, its tensors (packed if they were computed elsewhere), seconds."""
+"""Layer, its tensors (packed if an executor computed them), seconds."""
 
 
-def _here(task: LayerTask, layers: Sequence[int]) -> Generator[Outcome, None, None]:
+def _in_process(task: LayerTask, layers: Sequence[int]) -> Generator[Outcome, None, None]:
     if not layers:
         return
     step = task.prepare()
@@ -151,13 +141,13 @@ def _here(task: LayerTask, layers: Sequence[int]) -> Generator[Outcome, None, No
         yield layer, tensors, time.perf_counter() - start
 
 
-def _elsewhere(
+def _in_executor(
     task: LayerTask, layers: Sequence[int], executor: Any, identity: dict[str, Any]
 ) -> Generator[Outcome, None, None]:
-    """Layers as they are finished; after a failure, those under way are still waited for and given out."""
+    """Layers as they finish; after a failure, those already running are still waited for and yielded."""
     if isinstance(executor, type) or not callable(getattr(executor, "submit", None)):
         raise UsageError(
-            f"executor= is a {type(executor).__name__}, which has no submit(). Pass a concurrent.futures.Executor: a "
+            f"executor= is a {type(executor).__name__}, which has no submit(). Pass any concurrent.futures.Executor: a "
             "ProcessPoolExecutor, client.get_executor() of Dask, an MPIPoolExecutor, ..."
         )
     if not layers:
@@ -187,8 +177,8 @@ def _elsewhere(
         if isinstance(reason, HeadMapsError):
             raise reason
         raise RunError(
-            f"Layer {layer} could not be computed by a worker ({type(reason).__name__}: {reason}). Layers that were "
-            "finished are kept if run_dir= was given: start the same call again for the rest."
+            f"A worker could not compute layer {layer} ({type(reason).__name__}: {reason}). With run_dir=, finished "
+            "layers are saved: repeat the same call for the rest."
         ) from reason
 
 
@@ -210,10 +200,10 @@ def _in_threads(task: LayerTask, identity: dict[str, Any]) -> Callable[[int], tu
 
 @dataclass(frozen=True)
 class _Shipped:
-    """A task on its way to other processes, which unpack and prepare it once each.
+    """A task for other processes, each of which unpickles and prepares it once.
 
-    It travels as bytes, made by the plain pickler: that of multiprocessing would put every tensor into shared memory.
-    The bytes go from this process to its own workers, as in every executor; none are read from a file.
+    It is sent as bytes from the plain pickler: that of multiprocessing would put every tensor into shared memory.
+    The bytes go from this process to its own workers, as in any executor; none are read from a file.
     """
 
     task: bytes
@@ -231,33 +221,33 @@ class _Shipped:
         start = time.perf_counter()
         self._require_versions()
         weights, step = _prepared(self.task)
-        for part, found, wanted in (
+        for part, actual, expected in (
             ("embedding, unembedding or first MLP", weights.shared_digest, self.shared_digest),
             (f"layer {layer}", weights.layer_digest(layer), self.layer_digests[layer]),
         ):
-            if found != wanted:
+            if actual != expected:
                 raise ModelLoadError(
-                    f"The worker on {socket.gethostname()} finds other weights under {weights.model_name!r} ({part}) "
-                    "than the process that started the sweep. Give a folder that all of them see, or equal copies."
+                    f"The worker on {socket.gethostname()} has different weights under {weights.model_name!r} ({part}) "
+                    "from the process that started the sweep. Use a folder that all workers can see, or equal copies."
                 )
         data = pack(layer_piece(layer), step(layer), self.identity)
         return data, time.perf_counter() - start
 
     def _require_versions(self) -> None:
         versions = package_versions()
-        for name, wanted in self.identity["versions"].items():
-            if versions[name] != wanted:
+        for name, expected in self.identity["versions"].items():
+            if versions[name] != expected:
                 raise RunError(
                     f"The worker on {socket.gethostname()} has {name} {versions[name]}, the process that started the "
-                    f"sweep {wanted}; numbers may differ in the last digit. Install the same version everywhere."
+                    f"sweep has {expected}; numbers may differ in the last digit. Install the same version everywhere."
                 )
 
 
-_LAST: list[tuple[str, tuple[SweptWeights, Step]]] = []
+_LAST: list[tuple[str, tuple[HeadWeights, LayerStep]]] = []
 """What a worker keeps from one layer to the next: the last task it prepared."""
 
 
-def _prepared(task: bytes) -> tuple[SweptWeights, Step]:
+def _prepared(task: bytes) -> tuple[HeadWeights, LayerStep]:
     key = hashlib.sha256(task).hexdigest()
     if not _LAST or _LAST[0][0] != key:
         loaded: LayerTask = pickle.loads(task)
