@@ -1,18 +1,22 @@
 """The package as a whole: which way imports point, what an import costs, what the wheel holds."""
 
 import ast
+import json
+import os
 import re
 import subprocess
 import sys
 import tomllib
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from importlib.metadata import packages_distributions
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
+from calls import traced
 
 import tl_headmaps
 
@@ -26,6 +30,9 @@ ORDER = ("core", "data", "capture", "circuits", "scorers", "naming", "renderers"
 LEVEL = {part: level for level, part in enumerate(ORDER)}
 LEVEL |= {"__init__": len(ORDER) - 1, "__main__": len(ORDER) - 1}
 """The public names stand on top: only the command line may import them."""
+
+CAPTURE = ("mapped", "tensors", "parts", "host", "checkpoint", "weights", "bundled", "loading", "running", "components")
+"""The same inside ``capture/``."""
 
 MACHINE_PATHS = ("/" + "work/", "/tmp/" + "v", "/" + "root/")
 """Spelled in two halves, so that this file does not mention them itself."""
@@ -85,6 +92,52 @@ def test_imports_point_one_way(path: Path) -> None:
         if LEVEL[target_part(name)] > LEVEL[own]:
             offending.append(f"{path.relative_to(ROOT)}:{node.lineno}: {lines[node.lineno - 1].strip()}")
     assert not offending, "imports from a row below:\n" + "\n".join(offending)
+
+
+@pytest.mark.parametrize("path", sorted((PACKAGE / "capture").rglob("*.py")), ids=lambda path: path.stem)
+def test_imports_inside_capture_point_one_way(path: Path) -> None:
+    def inner(parts: Sequence[str]) -> str:
+        return parts[1].removesuffix(".py") if len(parts) > 1 else "__init__"
+
+    own = inner(path.relative_to(PACKAGE).parts)
+    if own == "__init__":
+        return
+    assert own in CAPTURE, f"give {own} a place in CAPTURE"
+    for node, name, _ in imported(path):
+        if name.startswith("tl_headmaps.capture."):
+            target = inner(name.split(".")[1:])
+            assert CAPTURE.index(target) <= CAPTURE.index(own), f"line {node.lineno} imports from {target}"
+
+
+@pytest.fixture(scope="module")
+def calls(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    command = [sys.executable, str(ROOT / "tests" / "calls.py"), str(tmp_path_factory.mktemp("calls")), ",".join(ORDER)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return answer
+
+
+@pytest.mark.parametrize("name", ["relation_scores", "component_map", "component_map of the weights", "task_maps"])
+def test_no_room_calls_a_later_one(name: str, calls: dict[str, Any]) -> None:
+    answer = calls[name]
+    assert not answer["upward"], "calls from a room to a later one:\n" + "\n".join(answer["upward"])
+    # The whole way was seen, and the figure of a result is drawn by a method of its own.
+    assert answer["calls"] > 1000 and answer["handed"] >= 1
+
+
+def test_a_call_to_a_later_room_would_be_seen() -> None:
+    below: dict[str, Any] = {}
+    above: dict[str, Any] = {"registry": below}
+    lines = "def from_a_registry(): return registered()\ndef handed(task): return task()\n"
+    exec(compile(lines, str(PACKAGE / "core" / "below.py"), "exec"), below)
+    lines = "def task(): return 1\ndef hand(handed): return handed(task)\n"
+    exec(compile(lines, str(PACKAGE / "analyses" / "above.py"), "exec"), above)
+    below["registered"] = above["task"]
+    assert traced(lambda: above["hand"](below["handed"]), list(ORDER)) == {"calls": 2, "handed": 1, "upward": []}
+    answer = traced(below["from_a_registry"], list(ORDER))
+    assert answer["upward"] == ["core/below.py:from_a_registry calls analyses/above.py:task"]
 
 
 def test_only_capture_knows_the_host() -> None:
