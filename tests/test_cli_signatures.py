@@ -36,10 +36,7 @@ CALLS = {
 }
 """The API function that a command calls."""
 
-NOT_YET: set[str] = set()
-"""Commands whose options are still to be brought in line."""
-
-DONE = sorted(set(CALLS) - NOT_YET)
+DONE = sorted(CALLS)
 
 WITHOUT_A_CALL = {"demo"}
 """Commands that call several functions."""
@@ -50,6 +47,9 @@ COMMAND_LINE_ONLY = {"--model", "--checkpoint", "--device", "--out", "--workers"
 OWN_OPTIONS = {
     "relations": {"--list", "--category"},  # about the bundled relations
     "salient": {"--all"},  # thousands of lines only when asked for
+    # about the items, and about verify_tasks, which --verify calls
+    "tasks": {"--data", "--functions", "--drop-duplicates", "--sample"}
+    | {"--verify", "--n-items", "--n-random", "--max-heads"},
 }
 """Further options that are not parameters of the call."""
 
@@ -57,6 +57,15 @@ PYTHON_ONLY = {"model", "executor", "progress"}
 """Parameters that are never options: the command line has its own way for each."""
 
 OWN_PARAMETERS = {
+    "ablate": {"data_dir"},
+    "association": {"cache"},
+    "components": {"column"},
+    "groups": {"cache"},
+    "mixing": {"cache"},
+    "profile": {"column"},
+    "reproduce": {"data_dir", "out"},  # the folder is --out
+    "tasks": {"tasks", "budget", "cache_dir"},
+    "validate": {"data_dir"},
     "cite": {"file"},
     "name-heads": {"describe"},
     "relations": {"data_dir"},  # files are given by their path

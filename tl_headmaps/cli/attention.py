@@ -7,12 +7,9 @@ import typer
 
 from ..core.errors import UsageError
 from ..core.types import GroupMethod, Measure
-from .options import DeviceOption, ModelOption, NoCheckpointOption, OutOption, given
+from .options import BosOption, DeviceOption, ModelOption, NoCheckpointOption, OutOption, given
 from .output import check_outputs, comma_parts, parse_heads, show_and_save
 
-BosOption = Annotated[
-    bool | None, typer.Option("--prepend-bos/--no-prepend-bos", help="Put the BOS token in front of the text.")
-]
 QUERY_HELP = "Token whose value changes: walk, walk#2, or 3."
 KEY_HELP = "Token it is compared with, likewise."
 
@@ -21,7 +18,7 @@ def groups(
     text: Annotated[str, typer.Option("--text", help="The text whose tokens are grouped.")],
     layers: Annotated[str | None, typer.Option("--layers", help="Only heads of these layers: 3,4,5.")] = None,
     heads: Annotated[str | None, typer.Option("--heads", help="Only these heads: L23H4,L23H2.")] = None,
-    method: Annotated[GroupMethod | None, typer.Option("--method", help="How groups are found.")] = None,
+    method: Annotated[GroupMethod | None, typer.Option("--method", help="How groups are found; default: auto.")] = None,
     drop_sink: Annotated[
         bool | None,
         typer.Option("--drop-sink/--keep-sink", help="Leave out or keep a first token that is an attention sink."),
@@ -65,7 +62,9 @@ def _layer(text: str) -> int:
 def profile(
     texts: Annotated[Path, typer.Option("--texts", metavar="FILE", help="Texts with blank lines between them.")],
     max_texts: Annotated[int | None, typer.Option("--max-texts", help="Stop after this many texts.")] = None,
-    max_tokens: Annotated[int | None, typer.Option("--max-tokens", help="Cut texts to this many tokens.")] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option("--max-tokens", help="Cut texts to this many tokens; default: 512.")
+    ] = None,
     prepend_bos: BosOption = None,
     model: ModelOption = None,
     _checkpoint: NoCheckpointOption = None,
@@ -106,7 +105,9 @@ def association(
     text: Annotated[str, typer.Option("--text", help="The text.")],
     query: Annotated[str, typer.Option("--query", help=QUERY_HELP)],
     key: Annotated[str, typer.Option("--key", help=KEY_HELP)],
-    measure: Annotated[Measure | None, typer.Option("--measure", help="What heads are ranked by.")] = None,
+    measure: Annotated[
+        Measure | None, typer.Option("--measure", help="What heads are ranked by; default: cosine.")
+    ] = None,
     prepend_bos: BosOption = None,
     model: ModelOption = None,
     _checkpoint: NoCheckpointOption = None,

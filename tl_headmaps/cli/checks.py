@@ -21,24 +21,31 @@ from .options import (
 from .output import check_outputs, comma_parts, parse_heads, show_and_save
 
 TopKOption = Annotated[int | None, typer.Option("--k", help="Top-k; default: each relation's own.")]
-MultiTokenOption = Annotated[MultiToken | None, typer.Option("--multi-token", help="Targets of several tokens.")]
-RandomOption = Annotated[int | None, typer.Option("--n-random", help="Draws of random heads to compare with.")]
+MultiTokenOption = Annotated[
+    MultiToken | None,
+    typer.Option("--multi-token", help="Targets of several tokens: skip, or take the first; default: skip."),
+]
+RandomOption = Annotated[
+    int | None, typer.Option("--n-random", help="Draws of random heads to compare with; default: 5.")
+]
 
 
 def validate(
-    names: Annotated[list[str], typer.Argument(metavar="NAME|FILE...", help="Relations: bundled names or files.")],
+    relations: Annotated[list[str], typer.Argument(metavar="NAME|FILE...", help="Relations: bundled names or files.")],
     templates: Annotated[
         Path | None, typer.Option("--templates", metavar="FILE", help="Prompts, one on each line, <X> in each.")
     ] = None,
     sources: Annotated[
         PromptSources | None,
-        typer.Option("--sources", help="single: sources of one token; multi: of several, in prompts."),
+        typer.Option("--sources", help="single: sources of one token; multi: of several, in prompts; default: single."),
     ] = None,
     k: TopKOption = None,
     multi_token: MultiTokenOption = None,
     prompts: PromptsOption = None,
     prepend_bos: BosOption = None,
-    seed: Annotated[int | None, typer.Option("--seed", help="Of the resampling behind the intervals.")] = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", help="Of the resampling behind the intervals; default: 0.")
+    ] = None,
     preset: PresetOption = None,
     model: ModelOption = None,
     _checkpoint: NoCheckpointOption = None,
@@ -52,30 +59,34 @@ def validate(
     from ..data.relations import resolve_relations
 
     paths = check_outputs(out)
-    relations = resolve_relations(names)
+    resolved = resolve_relations(relations)
     chosen = None if templates is None else read_templates(templates)
     options = given(preset=preset, k=k, sources=sources, multi_token=multi_token, seed=seed)
     options |= met_options(prompts, prepend_bos)
-    show_and_save(validate_(load_model(model, device), relations, chosen, **options), paths)
+    show_and_save(validate_(load_model(model, device), resolved, chosen, **options), paths)
 
 
 def ablate(
-    name: Annotated[str, typer.Argument(metavar="NAME|FILE", help="A relation: a bundled name or a file.")],
+    relation: Annotated[str, typer.Argument(metavar="NAME|FILE", help="A relation: a bundled name or a file.")],
     template: Annotated[
         str | None, typer.Option("--template", help='Prompt before the target: "The capital of <X> is".')
     ] = None,
     heads: Annotated[
-        str | None, typer.Option("--heads", help="Heads in their order: L23H4,L23H5; default: by static score.")
+        str | None, typer.Option("--heads", help="Heads in their order: L23H4,L23H5, by static score; default: top.")
     ] = None,
     max_heads: Annotated[
         int | None, typer.Option("--max-heads", help="Heads at most; default: by the size of the model.")
     ] = None,
     controls: Annotated[
         str | None,
-        typer.Option("--controls", help="none, or relations separated by commas; default: up to three that fit."),
+        typer.Option(
+            "--controls", help="none, or relations separated by commas (up to three that fit); default: auto."
+        ),
     ] = None,
     n_random: RandomOption = None,
-    method: Annotated[AblationMethod | None, typer.Option("--method", help="What a head writes instead.")] = None,
+    method: Annotated[
+        AblationMethod | None, typer.Option("--method", help="What a head writes instead; default: zero.")
+    ] = None,
     k: TopKOption = None,
     multi_token: MultiTokenOption = None,
     prompts: PromptsOption = None,
@@ -93,8 +104,8 @@ def ablate(
     from ..data.relations import resolve, resolve_relations
 
     paths = check_outputs(out)
-    relation = resolve(name)
-    eliciting_templates(relation, template)
+    resolved = resolve(relation)
+    eliciting_templates(resolved, template)
     options: dict[str, Any] = given(
         heads=None if heads is None else parse_heads(heads),
         max_heads=max_heads,
@@ -108,7 +119,7 @@ def ablate(
     )
     if controls is not None:
         options["controls"] = None if controls == "none" else resolve_relations(comma_parts(controls))
-    show_and_save(ablate_(load_model(model, device), relation, **options), paths)
+    show_and_save(ablate_(load_model(model, device), resolved, **options), paths)
 
 
 def reproduce(

@@ -5,13 +5,22 @@ from typing import Annotated
 
 import typer
 
-from .options import CheckpointOption, DeviceOption, ModelOption, OutOption, RunDirOption, given, open_weights
+from .options import (
+    BosOption,
+    CheckpointOption,
+    DeviceOption,
+    ModelOption,
+    OutOption,
+    RunDirOption,
+    given,
+    open_weights,
+)
 from .output import check_outputs, show_and_save
 
 
 def components(
     metric: Annotated[
-        str | None, typer.Option("--metric", help="What to measure; an unknown name lists them all.")
+        str | None, typer.Option("--metric", help="What to measure (an unknown name lists all); default: contribution.")
     ] = None,
     texts: Annotated[
         Path | None, typer.Option("--texts", metavar="FILE", help="Texts separated by blank lines; default: bundled.")
@@ -24,11 +33,11 @@ def components(
         bool, typer.Option("--relative", help="Relative to random matrices of the same shape.")
     ] = False,
     k: Annotated[int | None, typer.Option("--k", help="Dimensions compared by subspace_overlap.")] = None,
-    max_tokens: Annotated[int | None, typer.Option("--max-tokens", help="Read at most this many tokens.")] = None,
-    prepend_bos: Annotated[
-        bool | None, typer.Option("--prepend-bos/--no-prepend-bos", help="Begin sequences with the BOS token.")
+    max_tokens: Annotated[
+        int | None, typer.Option("--max-tokens", help="Read at most this many tokens; default: 8192.")
     ] = None,
-    seed: Annotated[int | None, typer.Option("--seed", help="Seed of the random matrices.")] = None,
+    prepend_bos: BosOption = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Seed of the random matrices; default: 0.")] = None,
     model: ModelOption = None,
     checkpoint: CheckpointOption = None,
     device: DeviceOption = None,
