@@ -12,7 +12,7 @@ from tl_headmaps.results import Result
 
 PACKAGE = Path(tl_headmaps.__file__).parent
 
-NOT_A_QUESTION = {"tour"}
+NOT_A_QUESTION = {"sweep", "tour"}
 """The tour asks the questions of the others."""
 
 WITHOUT_A_COMMAND = {
