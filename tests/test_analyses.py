@@ -13,13 +13,10 @@ from tl_headmaps.results import Result
 PACKAGE = Path(tl_headmaps.__file__).parent
 
 NOT_A_QUESTION = {"sweep", "tour"}
-"""The tour asks the questions of the others."""
+"""The tour asks the questions of the others; the sweep does their work on many layers."""
 
-WITHOUT_A_COMMAND = {
-    "association_heads",  # mixing without --head
-    "grouping_profile",  # groups --texts
-    "verify_tasks",  # tasks --verify
-}
+WITHOUT_A_COMMAND = {"verify_tasks"}
+"""Called by an option of another command: tasks --verify."""
 
 QUESTIONS = sorted({path.stem for path in (PACKAGE / "analyses").iterdir() if not path.name.startswith("__")})
 

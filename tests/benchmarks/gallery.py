@@ -18,7 +18,7 @@ from tl_headmaps import (
     token_grid,
     validate,
 )
-from tl_headmaps.renderers import Matrix, Step, worked_example
+from tl_headmaps.renderers import ExampleMatrix, ExampleStep, worked_example
 
 FOLDER = Path(__file__).parents[2] / "examples" / "gallery"
 RELATIONS = (
@@ -43,9 +43,9 @@ def pictures() -> dict[str, tuple[Figure, int, bool]]:
     scores = relation_scores(weights, RELATIONS)
     grid = token_grid(weights, "L23H4", ["France", "Germany", "Egypt"], ["Cairo", "Paris", "Berlin"])
     steps = [
-        Step("Every token has a value vector, and the head attends (row walk: 0.6, 0.1, 0.4).",
-             [Matrix("V", V, WORDS), Matrix("A", A, WORDS, WORDS)]),
-        Step("walk becomes a mixture of the rows of V.", [Matrix("v̂₃ = A₃ V", [[0.18, 0.11, 0.01]], ["walk"])],
+        ExampleStep("Every token has a value vector, and the head attends (row walk: 0.6, 0.1, 0.4).",
+             [ExampleMatrix("V", V, WORDS), ExampleMatrix("A", A, WORDS, WORDS)]),
+        ExampleStep("walk becomes a mixture of the rows of V.", [ExampleMatrix("v̂₃ = A₃ V", [[0.18, 0.11, 0.01]], ["walk"])],
              "v₃ · v₁ = −0.09 before,  v̂₃ · v₁ = 0.043 after: walk has moved towards Birds"),
     ]  # fmt: skip
     template = "The capital of <X> is"
