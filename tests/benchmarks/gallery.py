@@ -45,7 +45,8 @@ def pictures() -> dict[str, tuple[Figure, int, bool]]:
     steps = [
         ExampleStep("Every token has a value vector, and the head attends (row walk: 0.6, 0.1, 0.4).",
              [ExampleMatrix("V", V, WORDS), ExampleMatrix("A", A, WORDS, WORDS)]),
-        ExampleStep("walk becomes a mixture of the rows of V.", [ExampleMatrix("v̂₃ = A₃ V", [[0.18, 0.11, 0.01]], ["walk"])],
+        ExampleStep("walk becomes a mixture of the rows of V.",
+             [ExampleMatrix("v̂₃ = A₃ V", [[0.18, 0.11, 0.01]], ["walk"])],
              "v₃ · v₁ = −0.09 before,  v̂₃ · v₁ = 0.043 after: walk has moved towards Birds"),
     ]  # fmt: skip
     template = "The capital of <X> is"
