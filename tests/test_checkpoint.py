@@ -646,7 +646,7 @@ def test_a_checkpoint_is_compared_with_a_folder_without_building_either(
 
 def test_salient_operations_go_on_after_a_kill(tmp_path: Path) -> None:
     weights = HeadWeights.from_model(random_model("llama"))
-    options = {"n_tokens": 4, "largest": 2, "progress": False}
+    options = {"n_tokens": 4, "progress": False}
     whole = salient_operations(weights, run_dir=tmp_path / "run", **options)
     piece = next(path for path in sorted((tmp_path / "run").rglob("*")) if path.suffix == ".safetensors")
     piece.unlink()

@@ -1,6 +1,7 @@
 """Gradients of every matrix: the derivatives of the loss, dropped as they come, and a model left as it was found."""
 
 from collections.abc import Callable
+from itertools import combinations
 from typing import Any
 
 import pytest
@@ -111,8 +112,13 @@ def test_matrices_that_only_multiply_each_other_contribute_the_same() -> None:
     for one, other in ((q, k), (v, o), (up, down)):
         assert torch.allclose(one, other, rtol=1e-3, atol=1e-6)
     assert not torch.allclose(gate, up, rtol=0.1)
-    told_apart = component_map(shared_model("llama"), "sensitivity", TEXTS).values.T
-    assert not torch.allclose(told_apart[0], told_apart[1], rtol=0.05)
+
+
+def test_the_default_metric_tells_all_seven_matrices_apart() -> None:
+    found = component_map(shared_model("llama"), texts=TEXTS)
+    assert found.metric == "sensitivity"
+    for one, other in combinations(found.values.T, 2):
+        assert not torch.allclose(one, other, rtol=0.05)
 
 
 def test_a_norm_behind_queries_and_keys_leaves_them_nothing() -> None:

@@ -306,7 +306,7 @@ class TestBadInput:
 
     @pytest.mark.parametrize(
         ("option", "value", "choices"),
-        [("circuit", "vo", "'ov', 'qk'"), ("preset", "raw", "'met', 'folded', 'maps'"), ("preset", "", "'folded'")],
+        [("circuit", "vo", "'ov', 'qk'"), ("preset", "raw", "'met', 'folded', 'maps'"), ("preset", "", "'met'")],
     )
     def test_unknown_option(self, model: Any, option: str, value: str, choices: str) -> None:
         sentence = f"{option}='{value}' is not known. Choose one of: {choices}"

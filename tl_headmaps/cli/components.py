@@ -20,7 +20,7 @@ from .output import check_outputs, show_and_save
 
 def components(
     metric: Annotated[
-        str | None, typer.Option("--metric", help="What to measure (an unknown name lists all); default: contribution.")
+        str | None, typer.Option("--metric", help="What to measure (an unknown name lists all); default: sensitivity.")
     ] = None,
     texts: Annotated[
         Path | None, typer.Option("--texts", metavar="FILE", help="Texts separated by blank lines; default: bundled.")

@@ -94,7 +94,7 @@ def component_map(
 ) -> ComponentMap | HeadComponentMap: ...
 def component_map(
     model: Any,
-    metric: str = "contribution",
+    metric: str = "sensitivity",
     texts: Any = None,
     against: Any = None,
     *,
@@ -110,10 +110,10 @@ def component_map(
 ) -> ComponentMap | HeadComponentMap:
     """One value for every weight matrix of every layer: rows layers, columns attn.q to mlp.gate.
 
-    From text: ``contribution`` (first-order effect on the loss, as shares of the map), ``sensitivity`` (the same entry
-    by entry), ``gradient_ratio``, ``output_share``. From the weights alone: ``frobenius``, ``spectral``,
-    ``stable_rank``, ``effective_rank``, ``tail_exponent``. Between two models: ``relative_change``, ``changed_share``,
-    ``subspace_overlap``.
+    From text: ``sensitivity`` (first-order effect on the loss of removing entries, as shares of the map),
+    ``contribution`` (of scaling the matrix as a whole), ``gradient_ratio``, ``output_share``. From the weights alone:
+    ``frobenius``, ``spectral``, ``stable_rank``, ``effective_rank``, ``tail_exponent``. Between two models:
+    ``relative_change``, ``changed_share``, ``subspace_overlap``.
 
     Args:
         model: A TransformerBridge or HookedTransformer, or HeadWeights for metrics that need no text: of a checkpoint

@@ -123,7 +123,7 @@ class ComponentMap(MeasuredComponents):
 
     Example:
         >>> from tl_headmaps import component_map, load_default_model
-        >>> shares = component_map(load_default_model(), "contribution", "Birds sometimes walk.", progress=False)
+        >>> shares = component_map(load_default_model(), texts="Birds sometimes walk.", progress=False)
         >>> shares.components
         ('attn.q', 'attn.k', 'attn.v', 'attn.o', 'mlp.up', 'mlp.down', 'mlp.gate')
         >>> round(float(shares.values.sum()), 3), round(shares.at(8, "mlp.gate"), 3)

@@ -349,8 +349,8 @@ SECTIONS = (
     ),
     Section(
         "Which matrices matter?",
-        "The first-order effect on the loss of scaling each weight matrix, as shares of the map. Matrices that only "
-        "multiply each other (v and o, up and down) share it.",
+        "The first-order effect on the loss of removing the entries of each weight matrix one by one, as shares of the "
+        "map.",
         (components,),
     ),
     Section(
