@@ -7,12 +7,9 @@ import typer
 
 from ..core.errors import UsageError
 from ..core.types import GroupMethod, Measure
-from .options import DeviceOption, ModelOption, NoCheckpointOption, OutOption, given
+from .options import BosOption, DeviceOption, ModelOption, NoCheckpointOption, OutOption, given
 from .output import check_outputs, comma_parts, parse_heads, show_and_save
 
-BosOption = Annotated[
-    bool | None, typer.Option("--prepend-bos/--no-prepend-bos", help="Put the BOS token in front of the text.")
-]
 QUERY_HELP = "Token whose value changes: walk, walk#2, or 3."
 KEY_HELP = "Token it is compared with, likewise."
 

@@ -8,7 +8,6 @@ import typer
 from ..core.types import AblationMethod, PromptSources
 from ..data.relations import MultiToken
 from .options import (
-    BosOption,
     DeviceOption,
     ModelOption,
     NoCheckpointOption,
@@ -22,6 +21,13 @@ from .output import check_outputs, comma_parts, parse_heads, show_and_save
 
 TopKOption = Annotated[int | None, typer.Option("--k", help="Top-k; default: each relation's own.")]
 MultiTokenOption = Annotated[MultiToken | None, typer.Option("--multi-token", help="Targets of several tokens.")]
+PromptBosOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--prepend-bos/--no-prepend-bos",
+        help="Begin each prompt with BOS; default: as the model does, never with --preset maps.",
+    ),
+]
 RandomOption = Annotated[int | None, typer.Option("--n-random", help="Draws of random heads to compare with.")]
 
 
@@ -37,7 +43,7 @@ def validate(
     k: TopKOption = None,
     multi_token: MultiTokenOption = None,
     prompts: PromptsOption = None,
-    prepend_bos: BosOption = None,
+    prepend_bos: PromptBosOption = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Of the resampling behind the intervals.")] = None,
     preset: PresetOption = None,
     model: ModelOption = None,
@@ -79,7 +85,7 @@ def ablate(
     k: TopKOption = None,
     multi_token: MultiTokenOption = None,
     prompts: PromptsOption = None,
-    prepend_bos: BosOption = None,
+    prepend_bos: PromptBosOption = None,
     preset: PresetOption = None,
     model: ModelOption = None,
     _checkpoint: NoCheckpointOption = None,
@@ -118,7 +124,10 @@ def reproduce(
         typer.Option("--relations", metavar="NAMES", help="Only these, separated by commas. May be repeated."),
     ] = None,
     n_random: RandomOption = None,
-    prepend_bos: BosOption = None,
+    prepend_bos: Annotated[
+        bool | None,
+        typer.Option("--prepend-bos/--no-prepend-bos", help="Begin each prompt with BOS; published figures do not."),
+    ] = None,
     model: ModelOption = None,
     _checkpoint: NoCheckpointOption = None,
     device: DeviceOption = None,

@@ -5,7 +5,16 @@ from typing import Annotated
 
 import typer
 
-from .options import CheckpointOption, DeviceOption, ModelOption, OutOption, RunDirOption, given, open_weights
+from .options import (
+    BosOption,
+    CheckpointOption,
+    DeviceOption,
+    ModelOption,
+    OutOption,
+    RunDirOption,
+    given,
+    open_weights,
+)
 from .output import check_outputs, show_and_save
 
 
@@ -25,9 +34,7 @@ def components(
     ] = False,
     k: Annotated[int | None, typer.Option("--k", help="Dimensions compared by subspace_overlap.")] = None,
     max_tokens: Annotated[int | None, typer.Option("--max-tokens", help="Read at most this many tokens.")] = None,
-    prepend_bos: Annotated[
-        bool | None, typer.Option("--prepend-bos/--no-prepend-bos", help="Begin sequences with the BOS token.")
-    ] = None,
+    prepend_bos: BosOption = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Seed of the random matrices.")] = None,
     model: ModelOption = None,
     checkpoint: CheckpointOption = None,

@@ -7,7 +7,7 @@ import typer
 
 from ..core.errors import UsageError
 from ..core.types import Positions
-from .options import DeviceOption, ModelOption, NoCheckpointOption, OutOption, given
+from .options import BosOption, DeviceOption, ModelOption, NoCheckpointOption, OutOption, given
 from .output import check_outputs, comma_parts, show_and_save
 
 
@@ -30,9 +30,7 @@ def tasks(
     n_folds: Annotated[int | None, typer.Option("--n-folds", help="Parts for cross-validation.")] = None,
     n_null: Annotated[int | None, typer.Option("--n-null", help="How often labels are shuffled.")] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Decides folds, shuffles and draws.")] = None,
-    prepend_bos: Annotated[
-        bool | None, typer.Option("--prepend-bos/--no-prepend-bos", help="Begin every prompt with BOS.")
-    ] = None,
+    prepend_bos: BosOption = None,
     verify: Annotated[bool, typer.Option("--verify", help="Then ablate each function's heads (minutes).")] = False,
     n_items: Annotated[int | None, typer.Option("--n-items", help="--verify: items of each function.")] = None,
     n_random: Annotated[int | None, typer.Option("--n-random", help="--verify: draws of random heads.")] = None,
