@@ -125,7 +125,7 @@ def test_curves_are_those_of_whole_passes_with_heads_replaced_by_hand(kind: str,
     pairs = [(word(s), word(max(a if s % 2 else s, 3))) for s, a in zip(sources, answers, strict=True)]
     relation = Relation.from_pairs("own", pairs, eliciting_templates=(TEMPLATE,))
     heads = [HeadIndex(2, 1), HeadIndex(0, 0), HeadIndex(1, 3), HeadIndex(0, 2), HeadIndex(2, 0)]
-    result = ablate(model, relation, heads, controls=None, n_random=2, method=method, progress=False)
+    result = ablate(model, relation, heads, controls=None, n_random=2, method=method, prepend_bos=False, progress=False)
     assert result.curve.accuracy.tolist() == pytest.approx(by_hand(model, relation, heads, method == "mean"))
     for drawn, curve in zip(result.random_heads, result.random_curves, strict=True):
         assert curve.accuracy.tolist() == pytest.approx(by_hand(model, relation, list(drawn), method == "mean"))
@@ -162,7 +162,7 @@ def test_nothing_known_is_not_testable_and_nothing_lost_is_not_a_number() -> Non
     model = shared_model("llama")
     answers = {s: int(model(torch.tensor([[18, s]]))[0, -1].argmax()) for s in range(20, 40)}
     relation = named({s: 3 if answer != 3 else 4 for s, answer in answers.items()}, "unknown")
-    result = ablate(model, relation, progress=False)
+    result = ablate(model, relation, prepend_bos=False, progress=False)
     assert result.status == "not testable" and result.heads == ()
     assert result.curve.accuracy.tolist() == [0.0]
     assert result.random_curves == () and result.controls == ()
@@ -282,7 +282,7 @@ BAD = [
     ({"heads": ["L9H9"]}, UsageError, "There is no head L9H9"),
     ({"heads": [(i, j) for i in range(3) for j in range(3)]}, UsageError, "9 heads are ablated, but .* only 3 others"),
     ({"controls": ["nothing_like_it"]}, RelationDataError, "There is no relation 'nothing_like_it'"),
-    ({"template": " word18" * 40 + " <X>"}, UsageError, "has 41 tokens, but the model takes at most 32"),
+    ({"template": " word18" * 40 + " <X>"}, UsageError, "has 42 tokens, but the model takes at most 32"),
 ]
 
 

@@ -68,13 +68,13 @@ def test_a_patched_run_shows_the_patched_model(never_run: None) -> None:
 
 
 @pytest.mark.model
-def test_a_text_as_run_with_cache_encodes_it_needs_bos(default_model: Any, never_run: None) -> None:
+def test_a_text_is_encoded_as_run_with_cache_encodes_it(default_model: Any, never_run: None) -> None:
     text = "Birds sometimes walk"
     cache = default_model.run_with_cache(text)[1]
-    found = value_mixing(default_model, text, "L5H3", prepend_bos=True, cache=cache)
+    found = value_mixing(default_model, text, "L5H3", cache=cache)
     assert len(found.tokens) == cache["blocks.5.attn.hook_pattern"].shape[-1]
-    with pytest.raises(UsageError, match=r"contains 4 tokens, but the text has 3\..*prepend_bos=True"):
-        value_mixing(default_model, text, "L5H3", cache=cache)
+    with pytest.raises(UsageError, match=r"contains 4 tokens, but the text has 3\..*prepend_bos="):
+        value_mixing(default_model, text, "L5H3", prepend_bos=False, cache=cache)
 
 
 class TestRefusals:

@@ -51,8 +51,8 @@ def test_output_shares_are_those_of_the_modules(kind: str, host: str) -> None:
     model.tokenizer = shared_model("llama").tokenizer
     source = source_model(kind)
     parts = Anatomy(source, kind)
-    found = component_map(model, "output_share", TEXTS)
-    by_head = component_map(model, "output_share", TEXTS, by_head=True)
+    found = component_map(model, "output_share", TEXTS, prepend_bos=False)
+    by_head = component_map(model, "output_share", TEXTS, by_head=True, prepend_bos=False)
     layer = 1
     block, attn, mlp = parts.layers[layer], parts.part(layer, "attn"), parts.part(layer, "mlp")
     modules = {"attn.q": attn.q_proj, "attn.k": attn.k_proj, "attn.v": attn.v_proj, "o": attn.o_proj, "block": block}
@@ -91,7 +91,7 @@ def test_output_shares_without_a_gate(kind: str) -> None:
     source, layer = source_model(kind), 2
     parts = Anatomy(source, kind)
     text = TEXTS[3]
-    found = component_map(model, "output_share", text)
+    found = component_map(model, "output_share", text, prepend_bos=False)
     batch = token_ids(model, [text]).items[0]
     attn, mlp = parts.part(layer, "attn"), parts.part(layer, "mlp")
     modules = {"block": parts.layers[layer], "attn": attn, "mlp": mlp, "ln2": parts.part(layer, "ln2")}
@@ -160,7 +160,8 @@ def test_max_tokens_stops_reading() -> None:
             assert number < 100, "more was read than needed"
             yield TEXTS[0]
 
-    assert component_map(shared_model("gpt2"), "contribution", endless(), max_tokens=100).n_tokens == 100
+    found = component_map(shared_model("gpt2"), "contribution", endless(), max_tokens=100, prepend_bos=False)
+    assert found.n_tokens == 100
 
 
 def test_bos_is_prepended_when_asked_for() -> None:

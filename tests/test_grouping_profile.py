@@ -122,7 +122,7 @@ class TestModels:
         single = [grouping_profile(model, [text]) for text in texts]
         whole = grouping_profile(model, iter(texts))
         torch.testing.assert_close(whole.values, torch.stack([one.values for one in single]).mean(0))
-        assert whole.n_texts == 3 and whole.n_tokens == 13
+        assert whole.n_texts == 3 and whole.n_tokens == 13 + 3
         assert bool(((whole.interval_low <= whole.values) & (whole.values <= whole.interval_high)).all())
         assert bool(single[0].interval_low.isnan().all()), "one text has no interval"
         number = PROFILE_SCORES.index("induction")
@@ -160,7 +160,7 @@ class TestModels:
 
     def test_long_texts_are_cut_and_short_ones_skipped(self) -> None:
         found = grouping_profile(shared_model("llama"), [sentence(3, 9, 4, 5), sentence(3), sentence(*range(3, 53))])
-        assert (found.n_texts, found.n_skipped, found.n_cut, found.n_tokens) == (2, 1, 1, 4 + 32)
+        assert (found.n_texts, found.n_skipped, found.n_cut, found.n_tokens) == (2, 1, 1, 5 + 32)
         assert "1 cut, 1 too short" in str(found)
         short = grouping_profile(shared_model("llama"), [sentence(3, 9, 4, 5)], max_tokens=2)
         assert short.n_tokens == 2 and short.n_cut == 1
@@ -192,7 +192,7 @@ class TestModels:
 @pytest.fixture(scope="module")
 def profile(default_model: Any) -> GroupingProfile:
     # The head detector puts BOS in front.
-    return grouping_profile(default_model, TEXTS, prepend_bos=True)
+    return grouping_profile(default_model, TEXTS)
 
 
 @pytest.mark.model

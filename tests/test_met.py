@@ -380,7 +380,7 @@ def test_validation_and_ablation_take_met_scores() -> None:
         neutral_templates=("word3 <X> word4",),
         eliciting_templates=("word3 <X>",),
     )
-    static = relation_scores(model, relation, preset="met", prepend_bos=False, progress=False).promote[0]
+    static = relation_scores(model, relation, preset="met", progress=False).promote[0]
     validation = validate(model, relation, preset="met", progress=False)
     assert torch.equal(validation.static_promote[0], static)
     curves = ablate(model, relation, preset="met", max_heads=2, controls=None, n_random=1, progress=False)

@@ -217,15 +217,15 @@ class TestModels:
 
     @pytest.mark.model
     def test_birds_sometimes_walk(self, default_model: Any) -> None:
-        found = value_mixing(default_model, TEXT, "L5H3", "walk", "Birds")
+        found = value_mixing(default_model, TEXT, "L5H3", "walk", "Birds", prepend_bos=False)
         assert found.tokens == ("Birds", " sometimes", " walk") and found.queries == (2,)
         assert found.reconstruction_error is not None and found.reconstruction_error < 1e-5
-        heads = association_heads(default_model, TEXT, "walk", "Birds")
+        heads = association_heads(default_model, TEXT, "walk", "Birds", prepend_bos=False)
         assert heads.values.shape == (30, 9)
         gain = float((found.after_cosine - found.before_cosine)[0, 0])
         assert float(heads.values[5, 3]) == pytest.approx(gain, abs=1e-5)
         assert "first token" in heads.notes[0] and "note: the key is the first token" in str(heads)
-        behind = association_heads(default_model, TEXT, "walk", "Birds", prepend_bos=True)
+        behind = association_heads(default_model, TEXT, "walk", "Birds")
         assert behind.key == 1 and behind.notes == ()
 
 
@@ -340,7 +340,7 @@ class TestBadInput:
             (lambda: value_mixing(model, ids, "L7H0"), "no head L7H0"),
             (lambda: value_mixing(model, ids, "L0H0", key=1), "without a query"),
             (lambda: value_mixing(model, " word7 word8", "L0H0", "word9"), "'word9' is not a token of the text"),
-            (lambda: value_mixing(model, " word7 word7", "L0H0", "word7"), "positions 0, 1"),
+            (lambda: value_mixing(model, " word7 word7", "L0H0", "word7"), "positions 1, 2"),
             (lambda: association_heads(model, ids, 1, 1), "the same token"),
             (lambda: association_heads(model, [3], 0, 0), "an association needs two"),
         ):

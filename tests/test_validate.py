@@ -96,7 +96,7 @@ def test_maps_scores_are_those_of_dense_rows(kind: str) -> None:
 def test_folded_scores_are_those_of_the_direct_contribution_to_the_logits(kind: str) -> None:
     """Architectures without biases in their values: nothing constant is taken off."""
     model, parts = shared_model(kind), Anatomy(source_model(kind), kind)
-    result = validate(model, RELATION, TEMPLATES, progress=False)
+    result = validate(model, RELATION, TEMPLATES, prepend_bos=False, progress=False)
     assert_scores(result, [dense(model, t, lambda layer: parts.readout(layer, "folded").T) for t in TEMPLATES])
 
 
@@ -208,7 +208,7 @@ def test_several_relations_are_what_each_is_alone() -> None:
 def test_bos_changes_scores_and_is_recorded() -> None:
     model = shared_model("llama")
     with_bos = validate(model, RELATION, TEMPLATES, prepend_bos=True, progress=False)
-    without = validate(model, RELATION, TEMPLATES, progress=False)
+    without = validate(model, RELATION, TEMPLATES, prepend_bos=False, progress=False)
     assert with_bos.provenance.options["prepend_bos"] is True
     assert without.provenance.options["prepend_bos"] is False
     assert not torch.equal(with_bos.promote_with, without.promote_with)
@@ -316,7 +316,7 @@ BAD = [
     ({"templates": []}, UsageError, "There is no template"),
     ({"templates": ["<X> word5"]}, UsageError, r"No source of 'pairs' keeps its tokens in .*put a word before <X>"),
     ({"templates": [" word3 <X>s word5"]}, UsageError, "No source of 'pairs' keeps its tokens"),
-    ({"templates": [" word3" * 40 + " <X>"]}, UsageError, "has 41 tokens, but the model takes at most 32"),
+    ({"templates": [" word3" * 40 + " <X>"]}, UsageError, "has 42 tokens, but the model takes at most 32"),
     ({"relations": []}, UsageError, "No relation was given"),
     ({"relations": "country_to_capitol"}, RelationDataError, "Did you mean"),
     ({"k": 0}, UsageError, "k=0 is impossible"),

@@ -47,8 +47,8 @@ class AssociationHeads(Result):
         >>> heads = association_heads(load_default_model(), "Birds sometimes walk", "walk", "sometimes")
         >>> heads.tokens[heads.query], heads.tokens[heads.key], heads.measure
         (' walk', ' sometimes', 'cosine')
-        >>> round(float(heads.attention[11, 3]), 2), round(float(heads.specific("cosine")[11, 3]), 2)
-        (0.84, 0.79)
+        >>> round(float(heads.attention[16, 0]), 2), round(float(heads.specific("cosine")[16, 0]), 2)
+        (0.84, 0.5)
     """
 
     kind: ClassVar[str] = "association_heads"
@@ -156,7 +156,7 @@ def association_heads(
     key: TokenLike,
     *,
     measure: Measure = "cosine",
-    prepend_bos: bool = False,
+    prepend_bos: bool | None = None,
     cache: Any = None,
 ) -> AssociationHeads:
     """Head map of the gain: association of ``query`` with ``key`` after each head's attention, minus before.
@@ -168,14 +168,14 @@ def association_heads(
         key: The token it is compared with.
         measure: What heads are ranked by. Value vectors of different heads differ in length, so cosines are easier to
             compare between heads than dot products. The result holds both.
-        prepend_bos: Put BOS in front of the text.
+        prepend_bos: Begin the text with BOS; by default as the model does. Token ids are taken as they are.
         cache: An ``ActivationCache`` of this very text, from ``model.run_with_cache``; the model is then not run.
 
     Example:
         >>> from tl_headmaps import association_heads, load_default_model
         >>> heads = association_heads(load_default_model(), "Birds sometimes walk", "walk", "sometimes")
         >>> [(str(head), round(gain, 2)) for head, gain in heads.top(2)]
-        [('L11H3', 0.83), ('L0H3', 0.78)]
+        [('L16H0', 0.79), ('L0H3', 0.78)]
     """
     check_choice(measure, Measure, "measure")
     prompt = EncodedText.of(model, text, prepend_bos=prepend_bos, least=2, what="an association needs two")
@@ -201,7 +201,13 @@ def association_heads(
             maps["attention"][seen.layer, head] = row[k]
 
     run_or_read(model, prompt.ids, cache, read=("pattern", "v"), reduce=reduce)
-    options = {"query": q, "key": k, "measure": measure, "prepend_bos": prepend_bos, "from_cache": cache is not None}
+    options = {
+        "query": q,
+        "key": k,
+        "measure": measure,
+        "prepend_bos": prompt.prepend_bos,
+        "from_cache": cache is not None,
+    }
     return AssociationHeads(
         tokens=prompt.tokens,
         query=q,

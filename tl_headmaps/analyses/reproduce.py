@@ -207,7 +207,7 @@ def reproduce(
         relations: Bundled names, files, or :class:`Relation` objects; by default all bundled ones that the tokenizer
             can write.
         n_random: Number of draws of random heads to compare with.
-        prepend_bos: Put the BOS token in front of each prompt; published figures are without.
+        prepend_bos: Begin each prompt with BOS; published figures are without.
         data_dir: Folder of relations to use instead of the bundled one.
         progress: Show progress bars on a terminal.
 

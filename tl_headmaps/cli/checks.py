@@ -8,7 +8,6 @@ import typer
 from ..core.types import AblationMethod, PromptSources
 from ..data.relations import MultiToken
 from .options import (
-    BosOption,
     DeviceOption,
     ModelOption,
     NoCheckpointOption,
@@ -24,6 +23,13 @@ TopKOption = Annotated[int | None, typer.Option("--k", help="Top-k; default: eac
 MultiTokenOption = Annotated[
     MultiToken | None,
     typer.Option("--multi-token", help="Targets of several tokens: skip, or take the first; default: skip."),
+]
+PromptBosOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--prepend-bos/--no-prepend-bos",
+        help="Begin each prompt with BOS; default: as the model does, never with --preset maps.",
+    ),
 ]
 RandomOption = Annotated[
     int | None, typer.Option("--n-random", help="Draws of random heads to compare with; default: 5.")
@@ -42,7 +48,7 @@ def validate(
     k: TopKOption = None,
     multi_token: MultiTokenOption = None,
     prompts: PromptsOption = None,
-    prepend_bos: BosOption = None,
+    prepend_bos: PromptBosOption = None,
     seed: Annotated[
         int | None, typer.Option("--seed", help="Of the resampling behind the intervals; default: 0.")
     ] = None,
@@ -90,7 +96,7 @@ def ablate(
     k: TopKOption = None,
     multi_token: MultiTokenOption = None,
     prompts: PromptsOption = None,
-    prepend_bos: BosOption = None,
+    prepend_bos: PromptBosOption = None,
     preset: PresetOption = None,
     model: ModelOption = None,
     _checkpoint: NoCheckpointOption = None,
@@ -129,7 +135,10 @@ def reproduce(
         typer.Option("--relations", metavar="NAMES", help="Only these, separated by commas. May be repeated."),
     ] = None,
     n_random: RandomOption = None,
-    prepend_bos: BosOption = None,
+    prepend_bos: Annotated[
+        bool | None,
+        typer.Option("--prepend-bos/--no-prepend-bos", help="Begin each prompt with BOS; published figures do not."),
+    ] = None,
     model: ModelOption = None,
     _checkpoint: NoCheckpointOption = None,
     device: DeviceOption = None,

@@ -64,7 +64,7 @@ VectorsOption = Annotated[
 ]
 BosOption = Annotated[
     bool | None,
-    typer.Option("--prepend-bos/--no-prepend-bos", help="Begin each prompt with BOS; default: as the model does."),
+    typer.Option("--prepend-bos/--no-prepend-bos", help="Begin each text with BOS; default: as the model does."),
 ]
 CircuitOption = Annotated[
     Circuit | None, typer.Option("--circuit", help="ov: what is written; qk: what is attended to; default: ov.")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from ...capture.running.activations import LayerActivations, encode_prompt, run
+from ...capture.running.activations import LayerActivations, encode_prompt, prepends_bos, run
 from ...capture.running.last_position import Change, LastPosition
 from ...capture.running.prompts import check_templates, filled
 from ...capture.weights import HeadWeights
@@ -59,7 +59,7 @@ def ablate(
     k: int | None = None,
     multi_token: MultiToken = "skip",
     prompts: str | Sequence[str] | None = None,
-    prepend_bos: bool = False,
+    prepend_bos: bool | None = None,
     data_dir: str | Path | None = None,
     progress: bool = True,
 ) -> AblationCurves:
@@ -84,7 +84,7 @@ def ablate(
         k: k of the static scores; by default the relation's own.
         multi_token: ``"skip"`` leaves out targets of several tokens, ``"first"`` takes their first token.
         prompts: With ``preset="met"``: prefixes behind which static scores are taken; by default eight neutral ones.
-        prepend_bos: Put the BOS token in front of each prompt; published figures are without.
+        prepend_bos: Begin each prompt with BOS; by default as the model does (never with ``preset="maps"``).
         data_dir: Folder of relations to use instead of the bundled one.
         progress: Show a progress bar on a terminal.
 
@@ -94,9 +94,10 @@ def ablate(
         >>> pairs = [("France", "Paris"), ("Germany", "Berlin"), ("Egypt", "Cairo")]
         >>> pairs += [("Italy", "Rome"), ("Japan", "Tokyo")]
         >>> capitals = Relation.from_pairs("capitals", pairs, eliciting_templates=("The capital of <X> is",))
-        >>> curves = ablate(model, capitals, ["L23H4", "L23H5"], controls=None, n_random=1, progress=False)
-        >>> [round(accuracy, 2) for accuracy in curves.values.tolist()]  # with 0, 1 and 2 heads switched off
-        [0.8, 0.6, 0.0]
+        >>> heads = ["L23H4", "L23H5", "L23H1"]
+        >>> curves = ablate(model, capitals, heads, controls=None, n_random=1, progress=False)
+        >>> [round(accuracy, 2) for accuracy in curves.values.tolist()]  # with 0 to 3 heads switched off
+        [0.8, 1.0, 0.6, 0.4]
     """
     check_choice(preset, Preset, "preset")
     check_choice(method, AblationMethod, "method")
@@ -109,6 +110,7 @@ def ablate(
     given_controls = None if choose else resolve_relations(controls, data_dir) if controls else []
     weights = runnable_weights(model)
     listed = None if prompts is None else (prompts,) if isinstance(prompts, str) else tuple(prompts)
+    prepend_bos = prepends_bos(model, prepend_bos, preset)
     settings = AblationSettings(method, preset, k, multi_token, prepend_bos, progress, listed)
     experiment = AblationExperiment(model, weights, settings)
     questions = experiment.questions(resolved, templates)

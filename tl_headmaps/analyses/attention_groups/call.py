@@ -25,7 +25,7 @@ def attention_groups(
     threshold: float = THRESHOLD,
     n_groups: int | None = None,
     n_null: int | None = None,
-    prepend_bos: bool = False,
+    prepend_bos: bool | None = None,
     cache: Any = None,
 ) -> AttentionGroups:
     """Groups of tokens that the heads of a model bind together in one text.
@@ -41,16 +41,16 @@ def attention_groups(
         threshold: Strong edges are at least this share of the strongest edge of one of their tokens.
         n_groups: Make this many groups instead of letting the eigengap decide (spectral).
         n_null: Shuffled graphs to compare each modularity with; by default 20, none above 256 tokens.
-        prepend_bos: Put BOS in front of the text.
+        prepend_bos: Begin the text with BOS; by default as the model does. Token ids are taken as they are.
         cache: An ``ActivationCache`` of this very text, from ``model.run_with_cache``; the model is then not run.
 
     Example:
         >>> from tl_headmaps import attention_groups, load_default_model
-        >>> groups = attention_groups(load_default_model(), "The cat sat on the mat. It was happy.", heads="L3H4")
+        >>> groups = attention_groups(load_default_model(), "The cat sat on the mat. It was happy.", heads="L13H2")
         >>> groups.words()
-        ((' cat', ' sat', ' on', ' mat'), (' the', '.', ' It', ' was', ' happy', '.'))
+        (('The', ' cat'), (' sat', ' on', ' the', ' mat'), ('.', ' It', ' was', ' happy', '.'))
         >>> groups.tokens[groups.sink]  # where attention is parked; left out
-        'The'
+        '<|im_start|>'
     """
     chosen_options = GroupOptions(method, drop_sink, threshold, n_groups, n_null)
     prompt = EncodedText.of(model, text, prepend_bos=prepend_bos, least=2, what="a group needs at least two")
@@ -72,7 +72,7 @@ def attention_groups(
     options = {
         "layers": None if layers is None else chosen_layers,
         "heads": head_names(named),
-        "prepend_bos": prepend_bos,
+        "prepend_bos": prompt.prepend_bos,
         "from_cache": cache is not None,
         **grouping.options,
     }

@@ -21,6 +21,7 @@ from ...capture.components.matrices import (
 )
 from ...capture.components.outputs import component_outputs
 from ...capture.loading import load_model
+from ...capture.running.activations import prepends_bos
 from ...capture.running.batches import TextBatches, token_batches
 from ...capture.weights import HeadWeights
 from ...core.errors import UsageError, WeightBasisError
@@ -53,7 +54,7 @@ def component_map(
     k: int | None = ...,
     column: str = ...,
     max_tokens: int = ...,
-    prepend_bos: bool = ...,
+    prepend_bos: bool | None = ...,
     seed: int = ...,
     run_dir: str | Path | None = ...,
     progress: bool = ...,
@@ -70,7 +71,7 @@ def component_map(
     k: int | None = ...,
     column: str = ...,
     max_tokens: int = ...,
-    prepend_bos: bool = ...,
+    prepend_bos: bool | None = ...,
     seed: int = ...,
     run_dir: str | Path | None = ...,
     progress: bool = ...,
@@ -87,7 +88,7 @@ def component_map(
     k: int | None = ...,
     column: str = ...,
     max_tokens: int = ...,
-    prepend_bos: bool = ...,
+    prepend_bos: bool | None = ...,
     seed: int = ...,
     run_dir: str | Path | None = ...,
     progress: bool = ...,
@@ -103,7 +104,7 @@ def component_map(
     k: int | None = None,
     column: str = "text",
     max_tokens: int = 8192,
-    prepend_bos: bool = False,
+    prepend_bos: bool | None = None,
     seed: int = 0,
     run_dir: str | Path | None = None,
     progress: bool = True,
@@ -129,7 +130,7 @@ def component_map(
         k: Dimensions of the subspaces of ``subspace_overlap``; by default 16, or half of the smallest matrix.
         column: Column of a dataset that holds the text.
         max_tokens: Read at most this many tokens.
-        prepend_bos: Start every sequence with the beginning-of-text token.
+        prepend_bos: Begin each sequence with BOS; by default as the model does.
         seed: Seed of the random matrices.
         run_dir: For metrics without text: finished layers are saved in this folder, so an interrupted run resumes.
         progress: Show a progress bar on a terminal.
@@ -160,7 +161,7 @@ class _Options:
     k: int | None
     column: str
     max_tokens: int
-    prepend_bos: bool
+    prepend_bos: bool | None
     seed: int
     run_dir: str | Path | None
     progress: bool
@@ -396,13 +397,14 @@ class _Measurement:
     def _batches(self, source: ModelComponents) -> TextBatches:
         options, model = self.options, source.model
         length = min(_SEQUENCE, int(model.cfg.n_ctx))
+        prepend_bos = prepends_bos(model, options.prepend_bos)
         batches = token_batches(
             read_texts(options.texts, options.column),
             source.weights.tokenizer,
             length=length,
             max_tokens=options.max_tokens,
             batch_tokens=_BATCH_TOKENS,
-            prepend_bos=options.prepend_bos,
+            prepend_bos=prepend_bos,
             device=model.embed.W_E.device,
         )
         self.n_batches, self.n_tokens = len(batches.items), batches.n_tokens
@@ -411,7 +413,7 @@ class _Measurement:
             "max_tokens": options.max_tokens,
             "sequence": length,
             "batch_tokens": _BATCH_TOKENS,
-            "prepend_bos": options.prepend_bos,
+            "prepend_bos": prepend_bos,
         }
         self.data["tokens"] = batches.digest
         return batches

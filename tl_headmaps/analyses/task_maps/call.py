@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from ...capture.running.activations import DEFAULT_BUDGET
+from ...capture.running.activations import DEFAULT_BUDGET, prepends_bos
 from ...capture.running.answers import Question, encode_question
 from ...capture.running.head_features import HeadFeatures, capture_head_features
 from ...capture.weights import HeadWeights
@@ -50,7 +50,7 @@ def task_maps(
     n_folds: int = 5,
     n_null: int = 10,
     seed: int = 0,
-    prepend_bos: bool = False,
+    prepend_bos: bool | None = None,
     budget: int = DEFAULT_BUDGET,
     cache_dir: str | Path | None = None,
     progress: bool = True,
@@ -64,7 +64,7 @@ def task_maps(
         n_folds: Parts for cross-validation; contents stay whole.
         n_null: How often labels are shuffled for the null.
         seed: Decides folds, shuffles and bootstrap. A second seed is run to see whether the maps are stable.
-        prepend_bos: Begin every prompt with the BOS token.
+        prepend_bos: Begin each prompt with BOS; by default as the model does.
         budget: Bytes a batch of prompts may take.
         cache_dir: Where captured activations are saved for the next call; the cache folder by default.
         progress: Show progress bars on a terminal.
@@ -85,6 +85,7 @@ def task_maps(
     labels = torch.tensor([chosen.functions.index(item.function) for item in chosen.items])
     split = _split(chosen, labels, n_folds, seed)
     weights = HeadWeights.from_model(model)
+    prepend_bos = prepends_bos(model, prepend_bos)
     questions = [
         encode_question(model, item.prompt, (item.answer, *item.alternatives), prepend_bos) for item in chosen.items
     ]

@@ -187,7 +187,7 @@ def agreement(tour: Tour) -> Finding:
 
 def ablation(tour: Tour) -> Finding:
     """Does the model lose the relation without its heads?"""
-    curves = ablate(tour.model, LEAD, max_heads=N_ABLATED, template=TEMPLATE, controls=None, prepend_bos=True)
+    curves = ablate(tour.model, LEAD, max_heads=N_ABLATED, template=TEMPLATE, controls=None)
     asked = f"The model answers {curves.base_accuracy:.0%} of {curves.n_pairs} prompts {quoted(curves.template)} right"
     if curves.status != "tested":
         says = f"{asked}. Nothing was switched off: {curves.status}."
@@ -205,7 +205,7 @@ def ablation(tour: Tour) -> Finding:
     return Finding(
         "ablation",
         curves,
-        ("ablate", LEAD, "--template", TEMPLATE, "--max-heads", str(N_ABLATED), "--controls", "none", "--prepend-bos"),
+        ("ablate", LEAD, "--template", TEMPLATE, "--max-heads", str(N_ABLATED), "--controls", "none"),
         says,
         headline,
     )

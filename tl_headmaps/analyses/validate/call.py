@@ -10,7 +10,7 @@ from jaxtyping import Bool
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from ...capture.running.activations import LayerActivations, check_prompts, run
+from ...capture.running.activations import LayerActivations, check_prompts, prepends_bos, run
 from ...capture.running.prompts import Prompt, check_templates, fill
 from ...capture.running.text import check_runs
 from ...capture.weights import HeadWeights
@@ -36,7 +36,7 @@ def validate(
     sources: PromptSources = "single",
     multi_token: MultiToken = "skip",
     prompts: str | Sequence[str] | None = None,
-    prepend_bos: bool = False,
+    prepend_bos: bool | None = None,
     seed: int = 0,
     data_dir: str | Path | None = None,
     progress: bool = True,
@@ -54,7 +54,7 @@ def validate(
             sources of several tokens (the last one is read), compared with static scores of the one-token sources.
         multi_token: ``"skip"`` leaves out targets of several tokens, ``"first"`` takes their first token.
         prompts: With ``preset="met"``: prefixes the static sources are put behind; by default eight neutral ones.
-        prepend_bos: Put the BOS token in front of each prompt; published figures are without.
+        prepend_bos: Begin each prompt with BOS; by default as the model does (never with ``preset="maps"``).
         seed: Seed of the resampling behind the intervals; nothing else is random.
         data_dir: Folder of relations to use instead of the bundled one.
         progress: Show a progress bar on a terminal.
@@ -66,7 +66,7 @@ def validate(
         >>> capitals = Relation.from_pairs("capitals", pairs)
         >>> validation = validate(load_default_model(), capitals, "The story of <X> contains", progress=False)
         >>> round(validation.mean("pearson_without"), 2), round(validation.mean("pearson_with"), 2)
-        (0.83, 0.73)
+        (0.81, 0.73)
     """
     check_choice(preset, Preset, "preset")
     check_choice(sources, PromptSources, "sources")
@@ -74,8 +74,10 @@ def validate(
     resolved = resolve_relations(relations, data_dir)
     chosen = common_templates(resolved) if templates is None else check_templates(templates)
     listed = None if prompts is None else (prompts,) if isinstance(prompts, str) else tuple(prompts)
+    weights = runnable_weights(model)
+    prepend_bos = prepends_bos(model, prepend_bos, preset)
     settings = ValidationSettings(preset, k, sources, multi_token, prepend_bos, seed, listed)
-    return validate_with_weights(model, runnable_weights(model), resolved, chosen, settings, progress)
+    return validate_with_weights(model, weights, resolved, chosen, settings, progress)
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ def value_mixing(
     query: TokenLike | None = None,
     key: TokenLike | None = None,
     *,
-    prepend_bos: bool = False,
+    prepend_bos: bool | None = None,
     cache: Any = None,
 ) -> ValueMixing:
     """Values, attention and mixed values of one head on a text, and every association before and after.
@@ -36,16 +36,16 @@ def value_mixing(
         head: ``"L5H3"``, ``(5, 3)`` or a HeadIndex.
         query: Only this token as a query: its text, ``walk#2`` for the second of several, or an index.
         key: With ``query``, the token it is compared with in the result's worked example.
-        prepend_bos: Put BOS in front of the text.
+        prepend_bos: Begin the text with BOS; by default as the model does. Token ids are taken as they are.
         cache: An ``ActivationCache`` of this very text, from ``model.run_with_cache``; the model is then not run.
 
     Example:
         >>> from tl_headmaps import load_default_model, value_mixing
-        >>> mixing = value_mixing(load_default_model(), "Birds sometimes walk", "L11H3", "walk", "sometimes")
-        >>> [round(share, 2) for share in mixing.A[0].tolist()]  # what "walk" attends to
-        [0.04, 0.84, 0.12]
+        >>> mixing = value_mixing(load_default_model(), "Birds sometimes walk", "L16H0", "walk", "sometimes")
+        >>> [round(share, 2) for share in mixing.A[0].tolist()]  # what "walk" attends to, BOS first
+        [0.11, 0.04, 0.84, 0.0]
         >>> round(mixing.example.cosine_before, 2), round(mixing.example.cosine_after, 2)
-        (0.13, 0.96)
+        (0.21, 1.0)
     """
     if key is not None and query is None:
         raise UsageError(f"key={key!r} was given without a query. Give the query that is compared with it, too.")
@@ -74,7 +74,11 @@ def value_mixing(
             f"In {weights.model_name!r} the output of {index} is not its pattern times its values (they differ by "
             f"{error:.2g}), so its mixing cannot be explained this way. Choose a model with plain attention."
         )
-    options = {"query": None if query is None else rows[0], "prepend_bos": prepend_bos, "from_cache": cache is not None}
+    options = {
+        "query": None if query is None else rows[0],
+        "prepend_bos": prompt.prepend_bos,
+        "from_cache": cache is not None,
+    }
     return ValueMixing(
         tokens=prompt.tokens,
         queries=tuple(rows),

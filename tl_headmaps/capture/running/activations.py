@@ -25,7 +25,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ...core.errors import UsageError
-from ...core.types import Model
+from ...core.types import Model, Preset
 from ..host import evaluating
 
 Activation: TypeAlias = Literal["pattern", "q", "k", "v", "z", "resid_pre", "attn_out", "mlp_out"]
@@ -92,22 +92,26 @@ def encode_prompt(model: Model, text: str, prepend_bos: bool = False) -> list[in
     if prepend_bos:
         if tokenizer.bos_token_id is None:
             raise UsageError("prepend_bos=True was given, but this tokenizer has no BOS token. Leave it out.")
-        ids.insert(0, int(tokenizer.bos_token_id))
+        # Some tokenizers add their own even without special tokens.
+        if ids[:1] != [tokenizer.bos_token_id]:
+            ids.insert(0, int(tokenizer.bos_token_id))
     return ids
 
 
-def prepends_bos(model: Any, prepend_bos: bool | None) -> bool:
+def prepends_bos(model: Any, prepend_bos: bool | None, preset: Preset | None = None) -> bool:
     """Whether texts begin with BOS: as asked for, or (None) as the model itself does by default in TransformerLens.
 
-    Measured by letting the model encode a text: flags and tokenizers disagree with each other.
+    Measured by letting the model encode a text: flags and tokenizers disagree with each other. The published recipe,
+    ``"maps"``, has none.
     """
     if prepend_bos is not None:
         return prepend_bos
+    if preset == "maps":
+        return False
     tokenizer = getattr(model, "tokenizer", None)
     if tokenizer is None or tokenizer.bos_token_id is None:
         return False
-    plain = tokenizer.encode("a", add_special_tokens=False)
-    return bool(model.to_tokens("a")[0].tolist() == [tokenizer.bos_token_id, *plain])
+    return int(model.to_tokens("a")[0, 0]) == int(tokenizer.bos_token_id)
 
 
 def batches(prompts: Sequence[Sequence[int]], bytes_of: Callable[[int], int], budget: int) -> Iterator[PromptBatch]:

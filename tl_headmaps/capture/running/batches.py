@@ -80,7 +80,11 @@ def token_batches(
     sequences: list[list[int]] = []
     read = longest = 0
     for text in texts:
-        ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"][: max_tokens - read]
+        ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        if start and ids[:1] == start:
+            # Some tokenizers add their own even without special tokens; every sequence gets one below.
+            ids = ids[1:]
+        ids = ids[: max_tokens - read]
         longest = max(longest, len(ids))
         sequences += [[*start, *part] for part in _cut(ids, length - len(start)) if len(part) + len(start) >= 2]
         read += len(ids)

@@ -66,7 +66,7 @@ def _entry(cache: Any, layer: int, name: HeadActivation, n_tokens: int) -> Tenso
     cached = value.shape[2 if name == "pattern" else 1]
     if cached != n_tokens:
         raise UsageError(
-            f"The cache contains {cached} tokens, but the text has {n_tokens}. model.run_with_cache(text) prepends BOS "
-            "by default: pass prepend_bos=True here, or the token ids that were run."
+            f"The cache contains {cached} tokens, but the text has {n_tokens}. Pass the text and the prepend_bos= that "
+            "the cache was made with, or the token ids that were run."
         )
     return value

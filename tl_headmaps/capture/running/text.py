@@ -7,7 +7,7 @@ from ...core.errors import UsageError
 from ...core.types import Model
 from ...core.vocabulary import token_string
 from ..weights import HeadWeights
-from .activations import check_prompts, encode_prompt
+from .activations import check_prompts, encode_prompt, prepends_bos
 
 
 def check_runs(model: Model) -> None:
@@ -18,19 +18,20 @@ def check_runs(model: Model) -> None:
 
 @dataclass(frozen=True)
 class EncodedText:
-    """A text as token ids, and the text of each token."""
+    """A text as token ids, the text of each token, and whether it begins with BOS."""
 
     ids: tuple[int, ...]
     tokens: tuple[str, ...]
+    prepend_bos: bool
 
     @classmethod
-    def of(cls, model: Model, text: Any, *, prepend_bos: bool, least: int, what: str) -> "EncodedText":
+    def of(cls, model: Model, text: Any, *, prepend_bos: bool | None, least: int, what: str) -> "EncodedText":
         """Encode a text (or take token ids); refuse what is too short or cannot run.
 
         Args:
             model: The model.
             text: A string, or token ids.
-            prepend_bos: Put BOS in front of a string.
+            prepend_bos: Begin a string with BOS; by default as the model does. Token ids stay as they are.
             least: Smallest number of tokens.
             what: The reason for it, for the message.
         """
@@ -41,14 +42,18 @@ class EncodedText:
                 raise UsageError(
                     f"The text {text!r} is empty. Give a text of at least {least} token{'s' if least > 1 else ''}."
                 )
+            prepend_bos = prepends_bos(model, prepend_bos)
             ids = encode_prompt(model, text, prepend_bos)
         else:
+            prepend_bos = False
             ids = [_token_id(token) for token in text]
-        if len(ids) < least:
-            raise UsageError(f"The text has {len(ids)} token{'' if len(ids) == 1 else 's'}, but {what}.")
+        # BOS is there for the model: it makes no text of a single token longer.
+        n_own = len(ids) - prepend_bos
+        if n_own < least:
+            raise UsageError(f"The text has {n_own} token{'' if n_own == 1 else 's'}, but {what}.")
         check_prompts(model, [ids])
         texts = (f"#{token}" if tokenizer is None else token_string(tokenizer, token) for token in ids)
-        return cls(tuple(ids), tuple(texts))
+        return cls(tuple(ids), tuple(texts), prepend_bos)
 
 
 def _token_id(token: Any) -> int:
