@@ -127,7 +127,9 @@ def main(folder: Path, order: list[str]) -> None:
         "relation_scores": lambda: relation_scores(model, relation, run_dir=folder / "run", progress=False),
         "component_map": lambda: component_map(model, "contribution", [text], progress=False),
         "component_map of the weights": lambda: component_map(model, "stable_rank", progress=False),
-        "task_maps": lambda: task_maps(model, Tasks(tuple(items)), n_folds=3, n_null=1, cache_dir=folder, progress=False),
+        "task_maps": lambda: task_maps(
+            model, Tasks(tuple(items)), n_folds=3, n_null=1, cache_dir=folder, progress=False
+        ),
     }
     answer = {name: traced(lambda call=call: call().save(folder / "x.html"), order) for name, call in analyses.items()}
     print(json.dumps(answer))  # noqa: T201

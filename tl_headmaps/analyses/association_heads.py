@@ -14,7 +14,7 @@ from ..capture.running.text import EncodedText
 from ..capture.weights import HeadWeights
 from ..core.errors import UsageError
 from ..core.provenance import Provenance
-from ..core.types import HeadIndex, Measure, check_choice
+from ..core.types import HeadIndex, Measure, Model, check_choice
 from ..core.vocabulary import TokenLike, token_position
 from ..renderers.figure import Figure
 from ..renderers.grids import MapLayer
@@ -150,7 +150,7 @@ class AssociationHeads(Result):
 
 
 def association_heads(
-    model: Any,
+    model: Model,
     text: Any,
     query: TokenLike,
     key: TokenLike,

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 from ..capture.parts import Norm
 from ..capture.weights import HeadWeights
 from ..core.provenance import Provenance
+from ..core.types import Model
 from ..renderers.figure import Figure
 from ..renderers.listing import table_figure
 from ..results import Result
@@ -43,7 +44,7 @@ class ModelDescription(Result):
         return "\n".join(f"{name:<{width}}  {value}" for name, value in self.facts.items())
 
 
-def describe_model(model: Any) -> ModelDescription:
+def describe_model(model: Model | HeadWeights) -> ModelDescription:
     """Architecture, size, weight basis, norms and supported analyses of a model.
 
     Args:

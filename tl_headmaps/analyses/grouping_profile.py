@@ -16,7 +16,7 @@ from ..capture.running.text import check_runs
 from ..capture.weights import HeadWeights
 from ..core.errors import UsageError
 from ..core.provenance import Provenance
-from ..core.types import HeadIndex
+from ..core.types import HeadIndex, Model
 from ..core.vocabulary import token_string
 from ..data.texts import read_texts
 from ..renderers.figure import Figure
@@ -173,7 +173,7 @@ class GroupingProfile(Result):
 
 
 def grouping_profile(
-    model: Any,
+    model: Model,
     texts: Any,
     *,
     column: str = "text",

@@ -26,7 +26,7 @@ from ..circuits.ov import constant_values
 from ..circuits.vectors import token_vectors
 from ..core.errors import UsageError
 from ..core.provenance import Provenance
-from ..core.types import HeadIndex
+from ..core.types import HeadIndex, Model
 from ..data.prompts import neutral_prompts
 from ..data.texts import Sample, describe_source, split_texts
 from ..renderers.figure import Figure
@@ -138,7 +138,7 @@ class HeadTrust(Result):
 
 
 def head_trust(
-    model: Any,
+    model: Model,
     texts: Any = None,
     *,
     prompts: Sequence[str] | None = None,

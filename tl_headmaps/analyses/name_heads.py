@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..capture.weights import HeadWeights
 from ..core.provenance import Provenance
-from ..core.types import Circuit, HeadIndex, HeadLike, Preset
+from ..core.types import Circuit, HeadIndex, HeadLike, Model, Preset
 from ..naming.namer import UNCLEAR, Describe, HeadName
 from ..renderers.figure import Figure
 from ..renderers.grids import MapLayer
@@ -173,7 +173,7 @@ class HeadNames(Result):
 
 
 def name_heads(
-    model: Any,
+    model: Model | HeadWeights,
     *,
     preset: Preset = "folded",
     circuit: Circuit = "ov",

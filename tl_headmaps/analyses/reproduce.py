@@ -22,6 +22,7 @@ from ..capture.weights import HeadWeights
 from ..core.files import replacing, sha256_of
 from ..core.provenance import Provenance
 from ..core.runs import RunFolder, RunRecord, identity_of, open_run, pack
+from ..core.types import Model
 from ..data.relations import Relation, RelationLike, load_relations, resolve_relations
 from ..renderers.figure import Figure
 from ..renderers.listing import tables_figure
@@ -185,7 +186,7 @@ class Reproduction(Result):
 
 
 def reproduce(
-    model: Any,
+    model: Model,
     out: str | Path,
     *,
     relations: RelationLike | Sequence[RelationLike] | None = None,

@@ -16,7 +16,7 @@ from ..circuits.maps import CircuitMaps, MetSources
 from ..circuits.ranking import ranks
 from ..core.errors import UsageError
 from ..core.provenance import Provenance
-from ..core.types import Circuit, HeadIndex, HeadLike, Preset, check_choice
+from ..core.types import Circuit, HeadIndex, HeadLike, Model, Preset, check_choice
 from ..core.vocabulary import TokenLike, single_id, token_string, word_ids
 from ..renderers import heat
 from ..renderers.figure import Figure
@@ -125,7 +125,7 @@ class TokenGrid(Result):
 
 
 def token_grid(
-    model: Any,
+    model: Model | HeadWeights,
     head: HeadLike,
     sources: Sequence[TokenLike],
     targets: Sequence[TokenLike],

@@ -22,6 +22,7 @@ from ..capture.running.answers import answer_likelihoods, encode_question
 from ..capture.weights import HeadWeights
 from ..core.errors import UsageError
 from ..core.provenance import Provenance
+from ..core.types import Model
 from ..data.tasks import FUNCTIONS, Tasks, with_alternatives
 from ..renderers import heat
 from ..renderers.figure import Figure
@@ -231,7 +232,7 @@ class TaskVerification(Result):
 
 
 def verify_tasks(
-    model: Any,
+    model: Model,
     maps: TaskMaps,
     tasks: Tasks | str | Path | None = None,
     *,

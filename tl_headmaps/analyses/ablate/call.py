@@ -15,7 +15,7 @@ from ...capture.running.last_position import Change, LastPosition
 from ...capture.running.prompts import check_templates, filled
 from ...capture.weights import HeadWeights
 from ...core.errors import UsageError
-from ...core.types import AblationMethod, HeadIndex, HeadLike, Preset, check_choice, head_list
+from ...core.types import AblationMethod, HeadIndex, HeadLike, Model, Preset, check_choice, head_list
 from ...data.relations import MultiToken, Relation, RelationLike, encode, load_relations, resolve, resolve_relations
 from ...scorers.ablation import (
     accuracy,
@@ -46,7 +46,7 @@ _MOST_KEPT = 2 + MOST_CONTROLS
 
 
 def ablate(
-    model: Any,
+    model: Model,
     relation: RelationLike,
     heads: HeadLike | Iterable[HeadLike] | Literal["top"] = "top",
     *,

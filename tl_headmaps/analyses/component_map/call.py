@@ -26,7 +26,7 @@ from ...capture.running.batches import TextBatches, token_batches
 from ...capture.weights import HeadWeights
 from ...core.errors import UsageError, WeightBasisError
 from ...core.provenance import Provenance
-from ...core.types import WRITING_COMPONENTS
+from ...core.types import WRITING_COMPONENTS, Model
 from ...data.texts import describe_source, read_texts
 from ...scorers.components import Change, Estimate, find_metric, mean_over_batches, names_of, random_baseline
 from ...scorers.spectra import WeightMatrix, side_by_side
@@ -44,7 +44,7 @@ Key = tuple[int, int, int]
 
 @overload
 def component_map(
-    model: Any,
+    model: Model | HeadWeights,
     metric: str = ...,
     texts: Any = ...,
     against: Any = ...,
@@ -61,7 +61,7 @@ def component_map(
 ) -> ComponentMap: ...
 @overload
 def component_map(
-    model: Any,
+    model: Model | HeadWeights,
     metric: str = ...,
     texts: Any = ...,
     against: Any = ...,
@@ -78,7 +78,7 @@ def component_map(
 ) -> HeadComponentMap: ...
 @overload
 def component_map(
-    model: Any,
+    model: Model | HeadWeights,
     metric: str = ...,
     texts: Any = ...,
     against: Any = ...,
@@ -94,7 +94,7 @@ def component_map(
     progress: bool = ...,
 ) -> ComponentMap | HeadComponentMap: ...
 def component_map(
-    model: Any,
+    model: Model | HeadWeights,
     metric: str = "sensitivity",
     texts: Any = None,
     against: Any = None,

@@ -13,7 +13,7 @@ from ...capture.weights import HeadWeights
 from ...circuits.maps import CircuitMaps, MetSources
 from ...circuits.ov import stream_map, written_maps
 from ...core.errors import RelationDataError, UsageError
-from ...core.types import Circuit, HeadLike, Preset, by_layer, check_choice, head_list, head_names
+from ...core.types import Circuit, HeadLike, Model, Preset, by_layer, check_choice, head_list, head_names
 from ...data.relations import Encoded, MultiToken, RelationLike, encode, resolve_relations
 from ...scorers.relation import Pairs, score_layer, shares
 from ...scorers.statistics import q_values, wilson_interval
@@ -25,7 +25,7 @@ _PROMPT_LEAST = 0.05
 
 
 def relation_scores(
-    model: Any,
+    model: Model | HeadWeights,
     relations: RelationLike | Sequence[RelationLike],
     *,
     preset: Preset = "folded",

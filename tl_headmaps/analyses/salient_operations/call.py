@@ -16,7 +16,7 @@ from ...circuits.extremes import top_and_bottom
 from ...circuits.maps import CircuitMaps, MetSources
 from ...circuits.ov import ov_maps
 from ...core.errors import UsageError
-from ...core.types import Circuit, HeadLike, Preset, by_layer, check_choice, head_list, head_names
+from ...core.types import Circuit, HeadLike, Model, Preset, by_layer, check_choice, head_list, head_names
 from ...core.vocabulary import token_strings
 from ...data.prompts import neutral_prompts
 from ...naming.namer import NAMING_TARGETS, NAMING_TOKENS, Describe, Namer
@@ -29,7 +29,7 @@ Vocabulary: TypeAlias = Literal["all", "words"] | Callable[[str], bool]
 
 
 def salient_operations(
-    model: Any,
+    model: Model | HeadWeights,
     heads: HeadLike | Iterable[HeadLike] | None = None,
     *,
     n_tokens: int = 30,

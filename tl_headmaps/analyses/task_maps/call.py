@@ -23,7 +23,7 @@ from ...capture.running.answers import Question, encode_question
 from ...capture.running.head_features import HeadFeatures, capture_head_features
 from ...capture.weights import HeadWeights
 from ...core.errors import UsageError
-from ...core.types import HeadIndex, Positions, check_choice
+from ...core.types import HeadIndex, Model, Positions, check_choice
 from ...data.tasks import Tasks, load_tasks
 from ...scorers.probe import calibrated, cross_logits, majority_predictions, word_counts
 from ...scorers.statistics import wilson_interval
@@ -43,7 +43,7 @@ _PLAIN, _BEYOND = 0, 1
 
 
 def task_maps(
-    model: Any,
+    model: Model,
     tasks: Tasks | str | Path | None = None,
     *,
     positions: Positions = "answer",

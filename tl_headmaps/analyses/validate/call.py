@@ -16,7 +16,7 @@ from ...capture.running.text import check_runs
 from ...capture.weights import HeadWeights
 from ...circuits.maps import CircuitMaps, MetSources
 from ...core.errors import RelationDataError, UsageError
-from ...core.types import Preset, PromptSources, check_choice
+from ...core.types import Model, Preset, PromptSources, check_choice
 from ...data.relations import Encoded, MultiToken, Relation, RelationLike, encode, resolve_relations
 from ...scorers.validation import agreement, hits, output_maps
 from ..relation_scores.call import checked_k
@@ -27,7 +27,7 @@ _BUDGET = 64 << 20
 
 
 def validate(
-    model: Any,
+    model: Model,
     relations: RelationLike | Sequence[RelationLike],
     templates: str | Sequence[str] | None = None,
     *,

@@ -10,7 +10,7 @@ from ...capture.running.cached import run_or_read
 from ...capture.running.text import EncodedText
 from ...capture.weights import HeadWeights
 from ...core.errors import UnsupportedModelError, UsageError
-from ...core.types import HeadLike
+from ...core.types import HeadLike, Model
 from ...core.vocabulary import TokenLike, token_position
 from .result import ValueMixing
 
@@ -19,7 +19,7 @@ _TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-4, torch.float16: 1e-2, tor
 
 
 def value_mixing(
-    model: Any,
+    model: Model,
     text: Any,
     head: HeadLike,
     query: TokenLike | None = None,
