@@ -596,4 +596,6 @@ def slot_model(markers: tuple[int, ...], answers: tuple[int, ...] = (), host: st
                 # Without its marker a head writes a little of its answer too, so that ablation takes the answer last.
                 block.attn.c_attn.bias[2 * d_model + first] = 0.4
                 block.attn.c_proj.weight[first, answers[head]] = 1.0
-    return hosted(source, "gpt2", host=host)
+    model = hosted(source, "gpt2", host=host)
+    model.cfg.default_prepend_bos = False  # slots are counted from the first word
+    return model

@@ -24,10 +24,10 @@ def test_groups_prints_and_writes(run: Any, opened: None, tmp_path: Path) -> Non
     files = [tmp_path / "g.json", tmp_path / "again.json"]
     for file in files:
         done = run("groups", "--text", TEXT, "--heads", "L5H3,L25H8", "--n-groups", "2", "--out", str(file))
-        assert done.code == 0 and "attention sink 'Birds'" in done.out, done
+        assert done.code == 0 and "attention sink '<|im_start|>'" in done.out, done
     values = json.loads(files[0].read_text("utf-8"))
     assert values["kind"] == "attention_groups" and values["head_to_group"].keys() == {"L5H3", "L25H8"}
-    assert sorted(token for group in values["groups"] for token in group) == [1, 2, 3, 4, 5, 6]
+    assert sorted(token for group in values["groups"] for token in group) == [1, 2, 3, 4, 5, 6, 7]
     assert len(values["groups"]) == 2
     bare = [CREATED.sub(b"", file.read_bytes()) for file in files]
     assert bare[0] == bare[1]
@@ -35,7 +35,7 @@ def test_groups_prints_and_writes(run: Any, opened: None, tmp_path: Path) -> Non
 
 
 def test_groups_of_layers(run: Any, opened: None) -> None:
-    done = run("groups", "--text", TEXT, "--layers", "3", "--keep-sink", "--n-null", "0")
+    done = run("groups", "--text", TEXT, "--layers", "3", "--keep-sink", "--n-null", "0", "--no-prepend-bos")
     assert done.code == 0 and "9 heads" in done.out and "and is kept" in done.out
 
 
@@ -54,7 +54,7 @@ def test_mixing_prints_the_worked_example(run: Any, opened: None, tmp_path: Path
     done = run("mixing", *arguments, "--head", "L5H3", "--out", str(file))
     assert done.code == 0 and "What attention does to 'walk', seen from 'Birds'" in done.out
     values = json.loads(file.read_text("utf-8"))
-    assert (values["kind"], values["head"], values["axes"]["query"], values["key"]) == ("value_mixing", "L5H3", [2], 0)
+    assert (values["kind"], values["head"], values["axes"]["query"], values["key"]) == ("value_mixing", "L5H3", [3], 1)
     assert values["reconstruction_error"] < 1e-5
     done = run("association", *arguments, "--measure", "dot")
     assert done.code == 0 and "bring 'walk' closer to 'Birds' (dot" in done.out
@@ -99,7 +99,7 @@ def test_wrong_usage_is_seen_before_the_model_is_loaded(
         (["groups", "--text", "Birds"], ["has 1 token"]),
         (["groups", "--text", TEXT, "--heads", "L99H0"], ["There is no head L99H0"]),
         (["mixing", "--text", TEXT, "--head", "L5H3", "--query", "fly"], ["'fly' is not a token of the text"]),
-        (["association", "--text", "walk or walk", "--query", "walk", "--key", "or"], ["positions 0, 2", "walk#2"]),
+        (["association", "--text", "walk or walk", "--query", "walk", "--key", "or"], ["positions 1, 3", "walk#2"]),
     ],
 )
 def test_what_cannot_be_done_is_a_sentence(

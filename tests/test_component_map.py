@@ -284,7 +284,10 @@ def test_wrong_calls_are_sentences() -> None:
         ({"metric": "subspace_overlap", "against": model, "k": 0}, r"k=0 is impossible"),
         ({"metric": "stable_rank", "k": 3}, r"stable_rank compares no subspaces, but k=3 was given"),
         ({"metric": "relative_change", "against": model, "k": 3}, r"relative_change compares no subspaces"),
-        ({"texts": f" {word(5)}"}, r"too short: the longest text has 1 token, .*at least two tokens"),
+        (
+            {"texts": f" {word(5)}", "prepend_bos": False},
+            r"too short: the longest text has 1 token, .*at least two tokens",
+        ),
         ({"texts": []}, r"too short: there is no text"),
         ({"texts": ["", "  "]}, r"too short: there is no text"),
         ({"texts": 5}, r"int is not a source of texts"),
@@ -329,7 +332,7 @@ def default_map(default_model: Any) -> ComponentMap:
 def test_the_default_model_maps_thirty_layers_by_seven(default_map: ComponentMap) -> None:
     assert default_map.values.shape == (30, 7) and default_map.components == (*SIX, "mlp.gate")
     assert float(default_map.values.sum()) == pytest.approx(1, abs=1e-5)
-    assert default_map.n_tokens == 200
+    assert default_map.n_tokens == 200 + 2  # BOS in front of both sequences
     assert default_map.provenance.options["texts"] == "bundled sample english.txt"
 
 
@@ -360,7 +363,7 @@ def test_the_command_writes_json(
     assert run("--texts", str(text), "--metric", "output_share", "--out", str(out)) == 0
     saved = json.loads(out.read_text("utf-8"))
     assert saved["kind"] == "component_map" and saved["axes"]["component"] == [*SIX, "mlp.gate"]
-    assert saved["n_batches"] == 2 and "output_share, 5 tokens" in capsys.readouterr().out
+    assert saved["n_batches"] == 2 and "output_share, 7 tokens" in capsys.readouterr().out
     assert run("--metric", "frobenius", "--by-head", "--out", str(out)) == 0
     assert json.loads(out.read_text("utf-8"))["kind"] == "head_component_map"
     capsys.readouterr()

@@ -469,7 +469,7 @@ def test_options_share_passes_and_questions_are_counted_once() -> None:
 
 def test_an_answer_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     items = [TaskItem(f" {word(3 + i)}" * 32, word(5), NAMES[i % 2], content=f"c{i}") for i in range(20)]
-    with pytest.raises(UsageError, match=r"does not fit after its prompt \(32 tokens: .*context is 32 tokens\."):
+    with pytest.raises(UsageError, match=r"does not fit after its prompt \(33 tokens: .*context is 32 tokens\."):
         task_maps(shared_model("gpt2"), Tasks(tuple(items)), cache_dir=tmp_path, progress=False)
 
 
