@@ -311,7 +311,7 @@ def test_head_subspaces_are_limited_by_the_head() -> None:
 
 def test_nan_weights_are_refused() -> None:
     model = edited("mlp.down", 2, lambda matrix: matrix[0].fill_(math.nan))
-    with pytest.raises(UnsupportedModelError, match=r"mlp.down of layer 2 holds 32 NaN"):
+    with pytest.raises(UnsupportedModelError, match=r"mlp.down of layer 2 contains 32 NaN"):
         component_map(model, "frobenius")
 
 

@@ -443,7 +443,7 @@ class TestBadInput:
             ([], "has 0 tokens"),
             (["a", "b"], "'a' is not a token id"),
             ([3, 100_000], "outside the vocabulary"),
-            ([3] * 33, "holds at most 32"),
+            ([3] * 33, "takes at most 32"),
         ):
             with pytest.raises(UsageError, match=sentence):
                 attention_groups(model, text)

@@ -113,7 +113,7 @@ def token_position(tokens: Sequence[str], token: TokenLike) -> int:
             return places[number - 1]
         if places:
             raise TokenError(
-                f"{token!r}: the text has {numbered[1]!r} only {len(places)} time{'s' if len(places) > 1 else ''} "
+                f"{token!r}: the text has {numbered[1]!r} {len(places)} time{'s' if len(places) > 1 else ''} "
                 f"({_listed(places)}), counted from #1."
             )
     if not places and re.fullmatch("[0-9]{1,9}", token.strip()):
@@ -125,7 +125,7 @@ def token_position(tokens: Sequence[str], token: TokenLike) -> int:
         )
     if len(places) > 1:
         raise TokenError(
-            f"{token!r} occurs {len(places)} times in the text ({_listed(places)}). "
+            f"{token!r} occurs in the text {len(places)} times ({_listed(places)}). "
             f"Write '{token.strip()}#2' for the second, or give the index of a token."
         )
     return places[0]
