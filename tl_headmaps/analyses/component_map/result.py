@@ -127,7 +127,7 @@ class ComponentMap(MeasuredComponents):
         >>> shares.components
         ('attn.q', 'attn.k', 'attn.v', 'attn.o', 'mlp.up', 'mlp.down', 'mlp.gate')
         >>> round(float(shares.values.sum()), 3), round(shares.at(8, "mlp.gate"), 3)
-        (1.0, 0.019)
+        (1.0, 0.007)
     """
 
     kind: ClassVar[str] = "component_map"
