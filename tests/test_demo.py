@@ -313,7 +313,7 @@ class TestStory:
         assert f'"{DANGEROUS[0]}' not in page
 
     def test_a_page_is_named_like_one(self, tmp_path: Path) -> None:
-        with pytest.raises(UsageError, match="not the name of a page"):
+        with pytest.raises(UsageError, match="does not name a page"):
             save_story(tmp_path / "story.txt", "Title", "Opening.", [])
 
 
