@@ -114,8 +114,11 @@ def test_wrong_usage(run: Run, checkpoint: Path, relation: str, tmp_path: Path) 
 
 
 RUNNING = {
+    "association": ("--text", "a b", "--query", "a", "--key", "b"),
     "groups": ("--text", "a b"),
-    "mixing": ("--text", "a b"),
+    "mixing": ("--text", "a b", "--head", "L0H0"),
+    "profile": ("--texts", "x.txt"),
+    "trust": (),
     "tasks": (),
     "validate": ("antonym",),
     "ablate": ("antonym",),

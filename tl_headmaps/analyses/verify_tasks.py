@@ -314,7 +314,7 @@ def verify_tasks(
 
 def _require_same_items(maps: TaskMaps, tasks: Tasks) -> None:
     if tasks.digest not in maps.provenance.data.values():
-        made_from = ", ".join(maps.provenance.data)
+        made_from = ", ".join(name for name in maps.provenance.data if name != "parameters")
         raise UsageError(
             f"These maps were made from {made_from} ({len(maps.folds)} items), but {tasks.name} ({len(tasks)} items) "
             "is not the same list of items in the same order. Pass the items of the maps as tasks=."
