@@ -241,7 +241,7 @@ def test_a_folder_of_something_else_is_refused(model: Any, data: Path, whole: Pa
     assert contents(whole) == before
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "notes.txt").write_text("mine")
-    with pytest.raises(UsageError, match=r"it holds 'notes.txt'. Give a new or empty folder"):
+    with pytest.raises(UsageError, match=r"it contains 'notes.txt'. Give a new or empty folder"):
         run(model, tmp_path / "own", data)
     with pytest.raises(OutputError, match=r"Cannot use .*notes\.txt as a run folder"):
         run(model, tmp_path / "own" / "notes.txt", data)

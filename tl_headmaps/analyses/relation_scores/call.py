@@ -157,8 +157,12 @@ class _Asked:
     @property
     def digest(self) -> str:
         """Digest of all token ids."""
-        parts = [torch.tensor([len(source) for source in self.sources]), self.pairs.rows, self.pairs.columns]
-        parts.append(torch.tensor([token for source in self.sources for token in source]))
+        lengths, tokens = (
+            [len(source) for source in self.sources],
+            [token for source in self.sources for token in source],
+        )
+        parts = [torch.tensor(lengths, device="cpu"), self.pairs.rows, self.pairs.columns]
+        parts.append(torch.tensor(tokens, device="cpu"))
         if self.several is not None:
             parts += [self.several.rows, self.several.columns]
         return ids_digest(*parts)
@@ -253,8 +257,9 @@ class _Tables:
         shape = (n_relations, n_layers, n_heads)
         self.maps = [{name: torch.full(shape, float("nan"), device="cpu") for name in _SCORES} for _ in _SIDES]
         self.ranks = [torch.full((n_ranked, n_layers, n_heads), -1, device="cpu") for _ in _SIDES]
-        self.extra = {name: torch.full(shape, float("nan")) for name in ("several", "prompt_low", "prompt_high")}
-        self.stream = torch.full(shape[:2], float("nan"))
+        extra = ("several", "prompt_low", "prompt_high")
+        self.extra = {name: torch.full(shape, float("nan"), device="cpu") for name in extra}
+        self.stream = torch.full(shape[:2], float("nan"), device="cpu")
 
     def put(self, layer: int, heads: list[int], tensors: Mapping[str, Tensor]) -> None:
         for side, maps, ranks in zip(_SIDES, self.maps, self.ranks, strict=True):

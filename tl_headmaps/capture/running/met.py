@@ -147,7 +147,7 @@ class MetVectors:
         return torch.cat([piece["keys"] for piece in self._pieces(layer)], dim=1)
 
     def _chosen(self, tensor: Tensor, axis: int) -> Tensor:
-        return tensor if self.rows is None else tensor.index_select(axis, torch.tensor(self.rows))
+        return tensor if self.rows is None else tensor.index_select(axis, torch.tensor(self.rows, device="cpu"))
 
     def select(self, sources: Sequence[Source]) -> "MetVectors":
         """The vectors of some of the sources, in their order; refuses sources that are not there."""
@@ -410,7 +410,7 @@ def _capture(
     W_V, W_K = ([_weighted(layer, getattr(layer, name)) for layer in layers] for name in ("W_V", "W_K"))
     n, groups, d_head = len(sources), weights.n_kv_heads, weights.d_head
     shapes = {"mean": (n, weights.d_model), "values": (len(prefixes), groups, n, d_head), "keys": (groups, n, d_head)}
-    kept: dict[str, list[Tensor]] = {name: [torch.zeros(shapes[name]) for _ in layers] for name in keep}
+    kept: dict[str, list[Tensor]] = {name: [torch.zeros(shapes[name], device="cpu") for _ in layers] for name in keep}
     with state_restored(model):
         for number, prefix in enumerate(prefixes):
             behind = _Behind(model, prefix)
