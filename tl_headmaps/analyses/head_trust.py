@@ -132,6 +132,7 @@ class HeadTrust(Result):
             title="What token identities explain of what heads write",
             unit="share explained",
             signed=False,
+            limits=(0.0, 1.0),
             switches=("vectors", ""),
             note=f"On {self.n_documents} held-out documents, with the heads' real attention; sinks left out.",
         )
