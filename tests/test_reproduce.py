@@ -63,7 +63,7 @@ def whole(model: Any, data: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     return out
 
 
-BOOKKEEPING = ("run.json", "run.lock", "times.jsonl")
+BOOKKEEPING = ("run.json", "run.lock")
 
 
 def contents(out: Path) -> dict[str, bytes]:

@@ -8,7 +8,6 @@ pieces at the end.
 import json
 import math
 import re
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -327,12 +326,11 @@ def _finished_or_made(run: RunFolder, stem: str, kind: type[_Piece], make: Calla
     tensors = run.finished(piece)
     if tensors is not None:
         return kind.from_dict(json.loads(tensors["json"].numpy().tobytes()))
-    start = time.perf_counter()
     made = make()
     # All results carry the time the run was started: their bytes do not tell when it was interrupted.
     result = replace(made, provenance=replace(made.provenance, created=run.created))
     tensors = {"json": torch.frombuffer(bytearray(result.to_json().encode()), dtype=torch.uint8)}
-    run.store(piece, pack(piece, tensors, run.record.identity), time.perf_counter() - start)
+    run.store(piece, pack(piece, tensors, run.record.identity))
     return result
 
 

@@ -23,7 +23,6 @@ import json
 import pickle
 import socket
 import sys
-import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import closing, nullcontext
@@ -112,11 +111,11 @@ def sweep_layers(
         with bar:
             work = _in_process(task, left) if executor is None else _in_executor(task, left, executor, identity)
             with closing(work):
-                for layer, outcome, seconds in work:
+                for layer, outcome in work:
                     piece = layer_piece(layer)
                     if run is not None:
                         data = outcome if isinstance(outcome, bytes) else pack(piece, outcome, identity)
-                        run.store(piece, data, seconds)
+                        run.store(piece, data)
                     done[layer] = unpack(outcome, piece, identity) if isinstance(outcome, bytes) else outcome
                     bar.update()
     return SweptLayers(done, provenance)
@@ -127,8 +126,8 @@ def ids_digest(*ids: Tensor) -> str:
     return hashlib.sha256(json.dumps([part.tolist() for part in ids]).encode()).hexdigest()
 
 
-Outcome: TypeAlias = tuple[int, Any, float]
-"""Layer, its tensors (packed if an executor computed them), seconds."""
+Outcome: TypeAlias = tuple[int, Any]
+"""A layer and its tensors (packed if an executor computed them)."""
 
 
 def _in_process(task: LayerTask, layers: Sequence[int]) -> Generator[Outcome, None, None]:
@@ -136,9 +135,7 @@ def _in_process(task: LayerTask, layers: Sequence[int]) -> Generator[Outcome, No
         return
     step = task.prepare()
     for layer in layers:
-        start = time.perf_counter()
-        tensors = step(layer)
-        yield layer, tensors, time.perf_counter() - start
+        yield layer, step(layer)
 
 
 def _in_executor(
@@ -163,13 +160,13 @@ def _in_executor(
             if failure is not None and future.cancelled():
                 continue
             try:
-                data, seconds = future.result()
+                data = future.result()
             except Exception as error:
                 if failure is None:
                     failure = (futures[future], error)
                     _cancel(futures)
                 continue
-            yield futures[future], data, seconds
+            yield futures[future], data
     finally:
         _cancel(futures)
     if failure is not None:
@@ -187,13 +184,11 @@ def _cancel(futures: Iterable[Any]) -> None:
         future.cancel()
 
 
-def _in_threads(task: LayerTask, identity: dict[str, Any]) -> Callable[[int], tuple[bytes, float]]:
+def _in_threads(task: LayerTask, identity: dict[str, Any]) -> Callable[[int], bytes]:
     step = task.prepare()
 
-    def call(layer: int) -> tuple[bytes, float]:
-        start = time.perf_counter()
-        data = pack(layer_piece(layer), step(layer), identity)
-        return data, time.perf_counter() - start
+    def call(layer: int) -> bytes:
+        return pack(layer_piece(layer), step(layer), identity)
 
     return call
 
@@ -217,8 +212,7 @@ class _Shipped:
         digests = {layer: weights.layer_digest(layer) for layer in layers}
         return cls(pickle.dumps(task), identity, weights.shared_digest, digests)
 
-    def __call__(self, layer: int) -> tuple[bytes, float]:
-        start = time.perf_counter()
+    def __call__(self, layer: int) -> bytes:
         self._require_versions()
         weights, step = _prepared(self.task)
         for part, actual, expected in (
@@ -230,8 +224,7 @@ class _Shipped:
                     f"The worker on {socket.gethostname()} has different weights under {weights.model_name!r} ({part}) "
                     "from the process that started the sweep. Use a folder that all workers can see, or equal copies."
                 )
-        data = pack(layer_piece(layer), step(layer), self.identity)
-        return data, time.perf_counter() - start
+        return pack(layer_piece(layer), step(layer), self.identity)
 
     def _require_versions(self) -> None:
         versions = package_versions()

@@ -26,7 +26,7 @@ from ..core.types import Model
 from ..data.tasks import FUNCTIONS, Tasks, with_alternatives
 from ..renderers import heat
 from ..renderers.figure import Figure
-from ..renderers.text import table_text
+from ..renderers.text import interval, table_text
 from ..results import Result, cells
 from ..scorers.statistics import paired_p_value, q_values, wilson_interval
 from .task_maps.call import resolve_tasks
@@ -200,7 +200,7 @@ class TaskVerification(Result):
         """What each function loses with its own heads and with random ones, and the matrix of all functions."""
 
         def span(values: Tensor, low: Tensor, high: Tensor, *at: int) -> str:
-            return f"{values[at]:.2f} ({low[at]:.2f}-{high[at]:.2f})"
+            return f"{values[at]:.2f} ({interval(float(low[at]), float(high[at]))})"
 
         rows = [
             [

@@ -4,7 +4,6 @@ A piece has a name and small tensors: a layer of a sweep (``layer-0007``), a res
 
     RUN_DIR/run.json                    what is computed: kind, provenance, when it was started
     RUN_DIR/layer-0007.safetensors      one finished piece: its tensors; name, provenance and checksum in the header
-    RUN_DIR/times.jsonl                 how long each piece took (only for the time left)
     RUN_DIR/run.lock                    held while a process works on the run
 
 A piece appears in one rename and its checksum covers tensors and header: a piece that was damaged or altered is made
@@ -14,7 +13,6 @@ again. Bytes of a piece depend on the input alone. Nothing here is ever unpickle
 import hashlib
 import json
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,7 +31,6 @@ from .provenance import Provenance
 
 RUN_FILE = "run.json"
 _LOCK = "run.lock"
-_TIMES = "times.jsonl"
 _FORMAT = 2
 _COMPUTING = ("tl-headmaps", "torch", "numpy")
 """Packages that must have the same version wherever pieces of one run are computed."""
@@ -174,14 +171,11 @@ class RunFolder:
             raise DamagedPieceError(f"it cannot be read ({error.strerror or error})") from error
         return unpack(data, piece, self.record.identity)
 
-    def store(self, piece: str, data: bytes, seconds: float) -> None:
-        """Write a packed piece, and how long it took."""
+    def store(self, piece: str, data: bytes) -> None:
+        """Write a packed piece."""
         try:
             with replacing(self.path(piece)) as temporary:
                 temporary.write_bytes(data)
-            entry = {"piece": piece, "seconds": round(seconds, 3), "finished": round(time.time(), 3)}
-            with (self.folder / _TIMES).open("a", encoding="utf-8") as stream:
-                stream.write(json.dumps(entry) + "\n")
         except OSError as error:
             raise OutputError(
                 f"{self.path(piece)} could not be written ({error}). Everything finished before is saved: make room "
@@ -226,7 +220,7 @@ def open_run(folder: Path, record: RunRecord) -> Iterator[RunFolder]:
 
 
 def _is_ours(name: str) -> bool:
-    return name in (RUN_FILE, _LOCK, _TIMES) or (name.startswith(".") and name.endswith(".part"))
+    return name in (RUN_FILE, _LOCK) or (name.startswith(".") and name.endswith(".part"))
 
 
 def _require_same(folder: Path, started: Mapping[str, Any], asked: Mapping[str, Any]) -> None:

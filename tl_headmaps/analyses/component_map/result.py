@@ -15,7 +15,7 @@ from ...core.types import HeadIndex
 from ...renderers import heat
 from ...renderers.figure import Figure
 from ...renderers.grids import MapLayer
-from ...renderers.text import table_text, visible
+from ...renderers.text import significant, table_text, visible
 from ...results import Result, cells
 from ...scorers.components import find_metric
 
@@ -97,10 +97,10 @@ class MeasuredComponents(Result):
         defined = self.values[~self.values.isnan()]
         parts = [self.unit]
         if len(defined):
-            parts.append(f"from {_number(float(defined.min()))} to {_number(float(defined.max()))}")
+            parts.append(f"from {significant(float(defined.min()))} to {significant(float(defined.max()))}")
         if self.baseline is not None:
             ascending = self.baseline[~self.baseline.isnan()].unique().tolist()
-            known = list(dict.fromkeys(map(_number, ascending)))
+            known = list(dict.fromkeys(map(significant, ascending)))
             listed = ", ".join(known) if len(known) <= 6 else f"{known[0]} to {known[-1]}"
             parts.append(f"{'divided by' if self.relative else 'random:'} {listed}")
         return f"{title}\n\n{table}\n\n{'; '.join([*parts, note])}"
@@ -166,7 +166,7 @@ class ComponentMap(MeasuredComponents):
         """The map as a table, the largest cell of each column marked."""
         best = self.values.nan_to_num(nan=-math.inf).argmax(0).tolist()
         rows = [
-            [layer, *(f"{'*' if best[j] == layer else ''}{_number(value)}" for j, value in enumerate(values))]
+            [layer, *(f"{'*' if best[j] == layer else ''}{significant(value)}" for j, value in enumerate(values))]
             for layer, values in enumerate(self.values.tolist())
         ]
         columns = [("layer", "right"), *((name, "right") for name in self.components)]
@@ -240,19 +240,14 @@ class HeadComponentMap(MeasuredComponents):
         for name in self.components:
             for place, ((_, head), value) in enumerate(self.top(_STRONGEST, name)):
                 at = (self.index_of(name), head.layer, head.head)
-                row: list[object] = [name if place == 0 else "", head, _number(value)]
+                row: list[object] = [name if place == 0 else "", head, significant(value)]
                 if low is not None and high is not None:
-                    row.append(f"{_number(float(low[at]))}-{_number(float(high[at]))}")
+                    row.append(f"{significant(float(low[at]))} to {significant(float(high[at]))}")
                 if random is not None:
-                    row.append(_number(float(random[at])))
+                    row.append(significant(float(random[at])))
                 rows.append(row)
         columns = [("component", "left"), ("head", "left"), ("value", "right")]
         columns += [("95%", "right")] * (low is not None)
         columns += [("divided by" if self.relative else "random", "right")] * (random is not None)
         note = "heads of attn.k and attn.v are key/value heads"
         return self._text("Component map by head", table_text(columns, rows), note)
-
-
-def _number(value: float) -> str:
-    """Three or four digits, however small."""
-    return "-" if value != value else f"{value:.4f}" if 0.01 <= abs(value) < 1 else f"{value:.3g}"

@@ -1,6 +1,5 @@
 """Scores of relations by layer and head, with nulls, intervals and what they are compared with."""
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, TypeAlias
@@ -15,8 +14,8 @@ from ...core.types import Circuit, HeadIndex, HeadLike, head_list
 from ...renderers import heat
 from ...renderers.figure import Figure
 from ...renderers.grids import MapLayer
+from ...renderers.text import interval, table_text
 from ...renderers.text import number as decimal
-from ...renderers.text import table_text
 from ...results import Result, cells, largest_heads
 
 ScoreDirection: TypeAlias = Literal["promote", "suppress"]
@@ -271,7 +270,7 @@ class RelationScores(Result):
                     *(relation if place == 0 else ["", "", ""]),
                     f"{head}{mark}",
                     f"{score:.2f}",
-                    f"{self.interval_low[at]:.2f}-{self.interval_high[at]:.2f}",
+                    interval(float(self.interval_low[at]), float(self.interval_high[at])),
                     f"{self.null_mean[at]:.2f}",
                     f"{self.q_value[at]:.1g}" if self.q_value[at] > 1e-9 else "<1e-9",
                     f"{self.suppress[at]:.2f}",
@@ -291,6 +290,6 @@ class RelationScores(Result):
         low, high, n = float(self.prompt_low[at]), float(self.prompt_high[at]), self.n_several[at[0]]
         return [
             decimal(float(self.stream[at[:2]])),
-            "-" if math.isnan(low) else f"{low:.2f}-{high:.2f}",
+            interval(low, high),
             f"{float(self.several[at]):.2f} ({n})" if n else "-",
         ]

@@ -15,7 +15,7 @@ from ...renderers import heat
 from ...renderers.charts import scatter
 from ...renderers.figure import Figure
 from ...renderers.grids import MapLayer
-from ...renderers.text import table_text
+from ...renderers.text import interval, table_text
 from ...results import Result, cells, largest_heads
 
 STABLE = 0.8
@@ -208,7 +208,7 @@ class TaskMaps(Result):
                     function,
                     self.n_items[number],
                     f"{self.probe_accuracy[number]:.2f}",
-                    f"{self.probe_low[number]:.2f}-{self.probe_high[number]:.2f}",
+                    interval(float(self.probe_low[number]), float(self.probe_high[number])),
                     f"{self.baseline_accuracy['words'][number]:.2f}",
                     f"{self.stability[number]:.2f}{'' if self.stability[number] >= STABLE else ' unstable'}",
                     len(heads),
