@@ -63,6 +63,12 @@ def bench_table() -> str:
         )
         figure = f"{checked['speedup']:.1f} times faster, {checked['peak_mib_above_model']:.0f} MiB above the model"
         rows.append((what, figure))
+    if met := figures.get("met"):
+        what = f"met vectors of {met['sources']:,} sources behind {met['prompts']} prompts, against plain passes"
+        figure = f"{met['over_plain_pass']:.2f} times their time, {met['peak_mib_above_model']:.0f} MiB above the model"
+        rows.append((what, figure))
+        what = "all relations scored with these vectors (stream and single prompts too), against `folded`"
+        rows.append((what, f"{met['scores_over_folded']:.2f} times the time"))
     if spectra := figures.get("spectra"):
         names = ", ".join(name.replace("_", " ") for name in spectra["speedups"])
         what = f"maps of {names} of all {spectra['matrices']} matrices, against svdvals of each"

@@ -36,16 +36,18 @@ from tl_headmaps import (
 from tl_headmaps.capture.components.gradients import mean_loss
 from tl_headmaps.capture.components.matrices import ModelComponents
 from tl_headmaps.capture.host import parameters_digest
-from tl_headmaps.capture.running.activations import run
+from tl_headmaps.capture.running.activations import prepends_bos, run
 from tl_headmaps.capture.running.answers import encode_question
 from tl_headmaps.capture.running.batches import token_batches
 from tl_headmaps.capture.running.head_features import capture_head_features
+from tl_headmaps.capture.running.met import encode_prefixes, met_vectors
 from tl_headmaps.capture.running.prompts import fill
 from tl_headmaps.circuits.cache import cache_of
 from tl_headmaps.circuits.maps import CircuitMaps
 from tl_headmaps.circuits.ranking import ranks
 from tl_headmaps.circuits.vectors import vocabulary_vectors
 from tl_headmaps.core.provenance import package_versions
+from tl_headmaps.data.prompts import neutral_prompts
 from tl_headmaps.data.relations import encode, resolve
 from tl_headmaps.data.texts import read_texts
 from tl_headmaps.naming.namer import Namer
@@ -244,6 +246,47 @@ def bench_salient(weights: HeadWeights) -> dict[str, Any]:
     }
 
 
+def bench_met(weights: HeadWeights) -> dict[str, Any]:
+    """Met vectors of 1,400 sources behind the bundled prompts, against a plain pass; scores with them and without."""
+    model = weights.model
+    relations = load_relations(model=weights)
+    size = weights.n_vocab
+    encoded = [encode(relation, weights.tokenizer, n_sources=size, n_targets=size) for relation in relations]
+    sources = [(source,) for source in dict.fromkeys(source for entry in encoded for source in entry.source_ids)][:1400]
+    prefixes = encode_prefixes(model, neutral_prompts(), prepends_bos(model, None))
+    tokens = torch.tensor(sources)
+    heads = [(layer, head) for layer in LAYERS for head in range(weights.n_heads)]
+
+    def plain() -> None:
+        for prefix in prefixes:
+            model(torch.tensor([prefix]), return_type=None)
+            for batch in tokens.split(128):
+                model(batch, return_type=None)
+
+    def met() -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            met_vectors(model, sources, prefixes, weights=weights, cache_dir=folder, progress=False)
+
+    def scored(preset: Any) -> None:
+        relation_scores(weights, relations, preset=preset, heads=heads, progress=False)
+
+    scored("met")  # the vectors are kept from here on
+    with peak_memory() as peak:
+        met()
+    times = interleaved({"plain": plain, "met": met}, repeats=3)
+    scores = interleaved({preset: lambda preset=preset: scored(preset) for preset in ("folded", "met")}, repeats=3)
+    return {
+        "sources": len(sources),
+        "prompts": len(prefixes),
+        "seconds": times,
+        "over_plain_pass": times["met"] / times["plain"],
+        "peak_mib_above_model": peak.mib,
+        "score_layers": list(LAYERS),
+        "score_seconds": scores,
+        "scores_over_folded": scores["met"] / scores["folded"],
+    }
+
+
 def bench_spectra(weights: HeadWeights) -> dict[str, Any]:
     """Whole maps of the spectral metrics, their random baselines included, against svdvals of every matrix."""
     source = ModelComponents(load_default_model(device="cpu"))
@@ -412,6 +455,7 @@ BENCHES = {
     "ranks": bench_ranks,
     "relation_scores": bench_relations,
     "salient_operations": bench_salient,
+    "met": bench_met,
     "spectra": bench_spectra,
     "contribution": bench_contribution,
     "default_from_checkpoint": bench_default_from_disk,
