@@ -8,7 +8,7 @@ import torch
 from planted import random_model, shared_model, word
 from torch import Tensor
 
-from tl_headmaps import HeadMapsError, HeadWeights, Result, head_trust
+from tl_headmaps import HeadMapsError, HeadWeights, Relation, Result, head_trust, relation_scores
 from tl_headmaps.analyses import head_trust as analysis
 from tl_headmaps.capture.running.met import met_vectors
 from tl_headmaps.circuits.ov import constant_values
@@ -147,6 +147,24 @@ def test_saved_and_loaded(tmp_path: Path) -> None:
     assert "held-out documents" in str(result)
     assert [layer.name for layer in result.figure().data.layers] == ["folded", "met"]
     assert result.top(1)[0][0].layer == 0
+
+
+@pytest.mark.parametrize("preset", ["folded", "met"])
+def test_shown_beside_relation_scores(preset: Any, tmp_path: Path) -> None:
+    model = shared_model("llama")
+    result = trust(model)
+    relation = Relation.from_pairs("own", [(word(20 + n), word(40 + n)) for n in range(8)])
+    options: dict[str, Any] = {"preset": preset, "progress": False} | ({"prompts": PROMPTS} if preset == "met" else {})
+    scores = relation_scores(model, relation, trust=result.save(tmp_path / "trust.json"), **options)
+    assert scores.token_share is not None and scores.token_share.equal(result.token_share[preset])
+    assert scores == relation_scores(model, relation, trust=result, **options)
+    assert Result.load(scores.save(tmp_path / "scores.json")) == scores
+    assert "tokens: share of what the head writes" in str(scores)
+    assert next(iter(scores.to_rows()))["token_share"] == pytest.approx(float(result.token_share[preset][0, 0]))
+    assert any("tokens explain" in name for name, _ in scores.figure().data.layers[0].details)
+    assert relation_scores(model, relation, **options).token_share is None
+    with pytest.raises(HeadMapsError, match="belongs to another model"):
+        relation_scores(random_model("gpt2"), relation, trust=result, **options)
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,7 @@ from tl_headmaps.circuits.cache import cache_of
 from tl_headmaps.circuits.maps import CircuitMaps
 from tl_headmaps.circuits.ranking import ranks
 from tl_headmaps.circuits.vectors import vocabulary_vectors
+from tl_headmaps.core.files import replacing
 from tl_headmaps.core.provenance import package_versions
 from tl_headmaps.data.prompts import neutral_prompts
 from tl_headmaps.data.relations import encode, resolve
@@ -484,10 +485,10 @@ def main() -> None:
     figures |= {"versions": package_versions(), "threads": torch.get_num_threads()}
     for name in options.only:
         figures[name] = BENCHES[name](weights)
-        print(name, json.dumps(figures[name], indent=1))
-    if options.out:
-        options.out.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-        print(f"Wrote {options.out}")
+        print(name, json.dumps(figures[name], indent=1), flush=True)
+        if options.out:
+            with replacing(options.out) as temporary:
+                temporary.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,26 +1,32 @@
 """The heads that weights alone do not show: two presets on several models, by evidence that was not used to build them.
 
-    python tests/benchmarks/three_models.py GEMMA_FOLDER QWEN_FOLDER --out tests/benchmarks/three_models.json
+    python tests/benchmarks/three_models.py GEMMA_FOLDER QWEN_FOLDER
 
-The default model comes first; folders of others follow. A fixed half of the bundled relations is for decisions, the
-other half is read once. For each preset and model: the best head of every relation and how many heads implement it;
-agreement of static scores with what heads write in the relations' own neutral templates (other prompts than those the
-tokens are met behind); accuracy on eliciting prompts while the best ten heads are switched off, beside as many heads
-drawn from the same layers. Finished parts are kept beside the output and used when the same command is started again.
+writes three_models.json beside this file, with the digests of models and relations, and prints its tables. The default
+model comes first; folders of others follow. A fixed half of the bundled relations is for decisions, the other half is
+read once. For each preset and model:
+
+* scores: the best heads of every relation and how many heads implement it;
+* agreement of static scores with what heads write in the relations' own templates, with and without context (other
+  prompts than those the tokens are met behind);
+* ablation: accuracy on eliciting prompts while the best ten heads are switched off, beside heads of the same layers;
+* names: how many heads get a name, from the same sample of ordinary words.
+
+Finished parts are kept in the folder ``--parts`` and used when the same command is started again.
 """
 
 import argparse
 import json
-import random
 import sys
 import time
-from collections import Counter
+import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from transformer_lens.model_bridge import TransformerBridge
 
 from tl_headmaps import (
     HeadIndex,
@@ -28,25 +34,23 @@ from tl_headmaps import (
     Relation,
     RelationScores,
     ablate,
-    load_model,
+    load_default_model,
     load_relations,
+    name_heads,
     relation_scores,
     validate,
 )
 from tl_headmaps.core.files import replacing
+from tl_headmaps.core.provenance import package_versions
 
+OUT = Path(__file__).with_suffix(".json")
 PRESETS = ("folded", "met")
 LEAST_PAIRS = 10
-N_SWITCHED_OFF = 10
-N_DRAWS = 3
-VALIDATED = (
-    "country_to_capital",
-    "country_to_language",
-    "name_copying",
-    "past_tense",
-    "comparative",
-    "present_participle",
-)
+N_HEADS = 10
+N_RANDOM = 3
+ONE_WORD_IN = 4
+LARGE = 2 << 30
+"""Checkpoints above this many bytes are run in bfloat16."""
 
 
 def halves(names: list[str]) -> dict[str, list[str]]:
@@ -65,119 +69,176 @@ def shortened(relation: Relation, tokenizer: Any, most: int) -> Relation | None:
     return None if len(single) < LEAST_PAIRS else replace(relation, pairs=tuple(single[:most]))
 
 
+def opened(folder: str | None) -> Any:
+    if folder is None:
+        return load_default_model()
+    size = sum(path.stat().st_size for path in Path(folder).glob("*.safetensors"))
+    return TransformerBridge.boot_transformers(folder, dtype=torch.bfloat16 if size > LARGE else torch.float32)
+
+
+def is_sampled_word(text: str) -> bool:
+    """A space and three small letters or more, and in a fixed quarter of such tokens."""
+    return (
+        len(text) > 3
+        and text[0] == " "
+        and text[1:].isascii()
+        and text[1:].islower()
+        and text[1:].isalpha()
+        and (zlib.crc32(text.encode()) % ONE_WORD_IN == 0)
+    )
+
+
 def summary(scores: RelationScores) -> dict[str, Any]:
     implementing = scores.implements()
     table = {}
     for name in scores.relations:
-        head, score = scores.top(1, name)[0]
+        number = scores.index_of(name)
+        best = scores.top(N_HEADS, name)
         table[name] = {
-            "best_head": str(head),
-            "best_score": round(score, 3),
+            "pairs": scores.n_kept[number],
+            "k": scores.k[number],
+            "best": {str(head): round(score, 3) for head, score in best if score > 0},
             "implementing": [str(entry) for entry in implementing[name]],
         }
+        if scores.stream is not None:
+            table[name]["stream"] = [round(float(scores.stream[number, head.layer]), 3) for head, _ in best]
     return table
 
 
 def switched_off(model: Any, relation: Relation, heads: list[HeadIndex]) -> dict[str, Any] | None:
-    """Accuracy with 0 to ten heads switched off, and with heads drawn from the same layers instead."""
-    own = ablate(model, relation, heads, controls=None, n_random=0, max_heads=len(heads), progress=False)
-    if own.status != "tested":
+    """Accuracy with 0 to ten heads switched off, and with heads of the same layers instead."""
+    curves = ablate(model, relation, heads, controls=None, n_random=N_RANDOM, max_heads=len(heads), progress=False)
+    if curves.status != "tested":
         return None
-    n_heads = HeadWeights.from_model(model).n_heads
-    drawn_accuracy = []
-    for draw in range(N_DRAWS):
-        generator = random.Random(draw)
-        drawn = []
-        for layer, n in Counter(head.layer for head in heads).items():
-            taken = {head.head for head in heads if head.layer == layer}
-            others = [head for head in range(n_heads) if head not in taken] or list(range(n_heads))
-            drawn += [HeadIndex(layer, head) for head in generator.sample(others, min(n, len(others)))]
-        curve = ablate(model, relation, drawn, controls=None, n_random=0, max_heads=len(drawn), progress=False)
-        drawn_accuracy.append(round(float(curve.values[-1]), 3))
-    accuracy = [round(value, 3) for value in own.values.tolist()]
-    return {"template": own.template, "n_pairs": own.n_pairs, "accuracy": accuracy, "same_layers": drawn_accuracy}
+    return {
+        "template": curves.template,
+        "pairs": curves.n_pairs,
+        "accuracy": [round(value, 3) for value in curves.values.tolist()],
+        "same_layers": [[round(value, 3) for value in curve.accuracy.tolist()] for curve in curves.random_curves],
+    }
 
 
 def measured(folder: str | None, most: int, keep: Callable[[str, Callable[[], Any]], Any]) -> dict[str, Any]:
-    model = load_model(folder)
+    model = opened(folder)
     weights = HeadWeights.from_model(model)
     listed = (shortened(relation, model.tokenizer, most) for relation in load_relations())
     relations = {relation.name: relation for relation in listed if relation is not None}
     entry: dict[str, Any] = {
         "model": weights.model_name if folder is None else Path(folder).name,
         "fingerprint": weights.fingerprint,
-        "n_heads": weights.n_layers * weights.n_heads,
+        "dtype": str(model.cfg.dtype).removeprefix("torch."),
+        "heads": weights.n_layers * weights.n_heads,
         "halves": halves(list(relations)),
     }
+    # Relations of both halves that the model can be asked for.
+    asked = [relation for relation in relations.values() if relation.eliciting_templates]
     for preset in PRESETS:
 
         def scored(preset: Any = preset) -> Any:
-            return summary(relation_scores(weights, list(relations.values()), preset=preset, progress=False))
+            scores = relation_scores(weights, list(relations.values()), preset=preset, progress=False)
+            return {"digests": scores.provenance.data, "relations": summary(scores)}
 
-        table = entry[f"{preset}_scores"] = keep(f"{preset} scores", scored)
-        chosen = [relations[name] for name in VALIDATED if name in relations]
+        def agreeing(preset: Any = preset) -> Any:
+            result = validate(model, asked, preset=preset, progress=False)
+            columns = ("pearson_without", "pearson_with")
+            table = {name: [round(float(value), 3) for value in result.agreement[name]] for name in columns}
+            return {"relations": list(result.relations), **table}
 
-        def agreeing(preset: Any = preset, chosen: Any = chosen) -> Any:
-            result = validate(model, chosen, preset=preset, progress=False)
-            return {name: round(result.mean(name), 3) for name in ("pearson_without", "pearson_with")}
+        table = keep(f"{preset} scores", scored)
 
-        entry[f"{preset}_agreement"] = keep(f"{preset} agreement", agreeing)
+        def without(table: Any = table) -> Any:
+            best = {relation.name: table["relations"][relation.name]["best"] for relation in asked}
+            curves = {
+                relation.name: switched_off(model, relation, [HeadIndex.parse(head) for head in best[relation.name]])
+                for relation in asked
+                if best[relation.name]
+            }
+            return {name: curve for name, curve in curves.items() if curve is not None}
 
-        def without(preset: Any = preset, chosen: Any = chosen, table: Any = table) -> Any:
-            curves = {}
-            for relation in chosen:
-                if relation.eliciting_templates and table[relation.name]["best_score"] > 0:
-                    best = relation_scores(weights, relation, preset=preset, progress=False).top(N_SWITCHED_OFF)
-                    curve = switched_off(model, relation, [head for head, score in best if score > 0])
-                    if curve is not None:
-                        curves[relation.name] = curve
-            return curves
+        def named(preset: Any = preset) -> Any:
+            names = name_heads(weights, preset=preset, vocabulary=is_sampled_word, progress=False)
+            return {name: [str(head) for head in heads] for name, heads in names.named().items()}
 
-        entry[f"{preset}_ablation"] = keep(f"{preset} ablation", without)
+        entry[preset] = {
+            "scores": table,
+            "ablation": keep(f"{preset} ablation", without),
+            "agreement": keep(f"{preset} agreement", agreeing),
+            "names": keep(f"{preset} names", named),
+        }
     return entry
 
 
+def mean(values: list[float]) -> float:
+    return sum(values) / len(values) if values else float("nan")
+
+
 def table_of(entries: list[dict[str, Any]]) -> str:
-    lines = ["| model, half | preset | relations with a head | implementing cells | mean best score |"]
-    lines += ["|---|---|---|---|---|"]
+    titles = "model, half | preset | relations with a head | implementing cells | mean best score"
+    titles += " | agreement without, with context | accuracy: all heads, without ten, without ten of the same layers"
+    lines = [f"| {titles} |", "|" + "---|" * 7]
     for entry in entries:
         for half, names in entry["halves"].items():
             for preset in PRESETS:
-                rows = [entry[f"{preset}_scores"][name] for name in names]
+                found = entry[preset]
+                rows = [found["scores"]["relations"][name] for name in names]
                 with_head = sum(bool(row["implementing"]) for row in rows)
                 n_cells = sum(len(row["implementing"]) for row in rows)
-                mean = sum(row["best_score"] for row in rows) / len(rows)
+                best = mean([next(iter(row["best"].values()), 0.0) for row in rows])
+                agreement = found["agreement"]
+                inside = [place for place, name in enumerate(agreement["relations"]) if name in names]
+                pearson = [mean([agreement[f"pearson_{w}"][at] for at in inside]) for w in ("without", "with")]
+                # Only relations that were switched off with both presets can be compared.
+                both = [name for name in names if all(name in entry[each]["ablation"] for each in PRESETS)]
+                curves = [found["ablation"][name] for name in both]
+                accuracy = [
+                    mean([curve["accuracy"][0] for curve in curves]),
+                    mean([curve["accuracy"][-1] for curve in curves]),
+                    mean([mean([drawn[-1] for drawn in curve["same_layers"]]) for curve in curves]),
+                ]
                 lines.append(
-                    f"| {entry['model']}, {half} | {preset} | {with_head} of {len(rows)} | {n_cells} | {mean:.2f} |"
+                    f"| {entry['model']}, {half} | {preset} | {with_head} of {len(rows)} | {n_cells} | {best:.2f} | "
+                    f"{pearson[0]:.2f}, {pearson[1]:.2f} | "
+                    f"{', '.join(f'{value:.2f}' for value in accuracy)} ({len(both)} relations) |"
                 )
+    lines += ["", "| model | heads | named by folded | named by met |", "|---|---|---|---|"]
+    for entry in entries:
+        counts = [sum(map(len, entry[preset]["names"].values())) for preset in PRESETS]
+        lines.append(f"| {entry['model']} | {entry['heads']} | {counts[0]} | {counts[1]} |")
     return "\n".join(lines)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", nargs="*", help="folders of further models")
-    parser.add_argument("--out", type=Path, default=Path("tests/benchmarks/three_models.json"))
+    parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--parts", type=Path, default=Path("build/three_models"), help="where finished parts are kept")
     parser.add_argument("--max-pairs", type=int, default=25, help="pairs of each relation at most")
+    parser.add_argument("--show", action="store_true", help="only print the tables of what was written")
     arguments = parser.parse_args()
+    if arguments.show:
+        print(table_of(json.loads(arguments.out.read_text())["models"]))
+        return
     entries = []
     for folder in (None, *arguments.folders):
         name = "default" if folder is None else Path(folder).name
-        beside = arguments.out.with_suffix(f".{name}.{arguments.max_pairs}.part.json")
-        parts: dict[str, Any] = json.loads(beside.read_text()) if beside.exists() else {}
+        kept = arguments.parts / f"{name}-{arguments.max_pairs}.json"
+        parts: dict[str, Any] = json.loads(kept.read_text()) if kept.exists() else {}
 
-        def keep(part: str, compute: Callable[[], Any], parts: Any = parts, beside: Path = beside) -> Any:
+        def keep(part: str, compute: Callable[[], Any], parts: Any = parts, kept: Path = kept) -> Any:
             if part not in parts:
                 start = time.perf_counter()
                 with torch.no_grad():
                     parts[part] = compute()
-                print(f"{beside.name}: {part} in {time.perf_counter() - start:.0f} s", file=sys.stderr, flush=True)
-                with replacing(beside) as temporary:
+                print(f"{kept.stem}: {part} in {time.perf_counter() - start:.0f} s", file=sys.stderr, flush=True)
+                kept.parent.mkdir(parents=True, exist_ok=True)
+                with replacing(kept) as temporary:
                     temporary.write_text(json.dumps(parts))
             return parts[part]
 
         entries.append(measured(folder, arguments.max_pairs, keep))
+    written = {"versions": package_versions(), "max_pairs": arguments.max_pairs, "models": entries}
     with replacing(arguments.out) as temporary:
-        temporary.write_text(json.dumps({"max_pairs": arguments.max_pairs, "models": entries}, indent=1) + "\n")
+        temporary.write_text(json.dumps(written, indent=1) + "\n")
     print(table_of(entries))
 
 

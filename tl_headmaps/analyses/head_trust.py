@@ -11,6 +11,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
 import torch
@@ -26,7 +27,7 @@ from ..circuits.ov import constant_values
 from ..circuits.vectors import token_vectors
 from ..core.errors import UsageError
 from ..core.provenance import Provenance
-from ..core.types import HeadIndex, Model
+from ..core.types import HeadIndex, Model, Preset
 from ..data.prompts import neutral_prompts
 from ..data.texts import Sample, describe_source, split_texts
 from ..renderers.figure import Figure
@@ -136,6 +137,17 @@ class HeadTrust(Result):
             switches=("vectors", ""),
             note=f"On {self.n_documents} held-out documents, with the heads' real attention; sinks left out.",
         )
+
+
+def shares_of(trust: HeadTrust | str | Path, weights: HeadWeights, preset: Preset) -> Float[Tensor, "layer head"]:
+    """Token shares to show beside scores of a preset; refuses those of another model."""
+    result = trust if isinstance(trust, HeadTrust) else HeadTrust.load(trust)
+    if result.provenance.fingerprint != weights.fingerprint:
+        raise UsageError(
+            f"trust= belongs to another model than {weights.model_name!r}: the fingerprints of their weights differ. "
+            "Run head_trust with this model."
+        )
+    return result.token_share["met" if preset == "met" else "folded"]
 
 
 def head_trust(

@@ -1,5 +1,6 @@
 """Commands that ask about tokens you choose: a grid of a few, and the pairs of relations."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -70,6 +71,9 @@ def relations(
         typer.Option("--multi-token", help="Targets of several tokens: skip, or take the first; default: skip."),
     ] = None,
     ranks: Annotated[bool, typer.Option("--ranks", help="Also save the exact rank of every pair (slower).")] = False,
+    trust: Annotated[
+        Path | None, typer.Option("--trust", help="JSON of `tl-headmaps trust`, to be shown beside the scores.")
+    ] = None,
     circuit: CircuitOption = None,
     preset: PresetOption = None,
     prompts: PromptsOption = None,
@@ -95,6 +99,7 @@ def relations(
         heads=None if heads is None else parse_heads(heads),
         multi_token=multi_token,
         ranks=ranks,
+        trust=trust,
         circuit=circuit,
         preset=preset,
         run_dir=run_dir,

@@ -32,14 +32,25 @@ def top_heads(scores: Float[Tensor, "layer head"], max_heads: int) -> list[HeadI
     return [HeadIndex(place // width, place % width) for place in order if flat[place] > 0]
 
 
-def random_heads(
-    n_layers: int, n_heads: int, excluded: Collection[HeadIndex], length: int, seed: int
-) -> list[HeadIndex]:
-    """``length`` different heads in random order, without the excluded ones (fewer if there are not enough)."""
-    everything = [HeadIndex(layer, head) for layer in range(n_layers) for head in range(n_heads)]
-    others = [head for head in everything if head not in excluded]
-    order = np.random.default_rng(seed).permutation(len(others))[:length]
-    return [others[place] for place in order]
+def matched_heads(ablated: Sequence[HeadIndex], everything: Iterable[HeadIndex], seed: int) -> list[HeadIndex]:
+    """For each ablated head another one of its layer, drawn at random and never twice.
+
+    Heads of one layer share what they read and when they write, so heads of other layers would be an easier comparison.
+    Where a layer has too few others, the nearest layer that has some gives one (fewer heads if the model has no more).
+    """
+    generator = np.random.default_rng(seed)
+    left: dict[int, list[HeadIndex]] = {}
+    for head in everything:
+        if head not in ablated:
+            left.setdefault(head.layer, []).append(head)
+    for others in left.values():
+        generator.shuffle(others)
+    drawn = []
+    for head in ablated:
+        layers = [layer for layer, others in left.items() if others]
+        if layers:
+            drawn.append(left[min(layers, key=lambda layer: (abs(layer - head.layer), layer))].pop())
+    return drawn
 
 
 def overlap(ablated: Sequence[HeadIndex], others: Collection[HeadIndex]) -> float:

@@ -15,6 +15,7 @@ It is needed only where a score is above zero, and there only for rows in which 
 the top k at all: found by ranking each row's best target first, leaving early.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import torch
@@ -50,6 +51,13 @@ class Pairs:
     def to(self, device: torch.device) -> "Pairs":
         """The same pairs on another device."""
         return Pairs(*(getattr(self, entry.name).to(device) for entry in fields(self)))
+
+    def of_relations(self, numbers: Sequence[int]) -> "Pairs":
+        """The pairs of some relations, given ascending; they are numbered anew."""
+        chosen = torch.tensor(numbers, device=self.relation.device)
+        inside = torch.isin(self.relation, chosen)
+        relation = torch.searchsorted(chosen, self.relation[inside])
+        return Pairs(self.rows[inside], self.columns[inside], relation, self.k[chosen])
 
     def repeated(self, n: int, n_rows: int) -> "Pairs":
         """The same pairs for ``n`` blocks of ``n_rows`` rows each: every block's relations are counted apart."""

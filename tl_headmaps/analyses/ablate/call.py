@@ -21,8 +21,8 @@ from ...scorers.ablation import (
     accuracy,
     default_max_heads,
     grouped_by_layer,
+    matched_heads,
     overlap,
-    random_heads,
     switched_off,
     top_heads,
 )
@@ -78,7 +78,7 @@ def ablate(
             relation's eliciting templates that the model answers best.
         controls: Other relations to test while the same heads are off. ``"auto"`` chooses up to three bundled ones with
             fewer than 0.15 of the ablated heads scoring above 0, and an accuracy within 0.2 of the relation's.
-        n_random: Number of draws of random heads, never the ablated ones, to compare with.
+        n_random: Number of draws of random heads to compare with: of the same layers, never the ablated ones.
         method: ``"zero"``, or ``"mean"``: what the head writes on average over the same prompts in a clean run.
         preset: Preset of the static scores that rank the heads.
         k: k of the static scores; by default the relation's own.
@@ -248,8 +248,8 @@ class AblationExperiment:
         controls: list[tuple[Questions, float]] = []
         if ablated:
             controls = self._controls(questions, ablated, candidates, all_candidates, static)
-        seeds = range(n_random if ablated else 0)
-        random = [random_heads(weights.n_layers, weights.n_heads, set(ablated), len(ablated), seed) for seed in seeds]
+        everything = [HeadIndex(layer, head) for layer in range(weights.n_layers) for head in range(weights.n_heads)]
+        random = [matched_heads(ablated, everything, seed) for seed in range(n_random if ablated else 0)]
         if any(len(drawn) < len(ablated) for drawn in random):
             raise UsageError(
                 f"{len(ablated)} heads are ablated, but the model has only {len(random[0])} others to draw at random. "

@@ -72,7 +72,8 @@ class AblationCurves(Result):
         scores: Their static scores on the relation.
         n_pairs: Number of pairs the model was asked.
         curve: Accuracy on the relation.
-        random_heads: The heads switched off instead, for each random draw; never one of ``heads``.
+        random_heads: The heads switched off instead, for each random draw: as many of each layer (of the nearest one
+            where a layer has too few), never one of ``heads``.
         random_curves: Accuracy on the relation with those heads switched off.
         controls: Other relations while ``heads`` are switched off.
 
@@ -228,7 +229,7 @@ class AblationCurves(Result):
             y_name="accuracy of the next token",
             y_limits=(0.0, 1.0),
             note=f"Prompt: {self.template}. {self.n_pairs} pairs. Order: {order}. "
-            f"Random heads: {len(self.random_curves)} draws; other bands are 95% intervals.",
+            f"Random heads: {len(self.random_curves)} draws from the same layers; other bands are 95% intervals.",
         )
 
     def __str__(self) -> str:
@@ -253,7 +254,7 @@ class AblationCurves(Result):
             lost += f", control relations {percent(self.control_drop)}"
         elif options.get("controls") == "auto":
             lost += "; no relation with other heads has a similar accuracy, so there is no control"
-        note = "off: heads switched off so far at the last position; random: other heads, lowest to highest draw"
+        note = "off: heads switched off so far at the last position; random: other heads of the same layers, all draws"
         return f"{title}\n\n{table_text(columns, rows)}\n\n{lost}\n{note}"
 
     def _text_row(self, step: int) -> list[object]:

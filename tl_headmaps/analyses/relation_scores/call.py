@@ -17,6 +17,7 @@ from ...core.types import Circuit, HeadLike, Model, Preset, by_layer, check_choi
 from ...data.relations import Encoded, MultiToken, RelationLike, encode, resolve_relations
 from ...scorers.relation import Pairs, score_layer, shares
 from ...scorers.statistics import q_values, wilson_interval
+from ..head_trust import HeadTrust, shares_of
 from ..sweep import LayerStep, ids_digest, sweep_layers
 from .result import RelationScores
 
@@ -37,6 +38,7 @@ def relation_scores(
     vectors: MetVectors | str | Path | None = None,
     prepend_bos: bool | None = None,
     ranks: bool = False,
+    trust: HeadTrust | str | Path | None = None,
     data_dir: str | Path | None = None,
     run_dir: str | Path | None = None,
     executor: Any = None,
@@ -57,6 +59,7 @@ def relation_scores(
         vectors: With ``"met"``: vectors made before (:class:`MetVectors` or their folder), for weights that cannot run.
         prepend_bos: With ``"met"``: begin each prefix with BOS; by default as the model does.
         ranks: Also keep the exact rank of every pair (slower, because no row can be left early).
+        trust: What :func:`head_trust` gave for this model (or its file): its token shares are shown beside the scores.
         data_dir: Folder of relations to use instead of the bundled one.
         run_dir: Save finished layers in this folder, so that an interrupted run resumes.
         executor: Where to compute layers: any ``concurrent.futures.Executor`` (processes, Dask, MPI, Slurm).
@@ -78,6 +81,7 @@ def relation_scores(
     named = None if heads is None else head_list(heads)
     chosen = by_layer(weights.chosen_heads(named))
     weights.require(preset, needs_mlp=max(chosen) > 0)
+    token_share = None if trust is None else shares_of(trust, weights, preset)
     n_targets = weights.W_U.shape[0] if circuit == "ov" else weights.n_vocab
     encoded = [
         encode(
@@ -120,7 +124,7 @@ def relation_scores(
     tables = _Tables(asked, weights.n_layers, weights.n_heads, met is not None, ranks)
     for layer, tensors in swept.layers.items():
         tables.put(layer, chosen[layer], tensors)
-    return tables.result(encoded, circuit=circuit, provenance=swept.provenance)
+    return tables.result(encoded, circuit=circuit, provenance=swept.provenance, token_share=token_share)
 
 
 @dataclass(frozen=True)
@@ -210,9 +214,11 @@ class _ScoreLayers:
         """Smallest and largest score behind one prompt alone; NaN where the averaged vectors score next to nothing."""
         assert self.met is not None
         low, high = torch.full_like(score, torch.nan), torch.full_like(score, torch.nan)
-        places = [place for place in range(score.shape[1]) if bool((score[:, place] >= _PROMPT_LEAST).any())]
+        asked = score >= _PROMPT_LEAST
+        numbers, places = asked.any(1).nonzero()[:, 0].tolist(), asked.any(0).nonzero()[:, 0].tolist()
         if not places or self.met.rows.n_prompts < 2:
             return low, high
+        pairs = pairs.of_relations(numbers)
         heads = [self.heads[layer][place] for place in places]
         weights, values = self.weights.layer(layer), self.met.rows.values(layer).to(self.weights.device)
         group = tuple(self.weights.group_of(head) for head in heads)
@@ -222,9 +228,9 @@ class _ScoreLayers:
         with torch.no_grad():
             maps = written_maps(self.weights, weights, left, group, heads, "met")
             alone = shares(maps, pairs.repeated(n_prompts, n_rows)).view(n_prompts, len(pairs.k), -1)
-        asked = score[:, places] >= _PROMPT_LEAST
-        low[:, places] = torch.where(asked, alone.amin(0), torch.nan)
-        high[:, places] = torch.where(asked, alone.amax(0), torch.nan)
+        for ends, extreme in ((low, alone.amin(0)), (high, alone.amax(0))):
+            ends[numbers] = ends[numbers].index_copy(1, torch.tensor(places), extreme)
+            ends[~asked] = torch.nan
         return low, high
 
 

@@ -65,6 +65,7 @@ class RelationScores(Result):
             heads that score 0.05 or more; NaN with a single prompt, where agreement cannot be judged.
         n_several, several: With ``"met"``: pairs whose source has several tokens, and their promotion scores.
         together: Promotion scores over pairs with sources of one and of several tokens.
+        token_share: With ``trust=``: share of what each head writes in running text that token identities explain.
 
     Example:
         >>> from tl_headmaps import load_default_model, relation_scores
@@ -85,7 +86,7 @@ class RelationScores(Result):
         "wilson1927probable",
     )
     json_axes: ClassVar[Mapping[str, str | None]] = {"relation": "relations", "layer": None, "head": None}
-    nullable: ClassVar[tuple[str, ...]] = (*_MAPS, *_MET_MAPS, "stream")
+    nullable: ClassVar[tuple[str, ...]] = (*_MAPS, *_MET_MAPS, "stream", "token_share")
     relations: tuple[str, ...]
     circuit: Circuit
     k: tuple[int, ...]
@@ -111,6 +112,7 @@ class RelationScores(Result):
     n_several: tuple[int, ...] | None = None
     several: Float[Tensor, "relation layer head"] | None = None
     together: Float[Tensor, "relation layer head"] | None = None
+    token_share: Float[Tensor, "layer head"] | None = None
 
     @property
     def values(self) -> Float[Tensor, "relation layer head"]:
@@ -185,7 +187,11 @@ class RelationScores(Result):
         for at, labels in cells(self.axes, self.promote):
             record = labels | {"k": self.k[at[0]], "n_kept": self.n_kept[at[0]]}
             record |= {name: float(getattr(self, name)[at]) for name in (*_MAPS, *self._met_maps)}
-            yield record if self.stream is None else record | {"stream": float(self.stream[at[:2]])}
+            if self.stream is not None:
+                record["stream"] = float(self.stream[at[:2]])
+            if self.token_share is not None:
+                record["token_share"] = float(self.token_share[at[1:]])
+            yield record
 
     def figure(self, *, side_by_side: bool = False) -> Figure:
         """A head map of each relation's scores, promotion and suppression, with null, interval and q-value.
@@ -215,6 +221,8 @@ class RelationScores(Result):
             details["stream (heads not above it pass on what is known)"] = self.stream[number][:, None].expand_as(
                 self.promote[number]
             )
+        if self.token_share is not None:
+            details["share of its writing that tokens explain"] = self.token_share
         promotes = MapLayer(
             name,
             self.promote[number],
@@ -251,6 +259,9 @@ class RelationScores(Result):
                 "prompt: smallest and largest score behind one prompt alone;\nseveral: score of the pairs whose source "
                 "has several tokens"
             )
+        if self.token_share is not None:
+            titles.append("tokens")
+            note += "\ntokens: share of what the head writes in running text that token identities explain"
         columns = [(title, "left" if title in ("relation", "head") else "right") for title in titles]
         title = f"{self.circuit.upper()} relation scores, preset {self.provenance.options['preset']}"
         return f"{title}\n\n{table_text(columns, rows)}\n\n{note}"
@@ -260,7 +271,8 @@ class RelationScores(Result):
         relation = [name, f"{self.n_kept[number]}/{self.n_pairs[number]}", self.k[number]]
         best = [entry for entry in self.top(3, name) if entry[1] > 0]
         if not best:
-            return [[*relation, "none ", "0.00", *[""] * (4 if self.stream is None else 7)]]
+            n_empty = 4 + 3 * (self.stream is not None) + (self.token_share is not None)
+            return [[*relation, "none ", "0.00", *[""] * n_empty]]
         rows = []
         for place, (head, score) in enumerate(best):
             at = (number, head.layer, head.head)
@@ -275,6 +287,7 @@ class RelationScores(Result):
                     f"{self.q_value[at]:.1g}" if self.q_value[at] > 1e-9 else "<1e-9",
                     f"{self.suppress[at]:.2f}",
                     *self._met_cells(at),
+                    *([] if self.token_share is None else [decimal(float(self.token_share[at[1:]]))]),
                 ]
             )
         return rows

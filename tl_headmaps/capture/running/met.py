@@ -462,11 +462,14 @@ class _Behind:
     def batches(self, sources: Sequence[Source]) -> Iterator[list[int]]:
         """Rows of equally long sources, so many that a batch stays within its budget."""
         cfg = self.model.cfg
+        groups = int(getattr(cfg, "n_key_value_heads", None) or cfg.n_heads)
         by_length: dict[int, list[int]] = {}
         for row, source in enumerate(sources):
             by_length.setdefault(len(source), []).append(row)
         for length, rows in sorted(by_length.items()):
-            kept = 2 * len(self.model.blocks) * (len(self.prefix) + length) * int(cfg.n_heads) * int(cfg.d_head)
+            # Keys and values of all layers, and of one layer repeated for every query head.
+            heads = len(self.model.blocks) * groups + int(cfg.n_heads)
+            kept = 2 * heads * (len(self.prefix) + length) * int(cfg.d_head)
             size = max(1, min(512, _BATCH_BYTES // (4 * (kept + 40 * length * int(cfg.d_model)))))
             for start in range(0, len(rows), size):
                 yield rows[start : start + size]
