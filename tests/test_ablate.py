@@ -332,7 +332,7 @@ def test_command(knowing: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp
 
 @pytest.mark.model
 def test_default_model_loses_capitals_with_their_heads_and_not_with_others(default_model: Any) -> None:
-    """A plain trial on 39 pairs: 0.87 before, 0.36 after two heads, 0.03 after seven; random heads 0.85 to 0.90."""
+    """A plain trial on 39 pairs: 0.87 before, 0.36 after two heads, 0.03 after seven; heads of the same layers 0.79 to 0.90."""
     heads = ["L23H4", "L23H5", "L23H1", "L23H2", "L23H0", "L23H7", "L24H5"]
     result = ablate(
         default_model,
@@ -349,4 +349,4 @@ def test_default_model_loses_capitals_with_their_heads_and_not_with_others(defau
     assert float(accuracy[0]) == pytest.approx(0.86, abs=0.03)
     assert float(accuracy[2]) == pytest.approx(0.38, abs=0.05)
     assert float(accuracy[7]) < 0.05
-    assert all(float(curve.accuracy[-1]) > 0.8 for curve in result.random_curves)
+    assert all(float(curve.accuracy[-1]) > 0.75 for curve in result.random_curves), "heads of the same layers"
