@@ -32,7 +32,7 @@ from tl_headmaps import (
     validate,
 )
 from tl_headmaps.capture.running import met as engine
-from tl_headmaps.capture.running.met import met_vectors
+from tl_headmaps.capture.running.met import meet, met_vectors
 from tl_headmaps.core.errors import UsageError
 
 PREFIXES = ([2, 5, 9, 4], [2, 7, 3], [2, 11, 6, 8, 10, 12, 3])
@@ -385,3 +385,12 @@ def test_validation_and_ablation_take_met_scores() -> None:
     assert torch.equal(validation.static_promote[0], static)
     curves = ablate(model, relation, preset="met", max_heads=2, controls=None, n_random=1, progress=False)
     assert curves.provenance.options["preset"] == "met"
+
+
+def test_bundled_prompts_that_do_not_suit_the_sources_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tl_headmaps.capture.running.met.neutral_prompts", lambda: (" word5 word6", " word7 word20"))
+    weights = HeadWeights.from_model(shared_model("llama"))
+    assert meet(weights, [(20,)], progress=False).n_prompts == 1
+    assert meet(weights, [(21,)], progress=False).n_prompts == 2
+    with pytest.raises(HeadMapsError, match="contains the source"):
+        meet(weights, [(20,), (5,)], progress=False)

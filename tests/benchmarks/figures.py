@@ -128,10 +128,17 @@ def large_rows(figures: dict[str, Any]) -> list[tuple[str, str]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="change nothing; fail if a block would change")
-    check = parser.parse_args().check
+    parser.add_argument("--only", metavar="TEXT", default="", help="only blocks whose command contains this text")
+    options = parser.parse_args()
+    check, only = options.check, options.only
     text = README.read_text(encoding="utf-8")
     written = BLOCK.sub(
-        lambda match: f"```console\n$ tl-headmaps {match['command']}\n{output_of(match['command'])}```", text
+        lambda match: (
+            f"```console\n$ tl-headmaps {match['command']}\n{output_of(match['command'])}```"
+            if only in match["command"]
+            else match[0]
+        ),
+        text,
     )
     written = BENCH.sub(lambda match: match[1] + bench_table() + match[2], written)
     changed = written != text

@@ -213,7 +213,12 @@ def meet(
     model = runnable(weights)
     chosen = neutral_prompts() if prompts is None else (prompts,) if isinstance(prompts, str) else tuple(prompts)
     prefixes = encode_prefixes(model, chosen, prepends_bos(model, prepend_bos))
-    check_prefixes(model, chosen, sources)
+    problems = [_problem(model, prompt, sources) for prompt in chosen]
+    if prompts is None and None in problems:
+        # Of the bundled prompts, those that do not suit these sources are left out.
+        prefixes = [prefix for prefix, problem in zip(prefixes, problems, strict=True) if problem is None]
+    elif refused := [problem for problem in problems if problem is not None]:
+        raise UsageError(refused[0])
     return met_vectors(model, sources, prefixes, weights=weights, progress=progress)
 
 
@@ -358,28 +363,28 @@ def encode_prefixes(model: Any, prompts: Sequence[str], prepend_bos: bool) -> li
     return [encode_prompt(model, prompt.rstrip(), prepend_bos) for prompt in listed]
 
 
-def check_prefixes(model: Any, prompts: Sequence[str], sources: Sequence[Source]) -> None:
-    """Refuse prompts that contain a source, and prompts whose last token merges with the source behind it."""
+def _problem(model: Any, prompt: str, sources: Sequence[Source]) -> str | None:
+    """Why a prompt does not suit some sources: it contains one, or its last token merges with one behind it."""
     tokenizer = model.tokenizer
     # Only sources that are words on their own: a letter or a piece of a word may stand anywhere.
     words = [text for source in sources if (text := tokenizer.decode(list(source))).startswith(" ") and len(text) > 2]
-    for prompt in prompts:
-        inside = re.findall(r"\w+", prompt.lower())
-        plain = tokenizer.encode(prompt.rstrip(), add_special_tokens=False)
-        for word in words:
-            parts = re.findall(r"\w+", word.lower())
-            if parts and any(inside[at : at + len(parts)] == parts for at in range(len(inside))):
-                raise UsageError(
-                    f"The prompt {prompt!r} contains the source {word!r}, so the model would have met it already. Give "
-                    "prompts without any word of the relation's sources."
-                )
-        joined = tokenizer([prompt.rstrip() + word for word in words], add_special_tokens=False) if words else {}
-        for word, ids in zip(words, joined.get("input_ids", ()), strict=True):
-            if ids[: len(plain)] != plain:
-                raise UsageError(
-                    f"Behind the prompt {prompt!r} the tokenizer merges the source {word!r} with the prompt's last "
-                    "token. End the prompt with a whole word or a comma."
-                )
+    inside = re.findall(r"\w+", prompt.lower())
+    for word in words:
+        parts = re.findall(r"\w+", word.lower())
+        if parts and any(inside[at : at + len(parts)] == parts for at in range(len(inside))):
+            return (
+                f"The prompt {prompt!r} contains the source {word!r}, so the model would have met it already. Give "
+                "prompts without any word of the relation's sources."
+            )
+    plain = tokenizer.encode(prompt.rstrip(), add_special_tokens=False)
+    joined = tokenizer([prompt.rstrip() + word for word in words], add_special_tokens=False) if words else {}
+    for word, ids in zip(words, joined.get("input_ids", ()), strict=True):
+        if ids[: len(plain)] != plain:
+            return (
+                f"Behind the prompt {prompt!r} the tokenizer merges the source {word!r} with the prompt's last "
+                "token. End the prompt with a whole word or a comma."
+            )
+    return None
 
 
 def _is_whole(vectors: MetVectors, part: int, n_layers: int) -> bool:
