@@ -185,18 +185,36 @@ def line(row: Architecture) -> str:
 
 
 def _cell(sentence: str) -> str:
-    if "mixture of experts" in sentence or sentence.startswith("its "):
+    if "by_head=True" in sentence:
+        return "by head"
+    if sentence.startswith("its "):
         return "layer 0"
     return "refused" if sentence else "yes"
 
 
+REASONS = {
+    r"biases of its values were added up": "processed: value biases were moved into the output bias",
+    r"processed, and it has (.*?): processing then": "processed, with {}: no longer the same model",
+    r"the seam '([^']+)' .*: it (?:cannot be seen|differs)": "seam '{}' does not fit",
+    r"is not its pattern times its values": "values are normed, clipped or gated on their way to z",
+    r"first MLP is a MoEBridge|The MLP of layer \d is a MoEBridge": "mixture of experts",
+    r"has latent attention": "latent attention",
+    r"with projections in between": "embeddings of another width",
+    r"in TransformerLens differs from that": "TransformerLens computes other attention than transformers",
+    r"has no attention heads in layer": "no attention heads of the known kind",
+    r"is not a decoder-only language model": "no single stack of blocks",
+    r"first MLP does not compute act": "first MLP is not act(x W_in) W_out",
+    r"its activation function '(\w+)' is not known": "activation function {}",
+}
+"""What the table says for a sentence; a new sentence must be added here."""
+
+
 def _reason(sentence: str) -> str:
-    """The part of a sentence that says what was found, without figures that rounding changes."""
-    seam = re.search(r"the seam '([^']+)' .*?: it (cannot be seen|differs)", sentence)
-    if seam:
-        return f"{seam[1]} {'cannot be seen' if seam[2].startswith('cannot') else 'do not fit'}"
-    sentence = re.sub(r"^'[^']+': ", "", sentence)
-    return re.split(r"(?<=[a-z)])[.:] ", re.sub(r"\d\.\d+(e-?\d+)?", "x", sentence))[0].replace("|", "/")
+    for pattern, words in REASONS.items():
+        found = re.search(pattern, sentence)
+        if found:
+            return words.format(*found.groups())
+    raise AssertionError(f"Say in REASONS what the table calls this refusal: {sentence}")
 
 
 HEADER = f"""# Architectures
@@ -204,7 +222,8 @@ HEADER = f"""# Architectures
 What is right, checked against the transformers model's own forward pass, for small random models of every decoder that
 TransformerLens 4 boots; raw weights and, where they differ, weights in compatibility mode ("processed"). "layer 0" is
 for models whose first MLP cannot be computed for a token alone (a mixture of experts, for example): maps from the
-weights alone stop at layer 0, and `preset="met"` goes on. Written by `python tests/test_architectures.py`.
+weights alone stop at layer 0, and `preset="met"` goes on. "by head" is for maps of attention components alone. Written
+by `python tests/test_architectures.py`.
 
 | architecture | {" | ".join(CHECKS)} | why not |
 |{"---|" * (len(CHECKS) + 2)}

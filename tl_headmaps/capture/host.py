@@ -204,7 +204,7 @@ class _Reader:
         self.layer(last)
         seen = forward_pass(model, sorted({0, last}))
         self.require_same_attention(seen)
-        embed_scale, embed_norm = self.embedding(seen)
+        embed_scale, embed_norm = self.embedding(seen, W_E)
         residual_scale = self.residual_scale(first, seen)
         self.score_factor = self.measured_score_factor(first, seen)
         ln2, mlp, ln2_post, refusal = self.first_mlp(seen, residual_scale)
@@ -453,9 +453,9 @@ class _Reader:
         known = (1.0, float(torch.tensor(self.d_model**0.5, dtype=self.dtype, device="cpu")))
         return next((factor for factor in known if abs(scale / factor - 1) < 1e-3), scale)
 
-    def embedding(self, seen: ForwardPass) -> tuple[float, Norm | None]:
+    def embedding(self, seen: ForwardPass, W_E: Tensor) -> tuple[float, Norm | None]:
         """Factor and norm of the embedding, by what enters layer 0; what does not fit is left to the self-check."""
-        plain = self.model.embed.W_E.detach()[seen.tokens].to(torch.float32)
+        plain = W_E[seen.tokens.to(self.device)].to(torch.float32)
         scale = self.embed_scale()
         candidates: list[tuple[float, Norm | None]] = [(scale, None)]
         norm = self.norm(getattr(self.model, "embed_ln", None))
@@ -463,14 +463,14 @@ class _Reader:
             candidates.append((scale, norm))
         stream = seen.layers[0].get("resid_pre")
         if stream is not None and stream.shape == plain.shape:
-            ours, theirs = (without_positions(self.model, seen, x.float()) for x in (plain, stream))
+            ours, theirs = (without_positions(self.model, seen, x.to(plain)) for x in (plain, stream))
             known = (self.d_model**0.5, *self.stated("embedding_multiplier"))
             candidates.append((_factor(ours, theirs, known), None))
         for centres in (False, True):
             ones = torch.ones(self.d_model, device=self.device)
             candidates.append((scale, Norm(centres, ones, torch.zeros_like(ones), float(self.model.cfg.eps))))
         for factor, norm in candidates:
-            x = plain.to(self.device) * factor
+            x = plain * factor
             if embedding_difference(self.model, seen, x if norm is None else norm(x)) <= self.tolerance:
                 return factor, norm
         return candidates[0]
