@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from architectures import ARCHITECTURES, N_VOCAB, Architecture, Dense, Running, booted
-from planted import TL_MAJOR, word
+from architectures import ARCHITECTURES, HOOKED, N_VOCAB, Architecture, Dense, Running, booted
+from planted import TL_MAJOR, needs_hooked, word
 from torch import Tensor
 
 from tl_headmaps import (
@@ -25,12 +25,12 @@ from tl_headmaps import (
     token_grid,
     value_mixing,
 )
+from tl_headmaps.capture.checkpoint.architectures import ARCHITECTURES as CHECKPOINTS
 from tl_headmaps.core.errors import HeadMapsError
 
-pytestmark = [
-    pytest.mark.usefixtures("one_thread"),
-    pytest.mark.skipif(TL_MAJOR < 4, reason="the table is of TransformerLens 4; run make test"),
-]
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+needs_bridge = pytest.mark.skipif(TL_MAJOR < 4, reason="the table is of TransformerLens 4; run make test")
 
 TABLE = Path(__file__).parent / "architectures.md"
 
@@ -148,10 +148,10 @@ CHECKS: dict[str, Callable[[Any, HeadWeights, Architecture, Dense], None]] = {
 }
 
 
-def outcomes(row: Architecture, processed: bool) -> dict[str, str]:
+def outcomes(row: Architecture, processed: bool, host: str = "bridge") -> dict[str, str]:
     """For each analysis ``""`` if it is right, or the sentence it is refused with; anything else raises."""
     try:
-        model = booted(row, processed=processed)
+        model = booted(row, processed=processed, host=host)
         weights = HeadWeights.from_model(model)
     except HeadMapsError as error:
         return dict.fromkeys(CHECKS, str(error))
@@ -181,7 +181,8 @@ def line(row: Architecture) -> str:
         shown = [_cell(found[name]) for found in (raw, processed)]
         cells.append(shown[0] if shown[0] == shown[1] else f"{shown[0]} (processed: {shown[1]})")
         reasons += [_reason(found[name]) for found in (raw, processed) if found[name]]
-    return f"| {row.name} | {' | '.join(cells)} | {'; '.join(dict.fromkeys(reasons))} |"
+    read = "yes" if row.model_type in CHECKPOINTS else "no"
+    return f"| {row.name} | {' | '.join(cells)} | {read} | {'; '.join(dict.fromkeys(reasons))} |"
 
 
 def _cell(sentence: str) -> str:
@@ -222,14 +223,16 @@ HEADER = f"""# Architectures
 What is right, checked against the transformers model's own forward pass, for small random models of every decoder that
 TransformerLens 4 boots; raw weights and, where they differ, weights in compatibility mode ("processed"). "layer 0" is
 for models whose first MLP cannot be computed for a token alone (a mixture of experts, for example): maps from the
-weights alone stop at layer 0, and `preset="met"` goes on. "by head" is for maps of attention components alone. Written
-by `python tests/test_architectures.py`.
+weights alone stop at layer 0, and `preset="met"` goes on. "by head" is for maps of attention components alone,
+"checkpoint" for families that `HeadWeights.from_checkpoint` reads without building the model. Written by
+`python tests/test_architectures.py`.
 
-| architecture | {" | ".join(CHECKS)} | why not |
-|{"---|" * (len(CHECKS) + 2)}
+| architecture | {" | ".join(CHECKS)} | checkpoint | why not |
+|{"---|" * (len(CHECKS) + 3)}
 """
 
 
+@needs_bridge
 @pytest.mark.parametrize("row", ARCHITECTURES, ids=lambda row: row.name)
 def test_equal_to_the_model_itself_or_refused(row: Architecture) -> None:
     assert line(row) in TABLE.read_text(encoding="utf-8").splitlines(), "run python tests/test_architectures.py"
@@ -239,6 +242,17 @@ def test_the_table_has_these_rows() -> None:
     rows = TABLE.read_text(encoding="utf-8").removeprefix(HEADER).splitlines()
     assert [text.split(" | ")[0].removeprefix("| ") for text in rows] == [row.name for row in ARCHITECTURES]
     assert len(rows) >= 60
+
+
+@needs_hooked
+@pytest.mark.parametrize("processed", [False, True])
+@pytest.mark.parametrize("row", [row for row in ARCHITECTURES if row.name in HOOKED], ids=lambda row: row.name)
+def test_a_hooked_transformer_is_equal_too(row: Architecture, processed: bool) -> None:
+    found = outcomes(row, processed, host="hooked")
+    refused = {name: _reason(sentence) for name, sentence in found.items() if sentence}
+    moved = dict.fromkeys(("value mixing", "ablation"), "processed: value biases were moved into the output bias")
+    has_biases = row.name.startswith(("gpt", "phi", "qwen2"))
+    assert refused == (moved if processed and has_biases else {})
 
 
 if __name__ == "__main__":

@@ -537,9 +537,10 @@ class _Reader:
         """Whether value biases were moved into the output bias: weights were processed, and values could have one."""
         if not self.processed or layer.b_V is not None:
             return False
-        attn = self.model.blocks[layer.layer].attn
-        # A bias of values that is all zero now, or a LayerNorm whose bias became one.
-        return self.tensor(attn, "_b_V", "b_V") is not None and output_bias(self.model.blocks[layer.layer]) is not None
+        block = self.model.blocks[layer.layer]
+        moved = output_bias(block)
+        # A bias of values that is all zero now (it may have come from a LayerNorm), and one of the output that is not.
+        return self.tensor(block.attn, "_b_V", "b_V") is not None and moved is not None and bool(moved.any())
 
     def first_mlp(
         self, seen: ForwardPass, residual_scale: float
