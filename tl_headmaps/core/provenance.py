@@ -40,6 +40,7 @@ class Provenance:
         data: SHA-256 of what else was read: data files, and parts of the model that the fingerprint leaves out
             (``parameters``: all of them, where the model was run; ``mlp_weights``).
         seed: Seed of anything random, None if nothing was.
+        seams: Where the model was run to check what was read of it: what fits, by seam (``tl-headmaps model``).
         versions: Versions of the packages involved.
         created: UTC time; the only part that differs between two identical runs.
 
@@ -61,6 +62,7 @@ class Provenance:
     options: dict[str, Any] = field(default_factory=dict)
     data: dict[str, str] = field(default_factory=dict)
     seed: int | None = None
+    seams: dict[str, str] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=package_versions)
     created: str = field(default_factory=_now)
 
@@ -68,6 +70,12 @@ class Provenance:
     def of_arrays(cls, digest: str, dtype: str, **details: Any) -> "Provenance":
         """Provenance of a result computed from arrays of the caller, without a model."""
         return cls("given arrays", digest, "none", "none", dtype, "cpu", **details)
+
+    @property
+    def caveats(self) -> str:
+        """What holds only with something in between that the weights do not tell (a gate), in a line for results."""
+        found = [f"{name} {how}" for name, how in self.seams.items() if how.startswith("fits ")]
+        return f"Checked against the model's forward pass: {'; '.join(found)}." if found else ""
 
     def __str__(self) -> str:
         """A line for each field that is not empty."""

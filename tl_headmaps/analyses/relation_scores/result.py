@@ -262,6 +262,8 @@ class RelationScores(Result):
         if self.token_share is not None:
             titles.append("tokens")
             note += "\ntokens: share of what the head writes in running text that token identities explain"
+        if self.circuit == "ov" and self.provenance.caveats:
+            note += f"\n{self.provenance.caveats}"
         columns = [(title, "left" if title in ("relation", "head") else "right") for title in titles]
         title = f"{self.circuit.upper()} relation scores, preset {self.provenance.options['preset']}"
         return f"{title}\n\n{table_text(columns, rows)}\n\n{note}"
