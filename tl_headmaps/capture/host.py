@@ -120,12 +120,17 @@ def _require_decoder(model: Model) -> None:
             f"{architecture} is an encoder (its attention is not causal). Head maps need a causal language model such "
             "as GPT-2, Llama or Gemma."
         )
-    for layer, block in enumerate(model.blocks):
-        if not _has_heads(block):
-            raise UnsupportedModelError(
-                f"{architecture} has no attention heads in layer {layer} ({type(block).__name__}). Head maps need a "
-                "model with attention in every layer."
-            )
+    if not layers_with_heads(model):
+        raise UnsupportedModelError(
+            f"{architecture} has no attention heads that TransformerLens shows: its layer 0 is "
+            f"{_mixer(model.blocks[0])}. Head maps need a model with attention in at least one layer, and W_Q, W_K, "
+            "W_V and W_O of it."
+        )
+
+
+def layers_with_heads(model: Model) -> list[int]:
+    """Layers whose tokens are mixed by attention heads; in hybrid models others have linear attention, Mamba, ..."""
+    return [layer for layer, block in enumerate(model.blocks) if _has_heads(block)]
 
 
 def _has_heads(block: Any) -> bool:
@@ -134,6 +139,23 @@ def _has_heads(block: Any) -> bool:
     except NotImplementedError:
         # TransformerLens raises this for weights that exist but are not in memory.
         return True
+
+
+_MIXERS = {
+    "linear_attn": "linear attention",
+    "mamba": "Mamba",
+    "conv": "convolution",
+    "recurrent": "recurrence",
+    "mixer": "Mamba",
+    "ssm": "a state space model",
+}
+"""What TransformerLens calls the part of a block that mixes tokens without heads, and what maps call it."""
+
+
+def _mixer(block: Any) -> str:
+    """What mixes the tokens of a layer without heads."""
+    parts = dict(block.named_children())
+    return next((name for part, name in _MIXERS.items() if part in parts), type(block).__name__)
 
 
 def _architecture(model: Model) -> str:
@@ -180,14 +202,15 @@ class _Reader:
 
     def fields(self) -> dict[str, Any]:
         model, cfg = self.model, self.model.cfg
-        first, last = self.layer(0), len(model.blocks) - 1
+        with_heads = layers_with_heads(model)
+        first, last = self.layer(with_heads[0]), self.layer(with_heads[-1])
         W_E = self.stored(model.embed.W_E)
         W_U = self.stored(model.unembed.W_U.T)
         check_finite(W_E, "The embedding W_E")
         check_finite(W_U, "The unembedding W_U")
         ln_final = self.norm(getattr(model, "ln_final", None))
         ln2, mlp, ln2_post, refusal = self.first_mlp()
-        self.check_values(first, self.layer(last))
+        self.check_values(first, last)
         return {
             "model_name": str(cfg.model_name),
             "architecture": _architecture(model),
@@ -206,6 +229,10 @@ class _Reader:
             "ln2_post": ln2_post,
             "mlp_refusal": refusal,
             "read_layer": self.layer,
+            "mixers": {
+                layer: _mixer(block) for layer, block in enumerate(model.blocks) if layer not in set(with_heads)
+            },
+            "gated": hasattr(model.blocks[with_heads[0]].attn, "hook_q_gate"),
             "tokenizer": getattr(model, "tokenizer", None),
             "model": model,
         }
