@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 import torch
-from planted import hosted
+from planted import TL_MAJOR, hosted
 from torch import Tensor
 
 N_VOCAB, N_LAYERS, N_HEADS, N_GROUPS, D_HEAD = 61, 4, 4, 2, 8
@@ -70,6 +70,11 @@ KINDS = {
     ),
     "bamba": Kind("BambaConfig", _MAMBA | {"attn_layer_indices": [1, 3], "mamba_n_groups": 1}, _LIKE_JAMBA, "Mamba"),
 }
+
+
+if TL_MAJOR < 4:
+    # TransformerLens 3 boots them, and cannot tell their queries from their gates.
+    KINDS = {name: kind for name, kind in KINDS.items() if not kind.gated}
 
 
 def hybrid_source(kind: str) -> Any:
