@@ -37,7 +37,6 @@ from tl_headmaps import (
 from tl_headmaps.core.errors import UsageError
 from tl_headmaps.scorers.statistics import q_values
 
-
 ROUNDING = 2e-5
 """Largest difference to the modules of transformers, relative to the largest entry: another order of float32 sums."""
 

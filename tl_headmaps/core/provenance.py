@@ -42,6 +42,7 @@ class Provenance:
         seed: Seed of anything random, None if nothing was.
         mixers: What mixes the tokens of layers that have no heads (hybrid models), by layer.
         notes: What to know when reading numbers of this model, such as a gate that maps of the weights leave out.
+        seams: Where the model was run to check what was read of it: what fits, by seam (``tl-headmaps model``).
         versions: Versions of the packages involved.
         created: UTC time; the only part that differs between two identical runs.
 
@@ -65,6 +66,7 @@ class Provenance:
     seed: int | None = None
     mixers: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    seams: dict[str, str] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=package_versions)
     created: str = field(default_factory=_now)
 
