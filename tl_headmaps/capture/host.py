@@ -172,6 +172,24 @@ def _mixer(block: Any) -> str:
     return next((name for part, name in _MIXERS.items() if part in parts), type(block).__name__)
 
 
+def keeps_states(model: Model) -> bool:
+    """Whether some layer carries a state from token to token, beside or instead of keys and values."""
+    return any(part in dict(block.named_children()) for block in model.blocks for part in _MIXERS)
+
+
+def mlp_module(block: Any) -> Any:
+    """The MLP of a block, or None: Granite 4 without experts calls it its shared MLP."""
+    module = getattr(block, "mlp", None)
+    return getattr(block, "shared_mlp", None) if module is None and not hasattr(block, "moe") else module
+
+
+def _unread_mlp(block: Any) -> str | None:
+    """Name of a part that looks like an MLP, in a block in which none was found."""
+    inner = getattr(block, "original_component", None)
+    children = [name for owner in (block, inner) if owner is not None for name, _ in owner.named_children()]
+    return next((name for name in children if any(word in name for word in ("mlp", "moe", "ffn", "feed", "fc"))), None)
+
+
 def _architecture(model: Model) -> str:
     named = getattr(model.cfg, "architecture", None) or getattr(model.cfg, "original_architecture", None)
     return str(named or type(model).__name__)
@@ -584,9 +602,10 @@ class _Reader:
     def mlp_of(
         self, block: Any, seen: ForwardPass, residual_scale: float
     ) -> tuple[Norm | None, MLP | None, Norm | None, str | None]:
-        module = getattr(block, "mlp", None)
+        module = mlp_module(block)
         if module is None:
-            return None, None, None, None
+            unread = _unread_mlp(block)
+            return None, None, None, f"its first MLP ({unread}) has parts that are not known here" if unread else None
         ln2_post = self.norm(getattr(block, "ln2_post", None))
         ln2 = self.norm(getattr(block, "ln2", None))
         if ln2 is None and ln2_post is None:
