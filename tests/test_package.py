@@ -33,7 +33,7 @@ LEVEL |= {"__init__": len(ORDER) - 1, "__main__": len(ORDER) - 1}
 
 CAPTURE = (
     *("mapped", "tensors", "parts", "forward", "selfcheck", "host", "checkpoint", "weights"),
-    *("bundled", "loading", "running", "components"),
+    *("installs", "multimodal", "bundled", "loading", "running", "components"),
 )
 """The same inside ``capture/``."""
 

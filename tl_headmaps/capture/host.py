@@ -22,11 +22,13 @@ from ..core.types import Basis, Model
 from .forward import ForwardPass, forward_pass, weights_loaded
 from .parts import ACTIVATIONS, MLP, LayerWeights, Norm, basis_of
 from .selfcheck import (
+    GATED,
     TOLERANCE,
     attention_output,
     embedding_difference,
     logit_cap,
     logit_columns,
+    mixing_difference,
     mlp_difference,
     output_bias,
     sampled_logits,
@@ -132,20 +134,60 @@ def _require_decoder(model: Model) -> None:
             f"{architecture} is an encoder (its attention is not causal). Head maps need a causal language model such "
             "as GPT-2, Llama or Gemma."
         )
-    for layer, block in enumerate(model.blocks):
-        if not _has_heads(block):
-            raise UnsupportedModelError(
-                f"{architecture} has no attention heads in layer {layer} ({type(block).__name__}). Head maps need a "
-                "model with attention in every layer."
-            )
+    if not layers_with_heads(model):
+        raise UnsupportedModelError(
+            f"{architecture} has no attention heads that TransformerLens shows: its layer 0 is "
+            f"{_mixer(model.blocks[0])}. Head maps need a model with attention in at least one layer, and W_Q, W_K, "
+            "W_V and W_O of it."
+        )
+
+
+def layers_with_heads(model: Model) -> list[int]:
+    """Layers whose tokens are mixed by attention heads; in hybrid models others have linear attention, Mamba, ..."""
+    return [layer for layer, block in enumerate(model.blocks) if _has_heads(block)]
 
 
 def _has_heads(block: Any) -> bool:
     try:
         return hasattr(block, "attn") and hasattr(block.attn, "W_V")
-    except NotImplementedError:
-        # TransformerLens raises this for weights that exist but are not in memory.
+    except (NotImplementedError, ValueError):
+        # TransformerLens raises these for weights that exist but are not in memory, or cannot be split into heads.
         return True
+
+
+_MIXERS = {
+    "linear_attn": "linear attention",
+    "mamba": "Mamba",
+    "conv": "convolution",
+    "recurrent": "recurrence",
+    "mixer": "Mamba",
+    "ssm": "a state space model",
+}
+"""What TransformerLens calls the part of a block that mixes tokens without heads, and what maps call it."""
+
+
+def _mixer(block: Any) -> str:
+    """What mixes the tokens of a layer without heads."""
+    parts = dict(block.named_children())
+    return next((name for part, name in _MIXERS.items() if part in parts), type(block).__name__)
+
+
+def keeps_states(model: Model) -> bool:
+    """Whether some layer carries a state from token to token, beside or instead of keys and values."""
+    return any(part in dict(block.named_children()) for block in model.blocks for part in _MIXERS)
+
+
+def mlp_module(block: Any) -> Any:
+    """The MLP of a block, or None: Granite 4 without experts calls it its shared MLP."""
+    module = getattr(block, "mlp", None)
+    return getattr(block, "shared_mlp", None) if module is None and not hasattr(block, "moe") else module
+
+
+def _unread_mlp(block: Any) -> str | None:
+    """Name of a part that looks like an MLP, in a block in which none was found."""
+    inner = getattr(block, "original_component", None)
+    children = [name for owner in (block, inner) if owner is not None for name, _ in owner.named_children()]
+    return next((name for name in children if any(word in name for word in ("mlp", "moe", "ffn", "feed", "fc"))), None)
 
 
 def _architecture(model: Model) -> str:
@@ -193,16 +235,17 @@ class _Reader:
 
     def fields(self) -> dict[str, Any]:
         model, cfg = self.model, self.model.cfg
-        self.require_heads()
-        first, last = self.layer(0), len(model.blocks) - 1
+        with_heads = layers_with_heads(model)
+        self.require_even_heads(with_heads)
+        self.require_heads(with_heads[0])
+        first, last = self.layer(with_heads[0]), self.layer(with_heads[-1])
         self.require_whole(first)
         W_E = self.stored(model.embed.W_E)
         W_U = self.stored(model.unembed.W_U.T)
         check_finite(W_E, "The embedding W_E")
         check_finite(W_U, "The unembedding W_U")
         ln_final = self.norm(getattr(model, "ln_final", None))
-        self.layer(last)
-        seen = forward_pass(model, sorted({0, last}))
+        seen = forward_pass(model, sorted({0, first.layer, last.layer, len(model.blocks) - 1}))
         self.require_same_attention(seen)
         embed_scale, embed_norm = self.embedding(seen, W_E)
         residual_scale = self.residual_scale(first, seen)
@@ -230,13 +273,33 @@ class _Reader:
             "ln2_post": ln2_post,
             "mlp_refusal": refusal,
             "read_layer": self.layer,
+            "mixers": {
+                layer: _mixer(block) for layer, block in enumerate(model.blocks) if layer not in set(with_heads)
+            },
+            "gated": mixing_difference(first, self.here(seen, first.layer))[1] == GATED,
             "tokenizer": getattr(model, "tokenizer", None),
             "model": model,
         }
 
-    def require_heads(self) -> None:
+    def require_even_heads(self, layers: list[int]) -> None:
+        """Refuse layers whose heads differ in number or width from those of the others."""
+        for name in ("q", "v"):
+            parts = {layer: getattr(self.model.blocks[layer].attn, name, None) for layer in layers}
+            stored = {layer: getattr(part, "weight", None) for layer, part in parts.items()}
+            shapes = {layer: list(getattr(weight, "shape", ())) for layer, weight in stored.items()}
+            first = layers[0]
+            other = next((layer for layer in layers if shapes[layer] != shapes[first]), None)
+            if other is not None:
+                raise UnsupportedModelError(
+                    f"{_architecture(self.model)}: the heads of layer {other} differ from those of layer {first} in "
+                    f"number or width (W_{name.upper()} is stored as {shapes[other]} there and as {shapes[first]} "
+                    "here). Head maps need the same heads in every layer that has any, and TransformerLens does not "
+                    "split others into heads. Use another model of this family."
+                )
+
+    def require_heads(self, layer: int) -> None:
         """Refuse latent attention, and embeddings of another width than the stream."""
-        attn, name = self.model.blocks[0].attn, _architecture(self.model)
+        attn, name = self.model.blocks[layer].attn, _architecture(self.model)
         if type(attn).__name__.startswith("MLA"):
             raise UnsupportedModelError(
                 f"{name} has latent attention: its queries, keys and values come from compressed vectors that all "
@@ -504,6 +567,10 @@ class _Reader:
         theirs = theirs if bias is None else theirs - bias
         return self.fitting_factor(ours, theirs, "logit_scale")
 
+    def here(self, seen: ForwardPass, layer: int) -> dict[str, Tensor]:
+        """What a layer computed, as float32 where weights are."""
+        return {name: value.to(self.device, torch.float32) for name, value in seen.layers[layer].items()}
+
     def fitting_factor(self, ours: Tensor, theirs: Tensor, name: str) -> float:
         """1, or another factor if only that makes two tensors equal; a configured one in its exact value."""
         theirs = theirs.reshape(ours.shape)
@@ -519,7 +586,7 @@ class _Reader:
 
     def measured_score_factor(self, layer: LayerWeights, seen: ForwardPass) -> float:
         """What scores must be multiplied by to be the model's, if nothing stated says so."""
-        here = {name: value.to(self.device, torch.float32) for name, value in seen.layers[layer.layer].items()}
+        here = self.here(seen, layer.layer)
         block = self.model.blocks[layer.layer]
         if "attn_in" not in here:
             return 1.0
@@ -552,9 +619,10 @@ class _Reader:
     def mlp_of(
         self, block: Any, seen: ForwardPass, residual_scale: float
     ) -> tuple[Norm | None, MLP | None, Norm | None, str | None]:
-        module = getattr(block, "mlp", None)
+        module = mlp_module(block)
         if module is None:
-            return None, None, None, None
+            unread = _unread_mlp(block)
+            return None, None, None, f"its first MLP ({unread}) has parts that are not known here" if unread else None
         ln2_post = self.norm(getattr(block, "ln2_post", None))
         ln2 = self.norm(getattr(block, "ln2", None))
         if ln2 is None and ln2_post is None:
@@ -570,7 +638,7 @@ class _Reader:
             # Gate and up projection in one matrix (ModernBERT).
             W_gate, W_in = W_in.chunk(2, 1)
             b_gate, b_in = (None, None) if b_in is None else b_in.chunk(2)
-        here = {name: value.to(self.device, torch.float32) for name, value in seen.layers[0].items()}
+        here = self.here(seen, 0)
         # A host may state no activation function, or another than the model's: the one that fits is the model's.
         for activation in sorted(ACTIVATIONS, key=lambda name: name != stated):
             mlp = MLP(

@@ -123,7 +123,7 @@ def ablate(
     return experiment.curves(
         questions,
         heads=ranked,
-        max_heads=default_max_heads(weights.n_layers * weights.n_heads) if max_heads is None else max_heads,
+        max_heads=default_max_heads(weights.n_all_heads) if max_heads is None else max_heads,
         candidates=[other for other in candidates if other.name != resolved.name],
         all_candidates=given_controls is not None,
         n_random=n_random,
@@ -250,7 +250,8 @@ class AblationExperiment:
         controls: list[tuple[Questions, float]] = []
         if ablated:
             controls = self._controls(questions, ablated, candidates, all_candidates, static)
-        everything = [HeadIndex(layer, head) for layer in range(weights.n_layers) for head in range(weights.n_heads)]
+        layers = weights.layers_with_heads
+        everything = [HeadIndex(layer, head) for layer in layers for head in range(weights.n_heads)]
         random = [matched_heads(ablated, everything, seed) for seed in range(n_random if ablated else 0)]
         if any(len(drawn) < len(ablated) for drawn in random):
             raise UsageError(

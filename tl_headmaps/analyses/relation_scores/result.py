@@ -206,11 +206,18 @@ class RelationScores(Result):
             f"Share of pairs whose target is among the k = {k} strongest tokens. "
             f"A head implements a relation at a score of {IMPLEMENTS_SCORE} or more with q < {IMPLEMENTS_Q}."
         )
+        note = self._noted(note, " ")
         if side_by_side:
             promoting = [layer for layer in layers if layer.group == "promotes"]
-            return heat.panels(promoting, title=title, unit=unit, signed=False, note=note)
+            return heat.panels(promoting, title=title, unit=unit, signed=False, empty=self.provenance.mixers, note=note)
         return heat.head_map(
-            layers, title=title, unit=unit, signed=False, switches=("relation", "direction"), note=note
+            layers,
+            title=title,
+            unit=unit,
+            signed=False,
+            switches=("relation", "direction"),
+            empty=self.provenance.mixers,
+            note=note,
         )
 
     def _map_layers(self, number: int) -> tuple[MapLayer, MapLayer]:
@@ -262,11 +269,9 @@ class RelationScores(Result):
         if self.token_share is not None:
             titles.append("tokens")
             note += "\ntokens: share of what the head writes in running text that token identities explain"
-        if self.circuit == "ov" and self.provenance.caveats:
-            note += f"\n{self.provenance.caveats}"
         columns = [(title, "left" if title in ("relation", "head") else "right") for title in titles]
         title = f"{self.circuit.upper()} relation scores, preset {self.provenance.options['preset']}"
-        return f"{title}\n\n{table_text(columns, rows)}\n\n{note}"
+        return self._noted(f"{title}\n\n{table_text(columns, rows)}\n\n{note}")
 
     def _text_rows(self, name: str, implementing: list[HeadIndex]) -> list[list[Any]]:
         number = self.index_of(name)

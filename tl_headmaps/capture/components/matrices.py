@@ -21,6 +21,7 @@ from torch import Tensor
 from ...core.errors import UnsupportedModelError, UsageError
 from ...core.provenance import Provenance
 from ...core.types import ATTENTION_COMPONENTS, MLP_COMPONENTS, Model
+from ..host import mlp_module
 from ..tensors import check_finite, joint_digest, tensor_digests
 from ..weights import HeadWeights
 
@@ -44,6 +45,10 @@ class ComponentSource(ABC):
     def __init__(self, weights: HeadWeights) -> None:
         self.weights = weights
         self.n_layers, self.n_heads, self.n_kv_heads = weights.n_layers, weights.n_heads, weights.n_kv_heads
+
+    def has(self, layer: int, component: str) -> bool:
+        """Whether a layer has a component: in hybrid models some layers have no attention."""
+        return component not in ATTENTION_COMPONENTS or layer not in self.weights.mixers
 
     @abstractmethod
     def matrix(self, layer: int, component: str) -> Float[Tensor, "rows columns"]:
@@ -139,8 +144,8 @@ class ModelComponents(ComponentSource):
 
     def _find(self, layer: int, component: str) -> Tensor | None:
         """The host's view of a matrix, with heads on the first axis of attention matrices."""
-        part, _, _ = component.partition(".")
-        module = getattr(self.model.blocks[layer], part, None)
+        block = self.model.blocks[layer]
+        module = mlp_module(block) if component in MLP_COMPONENTS else getattr(block, "attn", None)
         for name in _HOST_NAMES[component]:
             value = getattr(module, name, None)
             if value is not None:
@@ -148,7 +153,7 @@ class ModelComponents(ComponentSource):
         return None
 
     def _require_plain_mlp(self, layer: int) -> None:
-        module = getattr(self.model.blocks[layer], "mlp", None)
+        module = mlp_module(self.model.blocks[layer])
         if module is None and "mlp.up" not in self.components:
             return
         matrices = {name: self._find(layer, name) for name in MLP_COMPONENTS}
