@@ -291,7 +291,7 @@ class _Reader:
         bias = (up + down) / 2
         centres = bool(torch.allclose(shifted, up, rtol=2e-2, atol=1e-3 * float(up.abs().max())))
         weight = _exact(weight, stored)
-        bias = torch.zeros_like(bias) if _is_rounding(bias, up) else _exact(bias, _bias_of(module))
+        bias = torch.zeros_like(bias) if _is_rounding(bias, up) else _exact(bias, _bias_of(module), up)
         return Norm(centres, weight.to(self.device), bias.to(self.device), eps)
 
     def eps(self, module: Any) -> float:
@@ -409,12 +409,16 @@ def _is_rounding(bias: Tensor, output: Tensor) -> bool:
     return float(bias.abs().max()) <= 1e-6 * float(output.abs().max())
 
 
-def _exact(measured: Tensor, stored: Any) -> Tensor:
-    """The stored parameter, 1 + it, or ones, whichever was measured; without the rounding of the measurement."""
+def _exact(measured: Tensor, stored: Any, output: Tensor | None = None) -> Tensor:
+    """The stored parameter, 1 + it, or ones, whichever was measured; without the rounding of the measurement.
+
+    A bias is measured as a difference of outputs, whose size then decides how much it may have been rounded.
+    """
     candidates = [torch.ones_like(measured)]
     if isinstance(stored, Tensor) and stored.shape == measured.shape:
         exact = stored.detach().float()
         candidates += [exact, 1.0 + exact]
     best = min(candidates, key=lambda candidate: float((candidate - measured).abs().max()))
-    agrees = float((best - measured).abs().max()) <= 2e-2 * float(measured.abs().max())
+    size = float((measured if output is None else output).abs().max())
+    agrees = float((best - measured).abs().max()) <= 2e-2 * size
     return best if agrees else measured

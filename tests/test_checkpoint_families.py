@@ -1,0 +1,269 @@
+"""Every family in the table of checkpoints, against a small built copy of it with random weights.
+
+Two references that know nothing of the table: what the transformers model computes in a forward pass, seam by seam, and
+the same model loaded into TransformerLens, tensor by tensor and rank by rank.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from planted import hosted, save_checkpoint, source_model
+from test_checkpoint import assert_same_scores, assert_same_weights, own_cache
+from torch import Tensor
+from torch.nn.functional import softmax
+from transformers import AutoModelForCausalLM
+
+from tl_headmaps import HeadWeights, component_map
+from tl_headmaps.capture.checkpoint.architectures import ARCHITECTURES
+from tl_headmaps.capture.parts import LayerWeights, Norm
+from tl_headmaps.core.errors import UnsupportedModelError
+
+__all__ = ["own_cache"]
+
+pytestmark = pytest.mark.filterwarnings(
+    # GPT-BigCode of transformers 5 compiles its softmax the old way.
+    "ignore:`torch.jit.script` is deprecated:DeprecationWarning"
+)
+
+EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+
+FAMILIES: Mapping[str, tuple[Mapping[str, Any], ...]] = {
+    "llama": ({}, {"attention_bias": True, "mlp_bias": True}),
+    "mistral": ({},),
+    "ministral3": ({"head_dim": 12},),
+    "seed_oss": ({"head_dim": 12},),
+    "ernie4_5": ({"head_dim": 12}, {"head_dim": 8, "use_bias": True}),
+    "arcee": ({"mlp_bias": True},),
+    "nemotron": ({},),
+    "qwen2": ({},),
+    "qwen2_moe": ({**EXPERTS, "shared_expert_intermediate_size": 16},),
+    "qwen3": ({"d_head": 12},),
+    "qwen3_moe": ({"head_dim": 12, **EXPERTS}, {**EXPERTS, "mlp_only_layers": [0]}),
+    "mixtral": (EXPERTS,),
+    "smollm3": ({}, {"attention_bias": True}),
+    "phi3": ({},),
+    "glm": ({"head_dim": 12},),
+    "glm4_moe": (
+        {"head_dim": 12, **EXPERTS, "n_routed_experts": 4, "first_k_dense_replace": 0},
+        {**EXPERTS, "n_routed_experts": 4, "first_k_dense_replace": 1, "use_qk_norm": True},
+    ),
+    "glm4": ({"head_dim": 12},),
+    "stablelm": ({}, {"use_qkv_bias": True}, {"use_parallel_residual": True}),
+    "starcoder2": ({}, {"use_bias": False}),
+    "gemma": ({"head_dim": 12}, {"hidden_act": "gelu"}),
+    "vaultgemma": ({"head_dim": 12, "query_pre_attn_scalar": 24},),
+    "gemma2": ({"d_head": 12},),
+    "gemma3_text": ({"d_head": 12},),
+    "gpt2": ({},),
+    "gpt_bigcode": ({}, {"multi_query": False}),
+    "gptj": ({"rotary_dim": 4},),
+    "gpt_neo": ({"attention_types": [[["global"], 3]]},),
+    "gpt_neox": ({},),
+    "falcon": (
+        {},
+        {"bias": True, "activation": "relu"},
+        {"multi_query": False},
+        {"multi_query": False, "parallel_attn": False, "bias": True},
+        {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": True},
+        {"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1},
+    ),
+    "phi": ({},),
+}
+"""Configurations of each family that are built: one that is plain, and those that change what is read."""
+
+KINDS = {"gpt_neox": "neox", "gemma3_text": "gemma3"}
+"""Families that :mod:`planted` knows by another name."""
+
+WITH_VISION = {"gemma3": "gemma3_text"}
+"""Families that are another one with a prefix; tests/test_checkpoint.py renames their tensors."""
+
+NOT_LOADED: Mapping[str, str] = {
+    "falcon-new_decoder_architecture": "TransformerLens 4.3 cuts the fused tensor of new Falcons at the wrong places",
+    "falcon": "TransformerLens states no activation function, and the loaded reader does not look for it",
+    "gpt_bigcode-multi_query": "TransformerLens 4.3 refuses it",
+    "gpt_neo": "the loaded reader divides its scores by sqrt(d_head)",
+}
+"""Cases, by the beginning of their names, that cannot be compared with the loaded model, and why."""
+
+
+def name_of(family: str, changes: Mapping[str, Any]) -> str:
+    return "-".join([family, *(name for name in changes if name not in EXPERTS)])
+
+
+CASES = [(family, changes) for family, every in FAMILIES.items() for changes in every]
+NAMES = [name_of(*case) for case in CASES]
+HOSTED = [case for case in CASES if not name_of(*case).startswith(tuple(NOT_LOADED))]
+
+
+def built(family: str, changes: Mapping[str, Any], **sizes: Any) -> Any:
+    return source_model(KINDS.get(family, family), **{**changes, **sizes})
+
+
+def test_every_family_is_built_here() -> None:
+    """A family that is added to the table needs a configuration in FAMILIES."""
+    assert set(ARCHITECTURES) == {*FAMILIES, *WITH_VISION}
+
+
+class ForwardPass:
+    """What a transformers model computes for a few tokens that all stand at position 0, where nothing is rotated."""
+
+    def __init__(self, source: Any, tokens: Tensor) -> None:
+        self.tokens = tokens
+        weights = source.state_dict()
+        source = AutoModelForCausalLM.from_config(source.config, attn_implementation="eager").float().eval()
+        source.load_state_dict(weights)
+        self.layers = next(
+            part
+            for part in source.modules()
+            if isinstance(part, torch.nn.ModuleList) and len(part) == source.config.num_hidden_layers
+        )
+        self.seen: dict[tuple[int, str], Any] = {}
+        hooks = []
+        for layer, block in enumerate(self.layers):
+            parts = {"block": block, "attention": _attention(block), "mlp": _mlp(block)}
+            for name, module in parts.items():
+                hooks.append(module.register_forward_hook(self._keeping(layer, name), with_kwargs=True))
+        self.logits = source(tokens[None], position_ids=torch.zeros_like(tokens)[None]).logits[0]
+        for hook in hooks:
+            hook.remove()
+
+    def _keeping(self, layer: int, name: str) -> Any:
+        def keep(_: Any, arguments: Any, options: Any, output: Any) -> None:
+            read = arguments[0] if arguments else options["hidden_states"]
+            # Copied: blocks may add to it in place.
+            self.seen[layer, f"{name} reads"] = read[0].clone()
+            everything = output if isinstance(output, tuple) else (output,)
+            self.seen[layer, name] = everything[0][0].clone()
+            if name == "attention":
+                self.seen[layer, "pattern"] = everything[1][0].clone()
+
+        return keep
+
+    def __getitem__(self, key: tuple[int, str]) -> Tensor:
+        return self.seen[key]
+
+
+def _attention(block: Any) -> Any:
+    return next(part for part in block.children() if "Attention" in type(part).__name__)
+
+
+def _mlp(block: Any) -> Any:
+    return next(part for name, part in block.named_children() if name in ("mlp", "block_sparse_moe"))
+
+
+def normed(norm: Norm | None, x: Tensor, n_heads: int) -> Tensor:
+    """Queries or keys [pos, head, d_head] after a norm of any of the three kinds."""
+    if norm is None:
+        return x
+    if norm.weight.shape == (n_heads * x.shape[-1],) and n_heads > 1:
+        return norm(x.flatten(1)).view(x.shape)
+    return norm.normalised(x) * norm.weight + norm.bias
+
+
+def attended(weights: LayerWeights, reads: Tensor, cap: float | None) -> tuple[Tensor, Tensor]:
+    """Pattern and output (without its bias) of a layer's attention, by the weights that were read."""
+
+    def projected(matrix: Tensor, bias: Tensor | None) -> Tensor:
+        every = torch.einsum("pd,ndh->pnh", reads, matrix)
+        return every if bias is None else every + bias
+
+    q = normed(weights.q_norm, projected(weights.W_Q, weights.b_Q), len(weights.W_Q))
+    k = normed(weights.k_norm, projected(weights.W_K, weights.b_K), len(weights.W_K))
+    v = projected(weights.W_V, weights.b_V)
+    share = len(weights.W_Q) // len(weights.W_K)
+    k, v = (x.repeat_interleave(share, 1) for x in (k, v))
+    scores = torch.einsum("pnh,snh->nps", q, k) * weights.score_scale
+    scores = scores if cap is None else cap * torch.tanh(scores / cap)
+    later = torch.ones(scores.shape[1:], dtype=torch.bool).triu(1)
+    pattern = softmax(scores.masked_fill(later, float("-inf")), -1)
+    return pattern, torch.einsum("nps,snh,nhd->pd", pattern, v, weights.W_O)
+
+
+def assert_close(ours: Tensor, theirs: Tensor, seam: str) -> None:
+    difference = float((ours - theirs).abs().max() / theirs.abs().max())
+    assert difference < 2e-5, f"{seam} differs by {difference:.1e}"
+
+
+def from_first(x: Tensor) -> Tensor:
+    """Differences from the first position, in which biases and position vectors are lost."""
+    return x[1:] - x[0]
+
+
+@pytest.mark.parametrize(("family", "changes"), CASES, ids=NAMES)
+def test_every_seam_of_a_forward_pass(family: str, changes: Mapping[str, Any], tmp_path: Path) -> None:
+    source = built(family, changes)
+    read = HeadWeights.from_checkpoint(save_checkpoint(source, tmp_path, tokenizer=False))
+    seen, config = ForwardPass(source, torch.tensor([5, 9, 17, 30, 31])), source.config
+    assert_close(
+        from_first(read.W_E[seen.tokens] * read.embed_scale), from_first(seen[0, "block reads"]), "the embedding"
+    )
+    for layer in range(read.n_layers):
+        weights, x = read.layer(layer), seen[layer, "block reads"]
+        reads = x if weights.ln1 is None else weights.ln1(x)
+        assert_close(reads, seen[layer, "attention reads"], f"ln1 of layer {layer}")
+        pattern, output = attended(weights, reads, getattr(config, "attn_logit_softcapping", None))
+        assert_close(pattern, seen[layer, "pattern"], f"the pattern of layer {layer}")
+        assert_close(from_first(output), from_first(seen[layer, "attention"]), f"attention of layer {layer}")
+        added = seen[layer, "attention"]
+        middle = x + (added if weights.ln1_post is None else weights.ln1_post(added))
+        mlp_added = seen[layer, "mlp"]
+        if layer == 0:
+            assert_first_mlp(read, x, middle, seen)
+            mlp_added = mlp_added if read.ln2_post is None else read.ln2_post(mlp_added)
+        if layer == 0 or read.ln2_post is None:
+            assert_close(middle + mlp_added, seen[layer, "block"], f"what layer {layer} adds")
+    last = seen[read.n_layers - 1, "block"]
+    logits = (last if read.ln_final is None else read.ln_final(last)) @ read.W_U.T
+    cap = getattr(config, "final_logit_softcapping", None)
+    logits = logits if cap is None else cap * torch.tanh(logits / cap)
+    assert_close(from_first(logits), from_first(seen.logits), "the logits")
+
+
+def assert_first_mlp(read: HeadWeights, before: Tensor, middle: Tensor, seen: ForwardPass) -> None:
+    """Blocks with attention and MLP side by side give the MLP what they give attention."""
+    theirs = seen[0, "mlp reads"].view(before.shape)
+    candidates = [x if read.ln2 is None else read.ln2(x) for x in (before, middle)]
+    assert_close(min(candidates, key=lambda ours: float((ours - theirs).abs().max())), theirs, "ln2 of layer 0")
+    if read.mlp is not None:
+        assert_close(read.mlp(theirs), seen[0, "mlp"], "the first MLP")
+    else:
+        assert read.mlp_refusal == "its first MLP is a mixture of experts"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize(("family", "changes"), HOSTED, ids=[name_of(*case) for case in HOSTED])
+def test_every_tensor_of_the_loaded_model(
+    family: str, changes: Mapping[str, Any], dtype: torch.dtype, tmp_path: Path
+) -> None:
+    source = built(family, changes).to(dtype)
+    save_checkpoint(source, tmp_path)
+    loaded, read = HeadWeights.from_model(hosted(source, family)), HeadWeights.from_checkpoint(tmp_path)
+    assert read.W_E.dtype == dtype
+    assert_same_weights(loaded, read)
+
+
+@pytest.mark.parametrize("family", [family for family, every in FAMILIES.items() if (family, every[0]) in HOSTED])
+def test_every_rank_of_the_loaded_model(family: str, tmp_path: Path) -> None:
+    source = built(family, FAMILIES[family][0], n_vocab=131)
+    save_checkpoint(source, tmp_path)
+    loaded, read = HeadWeights.from_model(hosted(source, family)), HeadWeights.from_checkpoint(tmp_path)
+    heads = None if read.mlp_refusal is None else [(0, head) for head in range(read.n_heads)]
+    for preset, circuit in (("maps", "ov"), ("folded", "ov"), ("folded", "qk")):
+        assert_same_scores(loaded, read, circuit=circuit, preset=preset, heads=heads)
+
+
+@pytest.mark.parametrize(("family", "changes"), HOSTED, ids=[name_of(*case) for case in HOSTED])
+def test_every_component_of_the_loaded_model(family: str, changes: Mapping[str, Any], tmp_path: Path) -> None:
+    source = built(family, changes)
+    read = HeadWeights.from_checkpoint(save_checkpoint(source, tmp_path))
+    model = hosted(source, family)
+    mixture = "num_experts" in changes
+    one, other = (component_map(x, "frobenius", by_head=mixture, progress=False) for x in (read, model))
+    assert one.components == other.components
+    torch.testing.assert_close(one.values, other.values, equal_nan=True)
+    if mixture:
+        with pytest.raises(UnsupportedModelError, match=r"is a mixture of experts.*Use by_head=True"):
+            component_map(read, "frobenius", progress=False)
