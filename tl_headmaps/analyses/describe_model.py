@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ..capture.parts import Norm
+from ..capture.parts import LayerWeights, Norm
 from ..capture.weights import HeadWeights
 from ..core.provenance import Provenance
 from ..core.types import Model
@@ -79,12 +79,34 @@ def describe_model(model: Model | HeadWeights) -> ModelDescription:
         "norm of queries, keys": _norm(layer.q_norm),
         "final norm": _norm(weights.ln_final),
         "embedding factor": f"{weights.embed_scale:g}",
+        **_outside_modules(weights, layer),
         "first MLP": _mlp(weights),
         "presets": _presets(weights),
         "analyses": _analyses(weights),
+        **_seams(weights),
         "fingerprint": weights.fingerprint,
     }
     return ModelDescription(facts, weights.provenance())
+
+
+def _outside_modules(weights: HeadWeights, layer: LayerWeights) -> dict[str, str]:
+    """What few models have."""
+    facts = {
+        "norm of the embedding": None if weights.embed_norm is None else _norm(weights.embed_norm),
+        "norm of values": None if layer.v_norm is None else _norm(layer.v_norm),
+        "norm before W_O": None if layer.z_norm is None else _norm(layer.z_norm),
+        "queries, keys, values": None if layer.clip is None else f"clipped at {layer.clip:g}",
+        "factor of what blocks add": None if weights.residual_scale == 1 else f"{weights.residual_scale:g}",
+        "factor of the logits": None if weights.logit_scale == 1 else f"{weights.logit_scale:g}",
+    }
+    return {name: value for name, value in facts.items() if value is not None}
+
+
+def _seams(weights: HeadWeights) -> dict[str, str]:
+    """What the model computes, compared with what was read of it."""
+    if weights.check is None:
+        return {"self-check": "none: a checkpoint is read without building the model"}
+    return {f"self-check, {seam.name}": str(seam) for seam in weights.check.seams}
 
 
 def _norm(norm: Norm | None) -> str:

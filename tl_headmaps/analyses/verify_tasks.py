@@ -276,6 +276,7 @@ def verify_tasks(
     _require_same_items(maps, chosen)
     weights = HeadWeights.from_model(model)
     _require_same_model(maps, weights)
+    weights.require_own_values("switching off a head")
     prepend_bos = bool(maps.provenance.options["prepend_bos"]) if prepend_bos is None else prepend_bos
     seed = int(maps.provenance.seed or 0) if seed is None else seed
     items = with_alternatives(chosen).items

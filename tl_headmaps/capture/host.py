@@ -1,27 +1,39 @@
 """Reading the weights of a loaded TransformerLens model, and running it undisturbed.
 
 Modules are believed, flags are not: on TransformerLens 4.3 a folded bridge still says that it is not folded, and a
-Gemma-3 bridge denies its norms after attention. So a norm is measured by what it does to probe vectors and the
-embedding factor by embedding two tokens; the first MLP is recomputed and compared, and so are the values of the first
-and the last layer with those of a real forward pass. A model that computes something else is refused, not misread.
+Gemma-3 bridge denies its norms after attention. So a norm is measured by what it does to probe vectors, and what is
+outside all modules (factors of the embedding, of what blocks add, of scores and logits; the activation function) by
+a short forward pass. What was read is compared with another one, seam by seam, before it is used
+(:mod:`.selfcheck`): a model that computes something else is refused, not misread.
 """
 
 import math
 from collections import OrderedDict
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..core.errors import UnsupportedModelError, UsageError
+from ..core.errors import HeadMapsError, UnsupportedModelError, UsageError
 from ..core.types import Basis, Model
+from .forward import ForwardPass, forward_pass, weights_loaded
 from .parts import ACTIVATIONS, MLP, LayerWeights, Norm, basis_of
+from .selfcheck import (
+    TOLERANCE,
+    attention_output,
+    embedding_difference,
+    logit_cap,
+    logit_columns,
+    mlp_difference,
+    output_bias,
+    sampled_logits,
+    score_difference,
+    without_positions,
+)
 from .tensors import check_finite, in_float64, joint_digest, tensor_digests
-
-_CHECK_TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3, torch.float16: 2e-2, torch.bfloat16: 8e-2}
-"""Largest accepted difference from the model's own computation, relative to its largest value."""
 
 _HOOK_DICTIONARIES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -75,29 +87,26 @@ def evaluating(model: Model | torch.nn.Module) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def weights_loaded(*modules: Any) -> Iterator[None]:
-    """Load weights that a ``device_map`` keeps on disk or on another device, for the length of this block.
-
-    Accelerate leaves placeholders on the meta device and loads the weights for a module's own forward pass only.
-    """
-    real = [module for module in modules if isinstance(module, torch.nn.Module)]
-    if not any(parameter.is_meta for module in real for parameter in module.parameters()):
-        yield
-        return
-    from accelerate.utils import align_module_device
-
-    with ExitStack() as stack:
-        for part in {id(part): part for module in real for part in module.modules()}.values():
-            stack.enter_context(align_module_device(part))
-        yield
-
-
 def read_model(model: Model, device: str | torch.device | None) -> dict[str, Any]:
     """Fields of HeadWeights for a loaded TransformerBridge or HookedTransformer."""
     _require_decoder(model)
-    with evaluating(model), weights_loaded(model.embed, model.unembed):
-        return _Reader(model, device).fields()
+    try:
+        with evaluating(model), weights_loaded(model.embed, model.unembed):
+            return _Reader(model, device).fields()
+    except (HeadMapsError, MemoryError):
+        raise
+    except Exception as error:
+        raise host_error(model, error) from error
+
+
+def host_error(model: Model, error: Exception) -> UnsupportedModelError:
+    """What a user is told when TransformerLens, or a model in it, fails in its own code."""
+    reason = str(error).strip().splitlines()
+    return UnsupportedModelError(
+        f"{_architecture(model)} could not be read: {type(error).__name__}"
+        f"{': ' + reason[0].rstrip('.') if reason else ''}. Head maps need attention made of W_Q, W_K, W_V and W_O, "
+        "and a model that runs on a few tokens. Try model(tokens) by itself, or use another model."
+    )
 
 
 def _require_decoder(model: Model) -> None:
@@ -177,6 +186,7 @@ class _Reader:
         # A copy: an embedding that is offloaded leaves memory after its own forward pass.
         self.sample = embedding[:8].detach().clone()
         self.device = torch.device(device) if device is not None else embedding.device
+        self.score_factor = 1.0
 
     def fields(self) -> dict[str, Any]:
         model, cfg = self.model, self.model.cfg
@@ -185,9 +195,14 @@ class _Reader:
         W_U = self.stored(model.unembed.W_U.T)
         check_finite(W_E, "The embedding W_E")
         check_finite(W_U, "The unembedding W_U")
+        self.require_width(W_E, W_U, first)
         ln_final = self.norm(getattr(model, "ln_final", None))
-        ln2, mlp, ln2_post, refusal = self.first_mlp()
-        self.check_values(first, self.layer(last))
+        self.layer(last)
+        seen = forward_pass(model, sorted({0, last}))
+        embed_scale, embed_norm = self.embedding(seen)
+        residual_scale = self.residual_scale(first, seen)
+        self.score_factor = self.measured_score_factor(first, seen)
+        ln2, mlp, ln2_post, refusal = self.first_mlp(seen, residual_scale)
         return {
             "model_name": str(cfg.model_name),
             "architecture": _architecture(model),
@@ -199,7 +214,11 @@ class _Reader:
             "basis": self.basis(ln_final, W_U),
             "W_E": W_E,
             "W_U": W_U,
-            "embed_scale": self.embed_scale(),
+            "embed_scale": embed_scale,
+            "embed_norm": embed_norm,
+            "residual_scale": residual_scale,
+            "logit_scale": self.logit_scale(W_U, ln_final, seen),
+            "moved_biases": self.moved_biases(first),
             "ln_final": ln_final,
             "ln2": ln2,
             "mlp": mlp,
@@ -209,6 +228,14 @@ class _Reader:
             "tokenizer": getattr(model, "tokenizer", None),
             "model": model,
         }
+
+    def require_width(self, W_E: Tensor, W_U: Tensor, first: LayerWeights) -> None:
+        widths = (W_E.shape[1], first.W_Q.shape[1], W_U.shape[1])
+        if len(set(widths)) > 1:
+            raise UnsupportedModelError(
+                f"{_architecture(self.model)} has embeddings of width {widths[0]}, a stream of width {widths[1]} and "
+                f"an unembedding of width {widths[2]}: it projects between them. Head maps need one width throughout."
+            )
 
     def stored(self, tensor: Tensor) -> Tensor:
         return tensor.detach().to(self.device).contiguous()
@@ -253,12 +280,57 @@ class _Reader:
                 b_V=self.tensor(attn, "_b_V", "b_V"),
                 ln1=self.norm(getattr(block, "ln1", None)),
                 ln1_post=self.norm(getattr(block, "ln1_post", None)),
-                q_norm=self.norm(getattr(attn, "q_norm", None), attn.W_Q.shape[-1]),
-                k_norm=self.norm(getattr(attn, "k_norm", None), attn.W_Q.shape[-1]),
+                q_norm=self.head_norm(attn, "q_norm", attn.W_Q),
+                k_norm=self.head_norm(attn, "k_norm", attn.W_K),
+                v_norm=self.head_norm(attn, "v_norm", attn.W_V),
+                z_norm=self.norm(_inner(attn, "attn_sub_norm"), attn.W_O.shape[0] * attn.W_O.shape[1]),
+                clip=self.clip(attn),
             )
+
+    def clip(self, attn: Any) -> float | None:
+        """The largest queries, keys and values a model allows, if it says so."""
+        limit = getattr(_inner(attn, "config"), "clip_qkv", _inner(attn, "clip_qkv"))
+        return float(limit) if isinstance(limit, int | float) else None
+
+    def head_norm(self, attn: Any, name: str, weight: Tensor) -> Norm | None:
+        """A norm of queries, keys or values: one for all heads, one for each, or one over all of them together."""
+        module = getattr(attn, name, None) or _inner(attn, name)
+        if module is None and name != "v_norm":
+            # Llama 4 has one without weights for both.
+            module = _inner(attn, "qk_norm")
+        if module is None:
+            return None
+        n_heads, width = weight.shape[0], weight.shape[-1]
+        shapes = [tuple(value.shape) for name, value in module.named_parameters() if name.endswith("weight")]
+        sizes = {math.prod(shape) for shape in shapes}
+        if n_heads > 1 and (shapes == [(n_heads, width)] or shapes == [(width,)] * n_heads):
+            return self.measured_by_head(module, n_heads, width)
+        return self.norm(module, n_heads * width if sizes == {n_heads * width} else width)
+
+    def measured_by_head(self, module: Any, n_heads: int, width: int) -> Norm:
+        """A norm with a weight for each head; it is given all heads of a token at once, in one of two orders."""
+        probe = _probe(width, next(module.parameters()).device)
+        inner = getattr(module, "original_component", module)
+        results = []
+        for x in (probe, -probe, probe + 0.5):
+            heads = x.expand(1, n_heads, 1, width)
+            # Modules that hold one norm for each head expect [batch, head, pos, width], a weight by head the reverse.
+            together = any(parameter.ndim == 2 for parameter in module.parameters())
+            output = inner(heads.transpose(1, 2)).transpose(1, 2) if together else inner(heads)
+            results.append(output.detach()[0, :, 0].float())
+        up, down, shifted = results
+        eps = self.eps(module)
+        weight = (up - down) / 2 * torch.sqrt(probe.square().mean() + eps) / probe
+        bias = (up + down) / 2
+        centres = bool(torch.allclose(shifted, up, rtol=2e-2, atol=1e-3 * float(up.abs().max())))
+        bias = torch.zeros_like(bias) if _is_rounding(bias, up) else bias
+        return Norm(centres, weight.to(self.device), bias.to(self.device), eps)
 
     def score_scale(self, attn: Any, layer: int) -> float:
         """The factor of attention scores (1 / sqrt(d_head) unless the model has another)."""
+        return self.stated_scale(attn, layer) * self.score_factor
+
+    def stated_scale(self, attn: Any, layer: int) -> float:
         divisor = getattr(attn, "attn_scale", None)
         if isinstance(divisor, int | float) and divisor > 0:
             return 1.0 / float(divisor)
@@ -312,83 +384,162 @@ class _Reader:
         known = (1.0, float(torch.tensor(self.d_model**0.5, dtype=self.dtype, device="cpu")))
         return next((factor for factor in known if abs(scale / factor - 1) < 1e-3), scale)
 
-    def first_mlp(self) -> tuple[Norm | None, MLP | None, Norm | None, str | None]:
+    def embedding(self, seen: ForwardPass) -> tuple[float, Norm | None]:
+        """Factor and norm of the embedding, by what enters layer 0; what does not fit is left to the self-check."""
+        plain = self.model.embed.W_E.detach()[seen.tokens].to(torch.float32)
+        scale = self.embed_scale()
+        candidates: list[tuple[float, Norm | None]] = [(scale, None)]
+        norm = self.norm(getattr(self.model, "embed_ln", None))
+        if norm is not None:
+            candidates.append((scale, norm))
+        stream = seen.layers[0].get("resid_pre")
+        if stream is not None and stream.shape == plain.shape:
+            ours, theirs = (without_positions(self.model, seen, x.float()) for x in (plain, stream))
+            known = (self.d_model**0.5, *self.stated("embedding_multiplier"))
+            candidates.append((_factor(ours, theirs, known), None))
+        for centres in (False, True):
+            ones = torch.ones(self.d_model, device=self.device)
+            candidates.append((scale, Norm(centres, ones, torch.zeros_like(ones), float(self.model.cfg.eps))))
+        for factor, norm in candidates:
+            x = plain.to(self.device) * factor
+            if embedding_difference(self.model, seen, x if norm is None else norm(x)) <= self.tolerance:
+                return factor, norm
+        return candidates[0]
+
+    @property
+    def tolerance(self) -> float:
+        return TOLERANCE.get(self.dtype, 1e-3)
+
+    def residual_scale(self, layer: LayerWeights, seen: ForwardPass) -> float:
+        """The factor of what attention adds to the stream."""
+        here = seen.layers[layer.layer]
+        if not {"z", "attn_out"} <= set(here):
+            return 1.0
+        z, theirs = (here[name].to(self.device, torch.float32) for name in ("z", "attn_out"))
+        ours = attention_output(layer, z, output_bias(self.model.blocks[layer.layer]))
+        return self.fitting_factor(ours, theirs, "residual_multiplier")
+
+    def logit_scale(self, W_U: Tensor, ln_final: Norm | None, seen: ForwardPass) -> float:
+        """The factor of the logits after the unembedding."""
+        x = seen.layers[len(self.model.blocks) - 1].get("resid_post")
+        if x is None or seen.logits.shape[-1] != W_U.shape[0]:
+            return 1.0
+        columns = logit_columns(W_U.shape[0], self.device)
+        ours, bias = sampled_logits(W_U, ln_final, self.model, x.to(self.device, torch.float32), columns)
+        theirs = seen.logits.to(self.device, torch.float32)[..., columns]
+        cap = logit_cap(self.model)
+        if cap is not None and float(theirs.abs().max()) < cap:
+            uncapped = cap * torch.atanh(theirs / cap)
+            if self.difference(ours, theirs) > self.tolerance:
+                theirs = uncapped
+        theirs = theirs if bias is None else theirs - bias
+        return self.fitting_factor(ours, theirs, "logit_scale")
+
+    def fitting_factor(self, ours: Tensor, theirs: Tensor, name: str) -> float:
+        """1, or another factor if only that makes two tensors equal; a configured one in its exact value."""
+        theirs = theirs.reshape(ours.shape)
+        if self.difference(ours, theirs) <= self.tolerance:
+            return 1.0
+        factor = _factor(ours, theirs, self.stated(name))
+        return factor if self.difference(ours * factor, theirs) <= self.tolerance else 1.0
+
+    def stated(self, name: str) -> tuple[float, ...]:
+        """A factor that the model's configuration states, if it does."""
+        value = getattr(getattr(getattr(self.model, "original_model", None), "config", None), name, None)
+        return (float(value),) if isinstance(value, int | float) and value else ()
+
+    def measured_score_factor(self, layer: LayerWeights, seen: ForwardPass) -> float:
+        """What scores must be multiplied by to be the model's, if nothing stated says so."""
+        here = {name: value.to(self.device, torch.float32) for name, value in seen.layers[layer.layer].items()}
+        block = self.model.blocks[layer.layer]
+        if "attn_in" not in here or layer.q_norm is not None:
+            return 1.0
+        difference, factor = score_difference(self.model, block, layer, here, seen.at_zero)
+        if difference <= self.tolerance or factor <= 0:
+            return 1.0
+        # GPT-Neo does not divide by sqrt(d_head).
+        root = layer.W_Q.shape[-1] ** 0.5
+        factor = root if abs(factor / root - 1) < 1e-2 else factor
+        scaled = replace(layer, score_scale=layer.score_scale * factor)
+        difference, _ = score_difference(self.model, block, scaled, here, seen.at_zero)
+        return factor if difference <= self.tolerance else 1.0
+
+    def moved_biases(self, layer: LayerWeights) -> bool:
+        """Whether value biases were moved into the output bias: weights were processed, and values could have one."""
+        processed = bool(getattr(self.model, "_weights_processed", False)) or str(
+            getattr(self.model.cfg, "normalization_type", "")
+        ).endswith("Pre")
+        if not processed or layer.b_V is not None:
+            return False
+        attn = self.model.blocks[layer.layer].attn
+        # A bias of values that is all zero now, or a LayerNorm whose bias became one.
+        return self.tensor(attn, "_b_V", "b_V") is not None and output_bias(self.model.blocks[layer.layer]) is not None
+
+    def first_mlp(
+        self, seen: ForwardPass, residual_scale: float
+    ) -> tuple[Norm | None, MLP | None, Norm | None, str | None]:
         """Norm, MLP and norm after the MLP of layer 0, and the reason if the MLP cannot be used."""
         with weights_loaded(self.model.blocks[0]):
-            return self.mlp_of(self.model.blocks[0])
+            return self.mlp_of(self.model.blocks[0], seen, residual_scale)
 
-    def mlp_of(self, block: Any) -> tuple[Norm | None, MLP | None, Norm | None, str | None]:
+    def mlp_of(
+        self, block: Any, seen: ForwardPass, residual_scale: float
+    ) -> tuple[Norm | None, MLP | None, Norm | None, str | None]:
         module = getattr(block, "mlp", None)
         if module is None:
             return None, None, None, None
-        # Parallel blocks with one norm (Phi, GPT-J) feed it to attention and MLP alike.
-        ln2 = self.norm(getattr(block, "ln2", None) or getattr(block, "ln1", None))
         ln2_post = self.norm(getattr(block, "ln2_post", None))
+        ln2 = self.norm(getattr(block, "ln2", None))
+        if ln2 is None and ln2_post is None:
+            # Parallel blocks with one norm (Phi, GPT-J) feed it to attention and MLP alike.
+            ln2 = self.norm(getattr(block, "ln1", None))
         W_in, W_out, W_gate = (self.tensor(module, name, dtype=None) for name in ("W_in", "W_out", "W_gate"))
-        activation = str(getattr(self.model.cfg, "act_fn", None))
+        stated = str(getattr(self.model.cfg, "act_fn", None))
         if W_in is None or W_out is None or W_in.ndim != 2:
             reason = f"its first MLP is a {type(module).__name__} (mixture of experts or unknown parts)"
             return ln2, None, ln2_post, reason
-        if activation not in ACTIVATIONS:
-            return ln2, None, ln2_post, f"its activation function {activation!r} is not known here"
-        mlp = MLP(
-            W_in=W_in,
-            W_out=W_out,
-            activation=activation,
-            W_gate=W_gate,
-            b_in=self.tensor(module, "b_in"),
-            b_gate=self.tensor(module, "b_gate"),
-            b_out=self.tensor(module, "b_out"),
-        )
-        for name, value in vars(mlp).items():
-            if isinstance(value, Tensor):
-                check_finite(value, f"{name} of the first MLP")
-        sample = self.sample
-        sample = sample / sample.float().square().mean(-1, keepdim=True).sqrt().clamp_min(1e-6).to(sample.dtype)
-        theirs = module(sample.to(next(module.parameters()).device)[None])
-        theirs = (theirs[0] if isinstance(theirs, tuple) else theirs)[0]
-        difference = self.difference(mlp(sample.to(self.device, torch.float32)), theirs)
-        if difference > _CHECK_TOLERANCE[self.dtype]:
-            return ln2, None, ln2_post, "its first MLP does not compute act(x W_in) W_out"
-        return ln2, mlp, ln2_post, None
+        here = {name: value.to(self.device, torch.float32) for name, value in seen.layers[0].items()}
+        # A host may state no activation function, or another than the model's: the one that fits is the model's.
+        for activation in sorted(ACTIVATIONS, key=lambda name: name != stated):
+            mlp = MLP(
+                W_in=W_in,
+                W_out=W_out,
+                activation=activation,
+                W_gate=W_gate,
+                b_in=self.tensor(module, "b_in"),
+                b_gate=self.tensor(module, "b_gate"),
+                b_out=self.tensor(module, "b_out"),
+            )
+            for name, value in vars(mlp).items():
+                if isinstance(value, Tensor):
+                    check_finite(value, f"{name} of the first MLP")
+            if mlp_difference(mlp, ln2, ln2_post, residual_scale, here) <= self.tolerance:
+                return ln2, mlp, ln2_post, None
+        if stated not in ACTIVATIONS:
+            return ln2, None, ln2_post, f"its activation function {stated!r} is not known here"
+        return ln2, None, ln2_post, "its first MLP does not compute act(x W_in) W_out"
 
     def difference(self, ours: Tensor, theirs: Tensor) -> float:
         theirs = theirs.detach().to(ours.device, torch.float32)
         return float((ours - theirs).abs().max() / theirs.abs().max().clamp_min(1e-12))
-
-    def check_values(self, *layers: LayerWeights) -> None:
-        """Compare ``ln1(residual) W_V + b_V`` with ``hook_v`` of a real forward pass."""
-        values: dict[tuple[int, str], Tensor] = {}
-        hooks = []
-        for weights in layers:
-            for name in ("hook_resid_pre", "attn.hook_v"):
-
-                def keep(value: Tensor, hook: Any, key: tuple[int, str] = (weights.layer, name)) -> None:
-                    values[key] = value.detach()
-
-                hooks.append((f"blocks.{weights.layer}.{name}", keep))
-        tokens = torch.tensor([[1, 2, 3]], device=self.sample.device)
-        self.model.run_with_hooks(tokens, return_type=None, fwd_hooks=hooks)
-        for weights in layers:
-            x = values[weights.layer, "hook_resid_pre"].to(self.device, torch.float32)
-            if weights.ln1 is not None:
-                x = weights.ln1(x)
-            ours = torch.einsum("bpd,gdh->bpgh", x, weights.W_V)
-            if weights.b_V is not None:
-                ours = ours + weights.b_V
-            theirs = values[weights.layer, "attn.hook_v"]
-            if self.difference(ours.reshape(theirs.shape), theirs) > _CHECK_TOLERANCE[self.dtype]:
-                raise UnsupportedModelError(
-                    f"{_architecture(self.model)}: the values of layer {weights.layer} in a forward pass "
-                    "are not ln1(residual) @ W_V + b_V, so its weights cannot be read as head maps. "
-                    "(Post-norm models and latent attention are not supported.)"
-                )
 
     def basis(self, ln_final: Norm | None, W_U: Tensor) -> Basis:
         norms = [ln_final, *(self.norm(getattr(block, "ln1", None)) for block in self.model.blocks)]
         norm_type = str(getattr(self.model.cfg, "normalization_type", ""))
         processed = norm_type.endswith("Pre") or bool(getattr(self.model, "_weights_processed", False))
         return basis_of(norms, W_U, processed)
+
+
+def _inner(attn: Any, name: str) -> Any:
+    """A part of the transformers module inside an attention bridge."""
+    return getattr(getattr(attn, "original_component", None), name, None)
+
+
+def _factor(ours: Tensor, theirs: Tensor, known: tuple[float, ...]) -> float:
+    """The factor that makes one tensor most like another; a known one in its exact value."""
+    one, other = in_float64(ours).flatten(), in_float64(theirs).flatten()
+    factor = float(one @ other / (one @ one).clamp_min(1e-30))
+    return next((exact for exact in known if abs(factor / exact - 1) < 1e-3), factor)
 
 
 def _probe(width: int, device: torch.device) -> Tensor:

@@ -4,7 +4,7 @@ Matrices are in memory as checkpoints store them (outputs by inputs) and a bias 
 classes: products round by memory order, and equal weights must give equal ranks and equal fingerprints.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -35,11 +35,14 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @dataclass(frozen=True)
 class Norm:
-    """A LayerNorm or RMSNorm, as what it computes: ``(x - mean if centres) / rms * weight + bias``."""
+    """A LayerNorm or RMSNorm, as what it computes: ``(x - mean if centres) / rms * weight + bias``.
+
+    A norm of queries or keys may have a weight for each head (Cohere, StableLM); it then normalises each by itself.
+    """
 
     centres: bool
-    weight: Float[Tensor, " width"]
-    bias: Float[Tensor, " width"]
+    weight: Float[Tensor, "*head width"]
+    bias: Float[Tensor, "*head width"]
     eps: float
 
     def normalised(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
@@ -61,6 +64,16 @@ class Norm:
         if self.centres:
             writer = writer - writer.mean(-1, keepdim=True)
         return writer * self.weight
+
+    def is_joint(self, n_heads: int, d_head: int) -> bool:
+        """Whether a norm of queries or keys normalises all heads of a token together."""
+        return self.weight.ndim == 1 and n_heads > 1 and self.weight.numel() == n_heads * d_head
+
+    def of_head(self, head: int) -> "Norm":
+        """What a norm of queries or keys does to one head, where it normalises each head by itself."""
+        if self.weight.ndim == 1:
+            return self
+        return Norm(self.centres, self.weight[head], self.bias[head], self.eps)
 
     @property
     def is_unit(self) -> bool:
@@ -120,7 +133,14 @@ def _drop_zero_biases(part: "MLP | LayerWeights") -> None:
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """Attention of one layer: its heads, the norms around it, and the scale of its scores."""
+    """Attention of one layer: its heads, the norms around it, and the scale of its scores.
+
+    Attributes:
+        q_norm, k_norm: Norms of queries and keys: of each head by itself, or (OLMo 2) of all heads of a token together.
+        v_norm: Norm of each head's values (Gemma 4).
+        z_norm: Norm of what all heads computed, before W_O (BitNet).
+        clip: Largest absolute value of queries, keys and values (OLMo), after their norms.
+    """
 
     layer: int
     W_Q: Float[Tensor, "head d_model d_head"]
@@ -135,6 +155,9 @@ class LayerWeights:
     ln1_post: Norm | None = None
     q_norm: Norm | None = None
     k_norm: Norm | None = None
+    v_norm: Norm | None = None
+    z_norm: Norm | None = None
+    clip: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("W_Q", "W_K", "W_V"):
@@ -146,6 +169,38 @@ class LayerWeights:
                 check_finite(value, f"{name} of layer {self.layer}")
             elif isinstance(value, Norm):
                 check_finite(value.weight, f"the weight of {name} in layer {self.layer}")
+
+    def queries(self, x: Float[Tensor, "*batch d_model"], heads: Sequence[int]) -> list[Float[Tensor, "*batch d_head"]]:
+        """Queries of some heads for what the layer reads, after their norm, before any rotation."""
+        return self._projected(x, self.W_Q, self.b_Q, self.q_norm, heads)
+
+    def keys(self, x: Float[Tensor, "*batch d_model"], groups: Sequence[int]) -> list[Float[Tensor, "*batch d_head"]]:
+        """Keys of some key/value heads for what the layer reads, after their norm, before any rotation."""
+        return self._projected(x, self.W_K, self.b_K, self.k_norm, groups)
+
+    def _projected(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, norm: Norm | None, heads: Sequence[int]
+    ) -> list[Tensor]:
+        def plain(head: int) -> Tensor:
+            projected = x @ weight[head]
+            return projected if bias is None else projected + bias[head]
+
+        if norm is not None and norm.is_joint(len(weight), weight.shape[-1]):
+            return self.normed([plain(head) for head in range(len(weight))], norm, heads)
+        return [self.clipped(plain(head) if norm is None else norm.of_head(head)(plain(head))) for head in heads]
+
+    def normed(self, every: Sequence[Tensor], norm: Norm, heads: Sequence[int]) -> list[Tensor]:
+        """Some heads of queries or keys that are normed together."""
+        together = norm(torch.cat(list(every), -1)).chunk(len(every), -1)
+        return [self.clipped(together[head]) for head in heads]
+
+    def clipped(self, x: Tensor) -> Tensor:
+        """Queries, keys or values as far as the model lets them go."""
+        return x if self.clip is None else x.clamp(-self.clip, self.clip)
+
+    def mixed(self, values: Float[Tensor, "*batch d_head"]) -> Float[Tensor, "*batch d_head"]:
+        """What attention mixes of the values ``x W_V + b_V``: the same in most models."""
+        return self.clipped(values if self.v_norm is None else self.v_norm(values))
 
 
 def basis_of(norms: Iterable[Norm | None], W_U: Float[Tensor, "vocab_out d_model"], processed: bool) -> Basis:

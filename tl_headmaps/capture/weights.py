@@ -19,15 +19,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..core.errors import UnsupportedModelError, UsageError, WeightBasisError
+from ..core.errors import HeadMapsError, UnsupportedModelError, UsageError, WeightBasisError
 from ..core.provenance import Provenance
-from ..core.types import Basis, HeadIndex, HeadLike, Model, Preset, head_list
+from ..core.types import Basis, Circuit, HeadIndex, HeadLike, Model, Preset, head_list
 from .checkpoint.reader import CheckpointOrigin, open_checkpoint
-from .host import parameters_digest, read_model
+from .forward import weights_loaded
+from .host import evaluating, host_error, parameters_digest, read_model
+from .mapped import rows_of
 from .parts import MLP, LayerWeights, Norm
+from .selfcheck import SelfCheck, self_check
 from .tensors import joint_digest, tensor_digests
 
 if TYPE_CHECKING:
@@ -48,6 +51,10 @@ class HeadWeights:
         W_E: Token embeddings, in their stored type.
         W_U: Unembedding, transposed so that rows are tokens, in its stored type.
         embed_scale: Factor of the embeddings in the model (Gemma: sqrt(d_model)).
+        embed_norm: Norm of the embeddings before layer 0 (Bloom).
+        residual_scale: Factor of what attention and MLP add to the stream (Granite).
+        logit_scale: Factor of the logits after the unembedding (Cohere).
+        moved_biases: Whether TransformerLens moved value biases into the output bias, where no head has its own.
         ln_final: The norm before the unembedding.
         ln2, mlp, ln2_post: Norm and MLP of layer 0, which turn embeddings into the vectors later layers see;
             ``mlp`` is None for attention-only models.
@@ -87,6 +94,10 @@ class HeadWeights:
     tokenizer: Any = field(default=None, repr=False)
     origin: CheckpointOrigin | None = field(default=None, repr=False)
     model: Any = field(default=None, repr=False)
+    embed_norm: Norm | None = None
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
+    moved_biases: bool = False
 
     @classmethod
     def from_model(cls, model: Model, device: str | torch.device | None = None) -> "Self":
@@ -171,6 +182,11 @@ class HeadWeights:
         """The key/value head that query head ``head`` reads."""
         return head // (self.n_heads // self.n_kv_heads)
 
+    def embedded(self, ids: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch d_model"]:
+        """Embeddings of some tokens as they enter layer 0, without positions."""
+        embedding = rows_of(self.W_E, ids.flatten()).to(torch.float32).view(*ids.shape, -1) * self.embed_scale
+        return embedding if self.embed_norm is None else self.embed_norm(embedding)
+
     @property
     def n_vocab(self) -> int:
         """Number of embedded tokens."""
@@ -194,6 +210,46 @@ class HeadWeights:
             raise UnsupportedModelError(
                 f"{self.model_name!r}: {self.mlp_refusal}. Layers above 0 read the output of the first MLP, so only "
                 "layer 0 can be mapped from the weights alone."
+            )
+
+    @cached_property
+    def check(self) -> SelfCheck | None:
+        """How what was read compares with what the model computes, by running it once; None for a checkpoint."""
+        if self.model is None:
+            return None
+        try:
+            with evaluating(self.model), weights_loaded(self.model.embed, self.model.unembed):
+                return self_check(self, self.model)
+        except (HeadMapsError, MemoryError):
+            raise
+        except Exception as error:
+            raise host_error(self.model, error) from error
+
+    def require_circuit(self, circuit: Circuit, preset: Preset) -> None:
+        """Raise unless the model computes what maps of a circuit are made of.
+
+        Every analysis of OV or QK maps calls this before it gives a number.
+        """
+        needed = ["norm before attention", "stream"]
+        needed += ["scores"] if circuit == "qk" else ["values", "mixing", "attention output", "logits"]
+        if preset != "met":
+            needed += ["embedding", "first MLP"]
+        if self.check is not None:
+            self.check.require(self.model_name, f"{circuit.upper()} maps", *needed)
+
+    def require_own_values(self, what: str, instead: str = "") -> None:
+        """Raise if a head's values lack a bias that TransformerLens moved elsewhere.
+
+        Args:
+            what: What would differ from the unprocessed model, for the message.
+            instead: What else can be done, for the message.
+        """
+        if self.moved_biases:
+            raise WeightBasisError(
+                f"The weights of {self.model_name!r} were processed: the biases of its values were added up over heads "
+                f"in the output bias, so {what} would differ from the same model's as it was trained. Load the model "
+                "without processing (TransformerBridge.boot_transformers(...) without enable_compatibility_mode(), or "
+                f"HookedTransformer.from_pretrained_no_processing(...)){instead}."
             )
 
     @cached_property
@@ -252,6 +308,7 @@ class HeadWeights:
             dtype=f"{str(self.W_E.dtype).removeprefix('torch.')} stored, float32 computed",
             device=str(self.device),
             data=read,
+            seams={} if self.check is None else self.check.record(),
             **details,
         )
 

@@ -94,6 +94,7 @@ class CircuitMaps:
     ) -> None:
         if (preset == "met") != (met is not None):
             raise AssertionError("preset='met' and met vectors go together")
+        weights.require_circuit(circuit, preset)
         self.weights, self.ids, self.circuit, self.preset, self.met = weights, ids, circuit, preset, met
         self._lock = threading.Lock()
         self._rows: tuple[bool, Tensor] | None = None

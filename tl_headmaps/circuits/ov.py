@@ -47,6 +47,8 @@ def ov_maps(
     vectors = read_by(layer, vectors, preset)
     groups = sorted({weights.group_of(head) for head in heads})
     left = torch.stack([vectors @ layer.W_V[group] for group in groups])
+    if preset != "maps":
+        left = layer.mixed(left)
     group = tuple(groups.index(weights.group_of(head)) for head in heads)
     return written_maps(weights, layer, left, group, heads, preset)
 
@@ -113,12 +115,27 @@ def constant_values(weights: HeadWeights, layer: LayerWeights) -> Float[Tensor, 
     return constant if layer.b_V is None else constant + layer.b_V
 
 
+def normed_inputs(
+    layer: LayerWeights, W_O: Float[Tensor, "head d_head d_model"], heads: Sequence[int]
+) -> Float[Tensor, "head d_head d_model"]:
+    """W_O of some heads with the weight of the norm before it, where a model has one.
+
+    That norm's scale is one positive number per position, shared by all heads, as that of the final norm.
+    """
+    if layer.z_norm is None:
+        return W_O
+    return layer.z_norm.weight.unflatten(0, (len(layer.W_O), -1))[list(heads)][..., None] * W_O
+
+
 def written(
     weights: HeadWeights, layer: LayerWeights, heads: Sequence[int], preset: Preset
 ) -> Float[Tensor, "head d_head d_model"]:
-    """W_O of some heads; in ``folded`` with the linear part of the norms between it and W_U."""
+    """W_O of some heads; in ``folded`` with the linear part of the norms around it and the model's own factors."""
     W_O = layer.W_O[list(heads)]
     if preset != "maps":
+        W_O = normed_inputs(layer, W_O, heads)
+        factor = weights.residual_scale * weights.logit_scale
+        W_O = W_O if factor == 1 else W_O * factor
         for norm in (layer.ln1_post, weights.ln_final):
             if norm is not None:
                 W_O = norm.folded_into(W_O)

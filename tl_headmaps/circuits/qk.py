@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..capture.parts import LayerWeights, Norm
+from ..capture.parts import LayerWeights
 from ..capture.weights import HeadWeights
 from ..core.types import HeadIndex, Preset
 from .blocks import spans
@@ -37,13 +37,14 @@ def qk_maps(
     scale = layer.score_scale if folded else weights.d_head**-0.5
     queries = _with_bias(layer, read_by(layer, queries, preset), folded)
     groups = sorted({weights.group_of(head) for head in heads})
-    left = [_project(queries, layer.W_Q[h], layer.b_Q, h, layer.q_norm, folded) * scale for h in heads]
+    projected = layer.queries(queries, heads) if folded else [queries @ layer.W_Q[h] for h in heads]
+    left = [query * scale for query in projected]
     right = keys.new_empty(len(groups), len(keys), layer.W_K.shape[-1])
     # A normed copy of all keys of a large model would not fit beside them.
     for here in spans(slice(0, len(keys)), _KEY_BLOCK):
         some = _with_bias(layer, read_by(layer, keys[here], preset), folded)
-        for number, g in enumerate(groups):
-            right[number, here] = _project(some, layer.W_K[g], layer.b_K, g, layer.k_norm, folded)
+        for number, key in enumerate(layer.keys(some, groups) if folded else [some @ layer.W_K[g] for g in groups]):
+            right[number, here] = key
     return _maps(weights, layer, torch.stack(left), right, groups, heads)
 
 
@@ -57,16 +58,21 @@ def met_qk_maps(
     """The same from met vectors: queries as the layer reads them, keys already multiplied by W_K."""
     queries = _with_bias(layer, read_by(layer, queries, "met"), True)
     groups = sorted({weights.group_of(head) for head in heads})
-    left = [_project(queries, layer.W_Q[h], layer.b_Q, h, layer.q_norm, True) * layer.score_scale for h in heads]
-    right = keys[groups].to(weights.device)
-    for number, g in enumerate(groups):
+    left = [query * layer.score_scale for query in layer.queries(queries, heads)]
+    joint = layer.k_norm is not None and layer.k_norm.is_joint(weights.n_kv_heads, weights.d_head)
+    needed = list(range(weights.n_kv_heads)) if joint else groups
+    right = keys[needed].to(weights.device)
+    for number, g in enumerate(needed):
         if layer.ln1 is not None:
             right[number] += layer.ln1.bias @ layer.W_K[g]
         if layer.b_K is not None:
             right[number] += layer.b_K[g]
-        if layer.k_norm is not None:
-            right[number] = layer.k_norm(right[number])
-    return _maps(weights, layer, torch.stack(left), right, groups, heads)
+        if layer.k_norm is not None and not joint:
+            right[number] = layer.k_norm.of_head(g)(right[number])
+    if joint:
+        assert layer.k_norm is not None
+        right = torch.stack(layer.normed(list(right), layer.k_norm, groups))
+    return _maps(weights, layer, torch.stack(left), layer.clipped(right), groups, heads)
 
 
 def _maps(
@@ -88,12 +94,3 @@ def _maps(
 
 def _with_bias(layer: LayerWeights, read: Tensor, folded: bool) -> Tensor:
     return read + layer.ln1.bias if folded and layer.ln1 is not None else read
-
-
-def _project(x: Tensor, weight: Tensor, bias: Tensor | None, index: int, norm: Norm | None, folded: bool) -> Tensor:
-    projected = x @ weight
-    if folded and bias is not None:
-        projected = projected + bias[index]
-    if folded and norm is not None:
-        projected = norm(projected)
-    return projected

@@ -7,8 +7,9 @@ maps       e_t                      MLP_0(ln2_0(e_t)), without the residual (pub
 folded     e_t                      e_t + MLP_0(ln2_0(e_t)), with the norm after the MLP if any
 =========  =======================  =========================================================
 
-Position embeddings are left out in both. ``e_t`` carries the model's embedding factor only in ``folded``. The
-vectors of ``met`` come from a running model (:mod:`..capture.running.met`) and are normalised already.
+Position embeddings are left out in both. ``e_t`` carries the model's embedding factor and the norm after it, and the
+MLP the model's factor of what blocks add, only in ``folded``. The vectors of ``met`` come from a running model
+(:mod:`..capture.running.met`) and are normalised already.
 """
 
 import torch
@@ -33,9 +34,7 @@ def token_vectors(
     They are the same for every layer above 0, so callers compute them twice for all layers, not once a layer.
     """
     weights.require(preset, needs_mlp=layer > 0)
-    embedding = rows_of(weights.W_E, ids).to(torch.float32)
-    if preset == "folded":
-        embedding = embedding * weights.embed_scale
+    embedding = weights.embedded(ids) if preset == "folded" else rows_of(weights.W_E, ids).to(torch.float32)
     if layer == 0 or weights.mlp is None:
         return embedding
     normed = embedding if weights.ln2 is None else weights.ln2(embedding)
@@ -44,6 +43,8 @@ def token_vectors(
         return output
     if weights.ln2_post is not None:
         output = weights.ln2_post(output)
+    if weights.residual_scale != 1:
+        output = output * weights.residual_scale
     return embedding + output
 
 

@@ -40,6 +40,7 @@ class Provenance:
         data: SHA-256 of what else was read: data files, and parts of the model that the fingerprint leaves out
             (``parameters``: all of them, where the model was run; ``mlp_weights``).
         seed: Seed of anything random, None if nothing was.
+        seams: Where the model was run to check what was read of it: what fits, by seam (``tl-headmaps model``).
         versions: Versions of the packages involved.
         created: UTC time; the only part that differs between two identical runs.
 
@@ -61,6 +62,7 @@ class Provenance:
     options: dict[str, Any] = field(default_factory=dict)
     data: dict[str, str] = field(default_factory=dict)
     seed: int | None = None
+    seams: dict[str, str] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=package_versions)
     created: str = field(default_factory=_now)
 

@@ -33,6 +33,7 @@ from ..capture.tensors import row_blocks
 from ..capture.weights import HeadWeights
 from ..circuits.extremes import row_norms
 from ..circuits.factored import LayerMaps
+from ..circuits.ov import normed_inputs
 from ..core.types import Circuit, Preset
 
 UNUSED_LIKENESS = 0.95
@@ -90,6 +91,8 @@ def _written(weights: HeadWeights, layer: LayerWeights, head: int, preset: Prese
     """W_O without what is lost on the way to the unembedding; the final norm's weight is not part of it."""
     W_O = layer.W_O[head]
     if preset != "maps":
+        W_O = normed_inputs(layer, W_O[None], [head])[0]
+        W_O = W_O if weights.residual_scale == 1 else W_O * weights.residual_scale
         if layer.ln1_post is not None:
             W_O = layer.ln1_post.folded_into(W_O)
         if weights.ln_final is not None and weights.ln_final.centres:
@@ -99,14 +102,18 @@ def _written(weights: HeadWeights, layer: LayerWeights, head: int, preset: Prese
 
 def _keyed(weights: HeadWeights, layer: LayerWeights, head: int, preset: Preset) -> Float[Tensor, "d_model d_head"]:
     """W_K with the linear part of the norms around it."""
-    W_K = layer.W_K[weights.group_of(head)]
+    group = weights.group_of(head)
+    W_K = layer.W_K[group]
     if preset != "maps":
         if layer.ln1 is not None:
             W_K = W_K * layer.ln1.weight[:, None]
             if layer.ln1.centres:
                 W_K = W_K - W_K.mean(0)
-        if layer.k_norm is not None:
-            W_K = W_K * layer.k_norm.weight
+        norm = layer.k_norm
+        if norm is not None and norm.is_joint(weights.n_kv_heads, weights.d_head):
+            W_K = W_K * norm.weight.unflatten(0, (weights.n_kv_heads, -1))[group]
+        elif norm is not None:
+            W_K = norm.of_head(group).folded_into(W_K)
     return W_K
 
 

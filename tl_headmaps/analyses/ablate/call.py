@@ -109,6 +109,8 @@ def ablate(
     choose = isinstance(controls, str) and controls == "auto"
     given_controls = None if choose else resolve_relations(controls, data_dir) if controls else []
     weights = runnable_weights(model)
+    if method == "zero":
+        weights.require_own_values("switching off a head", ", or use method='mean' (command line: --method mean)")
     listed = None if prompts is None else (prompts,) if isinstance(prompts, str) else tuple(prompts)
     prepend_bos = prepends_bos(model, prepend_bos, preset)
     settings = AblationSettings(method, preset, k, multi_token, prepend_bos, progress, listed)

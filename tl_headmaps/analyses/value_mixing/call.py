@@ -53,6 +53,7 @@ def value_mixing(
     rows = list(range(len(prompt.ids))) if query is None else [token_position(prompt.tokens, query)]
     place = None if key is None else token_position(prompt.tokens, key)
     weights = HeadWeights.of(model)
+    weights.require_own_values("value vectors and their associations")
     index = weights.head(head)
     kept: list[tuple[Tensor, Tensor, Tensor]] = []
 

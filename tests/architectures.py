@@ -1,0 +1,405 @@
+"""Small random models of every decoder that TransformerLens 4.3 boots, and what their heads do by their own account.
+
+The reference never looks at a projection, a bias or a multiplier: it runs the transformers model itself with hooks. A
+vector is put in front of a layer, the input of the layer's output projection is what its heads computed, and attention
+patterns with all positions set to 0 tell scores without positions. Only three things are taken from names and
+configurations: where a layer's output projection and the norm after it are, and the factor of the logits. Nothing here
+uses tl_headmaps.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from planted import hosted
+from torch import Tensor
+
+N_VOCAB = 61
+
+_SIZES: dict[str, Any] = {
+    "vocab_size": N_VOCAB,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "intermediate_size": 48,
+    "ffn_dim": 48,
+    "max_position_embeddings": 64,
+    "n_positions": 64,
+    "rotary_dim": 4,
+    "bos_token_id": 2,
+    "eos_token_id": 2,
+    "pad_token_id": 2,
+    "num_experts": 4,
+    "num_local_experts": 4,
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 24,
+    "n_group": 1,
+    "topk_group": 1,
+    "kv_lora_rank": 16,
+    "q_lora_rank": 16,
+    "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+    "initializer_range": 0.02,
+}
+"""Given to every configuration that knows the name."""
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A row of the matrix.
+
+    Attributes:
+        name: Unique name of the row.
+        model_type: Name of the configuration in transformers.
+        changes: What differs from the common small sizes, and what makes the row interesting.
+        post: Name of the norm after attention inside a block, if there is one.
+        gate: What a gate of the heads' outputs lets through when its weights are zero.
+        free_scale: Whether what heads write is known up to a positive factor per token (a norm before W_O).
+    """
+
+    name: str
+    model_type: str
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    post: str | None = None
+    gate: float = 1.0
+    free_scale: bool = False
+
+
+def _row(
+    name: str,
+    model_type: str | None = None,
+    post: str | None = None,
+    gate: float = 1.0,
+    free_scale: bool = False,
+    **changes: Any,
+) -> Architecture:
+    return Architecture(name, model_type or name, changes, post, gate, free_scale)
+
+
+_SANDWICH = "post_attention_layernorm"
+
+ARCHITECTURES: tuple[Architecture, ...] = (
+    _row("llama"),
+    _row("llama with biases", "llama", attention_bias=True, mlp_bias=True),
+    _row("mistral"),
+    _row("qwen2"),
+    _row("qwen3"),
+    _row("gemma"),
+    _row("gemma2", post=_SANDWICH, query_pre_attn_scalar=24),
+    _row("gemma3", "gemma3_text", post=_SANDWICH, query_pre_attn_scalar=24),
+    _row("gemma4", "gemma4_text", post=_SANDWICH, hidden_size_per_layer_input=0, global_head_dim=8),
+    _row("vaultgemma", query_pre_attn_scalar=24),
+    _row("gpt2"),
+    _row("gpt2 by layer", "gpt2", scale_attn_by_inverse_layer_idx=True),
+    _row("openai-gpt"),
+    _row("gpt_bigcode"),
+    _row("gpt_neo", attention_types=[[["global", "local"], 1]], num_layers=2),
+    _row("gpt_neox"),
+    _row("gptj"),
+    _row("codegen"),
+    _row("gpt_oss"),
+    _row("phi"),
+    _row("phi3"),
+    _row("phimoe"),
+    _row("granite", embedding_multiplier=7.0, residual_multiplier=0.3, attention_multiplier=0.2, logits_scaling=4.0),
+    _row("granitemoe", embedding_multiplier=7.0, residual_multiplier=0.3, attention_multiplier=0.2, logits_scaling=4.0),
+    _row("afmoe", post=_SANDWICH, gate=0.5, mup_enabled=True, num_dense_layers=1),
+    _row("laguna", gate=math.log(2), mlp_layer_types=["dense", "sparse"]),
+    _row("nanochat"),
+    _row("bloom"),
+    _row("mpt"),
+    _row("falcon"),
+    _row("falcon new", "falcon", new_decoder_architecture=True, num_kv_heads=2),
+    _row("falcon alibi", "falcon", alibi=True, multi_query=False, parallel_attn=False, bias=True),
+    _row("cohere"),
+    _row("cohere with qk norms", "cohere", use_qk_norm=True),
+    _row("cohere2"),
+    _row("stablelm"),
+    _row("stablelm with qk norms", "stablelm", qk_layernorm=True, use_qkv_bias=True),
+    _row("stablelm parallel", "stablelm", use_parallel_residual=True),
+    _row("llama4", "llama4_text", no_rope_layers=[1, 0], moe_layers=[], intermediate_size_mlp=48),
+    _row("bitnet", free_scale=True),
+    _row("olmo"),
+    _row("olmo with clipping", "olmo", clip_qkv=0.5),
+    _row("olmo2", post=_SANDWICH),
+    _row("olmo3", post=_SANDWICH),
+    _row("olmoe"),
+    _row("flex_olmo", post=_SANDWICH),
+    _row("minimax_m2"),
+    _row("opt"),
+    _row("opt-350m", "opt", word_embed_proj_dim=16, do_layer_norm_before=False),
+    _row("xglm", num_layers=2, attention_heads=4),
+    _row("modernbert-decoder"),
+    _row("deepseek_v2", first_k_dense_replace=1),
+    _row("deepseek_v3", first_k_dense_replace=1),
+    _row("youtu"),
+    _row("glm4_moe_lite"),
+    _row("apertus"),
+    _row("arcee"),
+    _row("ernie4_5"),
+    _row("ernie4_5 with biases", "ernie4_5", use_bias=True),
+    _row("ernie4_5_moe"),
+    _row("exaone4", post=_SANDWICH),
+    _row("glm"),
+    _row("glm4", post="post_self_attn_layernorm"),
+    _row("glm4_moe", first_k_dense_replace=1),
+    _row("hunyuan", "hunyuan_v1_dense"),
+    _row("jais2"),
+    _row("jetmoe"),
+    _row("ministral3"),
+    _row("mixtral"),
+    _row("nemotron"),
+    _row("qwen2_moe"),
+    _row("qwen2_moe dense first", "qwen2_moe", mlp_only_layers=[0]),
+    _row("qwen3_moe"),
+    _row("seed_oss"),
+    _row("smollm3", no_rope_layers=[1, 0]),
+    _row("starcoder2"),
+    _row("hrm_text"),
+)
+
+
+def configuration(row: Architecture) -> Any:
+    """The transformers configuration of a row."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    kind = CONFIG_MAPPING[row.model_type]
+    known = kind()
+    sizes = {name: value for name, value in _SIZES.items() if hasattr(known, name)}
+    return kind(**sizes | dict(row.changes))
+
+
+def source(row: Architecture, seed: int = 0) -> Any:
+    """A transformers model with random weights; norms and biases are far from doing nothing."""
+    from transformers import AutoModelForCausalLM
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(configuration(row), attn_implementation="eager").float().eval()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            is_norm = (parameter.ndim == 1 and ("norm" in name or ".ln_" in name)) or "_norm" in name
+            parameter.copy_(parameter + 0.2 * noise if is_norm else 0.3 * noise)
+    return model
+
+
+def booted(row: Architecture, *, processed: bool = False, seed: int = 0) -> Any:
+    """The same model in TransformerLens."""
+    return hosted(source(row, seed), row.name, processed=processed)
+
+
+_OUTPUTS = ("o_proj", "out_proj", "dense", "c_proj", "Wo")
+_POSITIONS = ("wpe", "embed_positions", "positions_embed")
+
+
+class Dense:
+    """What the heads of a transformers model do, found by running it.
+
+    Positions are taken out of it first: learned ones are set to zero, and so is what sinks take of a pattern.
+    """
+
+    def __init__(self, row: Architecture, seed: int = 0) -> None:
+        self.row, self.model = row, source(row, seed)
+        config = self.config = self.model.config
+        self.n_heads, self.n_layers = config.num_attention_heads, config.num_hidden_layers
+        modules = dict(self.model.named_modules())
+        self.layers = next(
+            part for part in modules.values() if isinstance(part, torch.nn.ModuleList) and len(part) == self.n_layers
+        )
+        inside = {part for layer in self.layers for part in layer.modules()}
+        norms = [
+            part
+            for name, part in modules.items()
+            if part not in inside and ("norm" in name or "ln_" in name) and not list(part.children())
+        ]
+        self.ln_final = norms[-1] if norms else None
+        for name, part in modules.items():
+            if name.rsplit(".", 1)[-1] in _POSITIONS:
+                for tensor in (*part.parameters(), *part.buffers()):
+                    tensor.data.zero_()
+        for name, parameter in self.model.named_parameters():
+            if name.endswith(".sinks"):
+                parameter.data.fill_(-1e4)
+            if row.gate != 1 and name.rsplit(".", 2)[-2] in ("gate_proj", "g_proj") and "attn" in name:
+                parameter.data.zero_()
+
+    def out(self, layer: int) -> Any:
+        """The output projection of a layer's attention."""
+        return next(
+            part
+            for name, part in self.layers[layer].named_modules()
+            if name.rsplit(".", 1)[-1] in _OUTPUTS and "att" in name
+        )
+
+    @contextmanager
+    def _hooked(self, *hooks: tuple[Any, str, Any]) -> Iterator[None]:
+        with ExitStack() as stack:
+            for module, when, hook in hooks:
+                register = module.register_forward_pre_hook if when == "before" else module.register_forward_hook
+                stack.callback(register(hook, with_kwargs=True).remove)
+            yield
+
+    def _run(self, ids: Tensor, **options: Any) -> Any:
+        return self.model(input_ids=ids, use_cache=False, **options)
+
+    @cached_property
+    def _every_token(self) -> Tensor:
+        return torch.arange(N_VOCAB)[:, None]
+
+    def vectors(self, layer: int) -> Tensor:
+        """What layer ``layer`` is given for every token without context: above 0, as if layer 0 had no attention."""
+        seen: list[Tensor] = []
+        hooks = [(self.layers[layer], "before", _taking(seen))]
+        if layer:
+            hooks.append((self.out(0), "after", lambda module, given, named, output: torch.zeros_like(output)))
+        with self._hooked(*hooks):
+            self._run(self._every_token)
+        return seen[0][:, 0]
+
+    def outputs(self, layer: int, x: Tensor) -> Tensor:
+        """What the heads of a layer compute for its input ``x``, attending to itself alone: the input of ``out``."""
+        seen: list[Tensor] = []
+        with self._hooked(
+            (self.layers[layer], "before", _giving(x[:, None])), (self.out(layer), "before", _taking(seen))
+        ):
+            self._run(self._every_token)
+        return seen[0][:, 0]
+
+    def written(self, layer: int) -> Tensor:
+        """[head, token, d_model]: what each head adds to the stream, without what it adds for any token."""
+        x = self.vectors(layer)
+        z = self.outputs(layer, x) - self.outputs(layer, torch.zeros_like(x))
+        heads = z.unflatten(-1, (self.n_heads, -1))
+        out = self.out(layer)
+        alone = torch.zeros(self.n_heads, *heads.shape)
+        for head in range(self.n_heads):
+            alone[head, :, head] = heads[:, head]
+        written = out(alone.flatten(-2)) - out(torch.zeros_like(z))
+        written = written * getattr(self.config, "residual_multiplier", 1.0) / self.row.gate
+        if self.row.post is not None:
+            written = linear_part(getattr(self.layers[layer], self.row.post), written)
+        return written
+
+    def readout(self, written: Tensor) -> Tensor:
+        """Contributions to the centred logits, up to the scale of the final norm."""
+        if self.ln_final is not None:
+            written = linear_part(self.ln_final, written)
+        unembedding = self.model.get_output_embeddings()
+        logits = written @ unembedding.weight.T * self.logit_scale
+        return logits - logits.mean(-1, keepdim=True)
+
+    def sizes(self, written: Tensor) -> Tensor:
+        """Size of what heads write, without what the final norm takes away."""
+        if self.ln_final is not None and _centres(self.ln_final, written):
+            written = written - written.mean(-1, keepdim=True)
+        return written.norm(dim=-1)
+
+    def read_size(self, layer: int) -> Tensor:
+        """Size of what a layer's norm passes on, without its weight: sqrt(d_model) but for eps; else of the stream."""
+        x = self.vectors(layer)
+        if self.row.post is not None and not hasattr(self.layers[layer], "input_layernorm"):
+            return x.norm(dim=-1)
+        return torch.full((len(x),), x.shape[-1] ** 0.5)
+
+    @property
+    def logit_scale(self) -> float:
+        scale = getattr(self.config, "logit_scale", None)
+        return (1.0 if scale is None else scale) / getattr(self.config, "logits_scaling", 1.0)
+
+    def ov(self, layer: int) -> Tensor:
+        """[head, source, target]."""
+        return self.readout(self.written(layer))
+
+    def preferences(self, layer: int, sequences: Tensor) -> Tensor:
+        """[sequence, head, query, key]: log attention minus that of the query to itself, positions all 0."""
+        x = self.vectors(layer)[sequences]
+        with self._hooked((self.layers[layer], "before", _giving(x))):
+            options = (
+                {}
+                if self.config.model_type in _NO_POSITION_IDS
+                else {"position_ids": torch.zeros_like(sequences), "attention_mask": torch.ones_like(sequences)}
+            )
+            pattern = self._run(sequences, output_attentions=True, **options).attentions[layer]
+        logs = pattern.clamp_min(1e-30).log()
+        return logs - logs.diagonal(dim1=-2, dim2=-1)[..., None]
+
+
+_NO_POSITION_IDS = ("bloom", "mpt")
+
+
+def _taking(seen: list[Tensor]) -> Any:
+    def hook(module: Any, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        seen.append((given[0] if given else named["hidden_states"]).detach())
+
+    return hook
+
+
+def _giving(x: Tensor) -> Any:
+    def hook(module: Any, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        if given:
+            return (x.to(given[0].dtype), *given[1:]), named
+        return given, named | {"hidden_states": x}
+
+    return hook
+
+
+def _centres(norm: Any, x: Tensor) -> bool:
+    zero = torch.zeros_like(x)
+    return bool(torch.allclose(norm(x) - norm(zero), norm(x + 1.0) - norm(zero), rtol=1e-3, atol=1e-3))
+
+
+def linear_part(norm: Any, x: Tensor) -> Tensor:
+    """A norm without its bias and its scale: found by what it makes of x, and of x shifted."""
+    deviation = x - x.mean(-1, keepdim=True) if _centres(norm, x) else x
+    size = deviation.square().mean(-1, keepdim=True).sqrt()
+    # Large enough for eps not to matter.
+    return (norm(x * 1e3 / size.clamp_min(1e-20)) - norm(torch.zeros_like(x))) * size
+
+
+class Running(Dense):
+    """The same model as it is, running on text."""
+
+    def __init__(self, row: Architecture, seed: int = 0) -> None:
+        super().__init__(row, seed)
+        self.model = source(row, seed)
+        self.layers = next(
+            part
+            for part in self.model.modules()
+            if isinstance(part, torch.nn.ModuleList) and len(part) == self.n_layers
+        )
+
+    def heads(self, ids: list[int]) -> tuple[list[Tensor], list[Tensor]]:
+        """By layer, patterns [head, query, key] and outputs [head, query, d_head]."""
+        seen: list[list[Tensor]] = [[] for _ in range(self.n_layers)]
+        with self._hooked(*((self.out(layer), "before", _taking(seen[layer])) for layer in range(self.n_layers))):
+            ran = self._run(torch.tensor([ids]), output_attentions=True)
+        outputs = [z[0][0].unflatten(-1, (self.n_heads, -1)).transpose(0, 1) for z in seen]
+        return [pattern[0] for pattern in ran.attentions], outputs
+
+    def next_tokens(self, prompts: Tensor, off: Sequence[tuple[int, int]]) -> Tensor:
+        """The most likely next token of each prompt, with some heads giving nothing at the last position."""
+
+        def without(layer: int) -> Any:
+            def hook(module: Any, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
+                z = given[0].unflatten(-1, (self.n_heads, -1)).clone()
+                for head in (number for at, number in off if at == layer):
+                    z[:, -1, head] = 0
+                return (z.flatten(-2), *given[1:]), named
+
+            return hook
+
+        with self._hooked(*((self.out(layer), "before", without(layer)) for layer in range(self.n_layers))):
+            found: Tensor = self._run(prompts).logits[:, -1].argmax(-1)
+            return found

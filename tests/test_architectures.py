@@ -1,0 +1,223 @@
+"""Every decoder architecture that TransformerLens boots: equal to the model's own account of itself, or refused.
+
+``python tests/test_architectures.py`` writes what was found into ``tests/architectures.md``; the tests compare with it.
+"""
+
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from architectures import ARCHITECTURES, N_VOCAB, Architecture, Dense, Running, booted
+from planted import TL_MAJOR, word
+from torch import Tensor
+
+from tl_headmaps import (
+    HeadWeights,
+    Relation,
+    ablate,
+    component_map,
+    relation_scores,
+    salient_operations,
+    token_grid,
+    value_mixing,
+)
+from tl_headmaps.core.errors import HeadMapsError
+
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.skipif(TL_MAJOR < 4, reason="the table is of TransformerLens 4; run make test"),
+]
+
+TABLE = Path(__file__).parent / "architectures.md"
+
+SAME = 1e-3
+"""Relative difference that is rounding: maps of a processed model are folded and centred once more."""
+
+SOME = list(range(3, 12))
+TEXT = [5, 3, 7, 9, 4, 3, 11]
+PROMPT = [12, 3, 8]
+
+
+class WrongError(AssertionError):
+    """Numbers that differ from the model's own."""
+
+
+def assert_same(name: str, one: Tensor, other: Tensor) -> None:
+    difference = float((one - other).abs().max() / other.abs().max().clamp_min(1e-12))
+    if not difference < SAME:
+        raise WrongError(f"{name}: differs by {difference:.2g}")
+
+
+def n_mapped(weights: HeadWeights) -> int:
+    """Layers that can be mapped from the weights alone."""
+    return weights.n_layers if weights.mlp_refusal is None else 1
+
+
+def check_ov(model: Any, weights: HeadWeights, row: Architecture, dense: Dense) -> None:
+    for layer in range(n_mapped(weights)):
+        expected = dense.ov(layer)[:, SOME]
+        grids = [token_grid(weights, (layer, head), SOME, range(N_VOCAB)) for head in range(weights.n_heads)]
+        ours = torch.stack([grid.values for grid in grids])
+        if row.free_scale:
+            ours, expected = (x / x.norm(dim=(0, 2), keepdim=True) for x in (ours, expected))
+        assert_same(f"OV of layer {layer}", ours, expected)
+
+
+def check_qk(model: Any, weights: HeadWeights, row: Architecture, dense: Dense) -> None:
+    tokens = torch.tensor([[3, 4, 5, 6, 7], [8, 9, 3, 10, 4], [5, 7, 9, 11, 10]])
+    for layer in range(n_mapped(weights)):
+        expected = dense.preferences(layer, tokens)
+        for head in range(weights.n_heads):
+            grid = token_grid(weights, (layer, head), range(N_VOCAB), range(N_VOCAB), circuit="qk").values
+            ours = torch.stack([grid[sequence][:, sequence] for sequence in tokens])
+            ours = ours - ours.diagonal(dim1=-2, dim2=-1)[..., None]
+            ours, theirs = (x.tril()[:, 1:] for x in (ours, expected[:, head]))
+            # What a position alone adds (ALiBi) is the same in all sequences.
+            assert_same(f"QK of layer {layer}", ours - ours.mean(0), theirs - theirs.mean(0))
+
+
+def check_scores(model: Any, weights: HeadWeights, row: Architecture, dense: Dense) -> None:
+    """Relation scores are ranks of the same map, salience is the size of what is written."""
+    layers = list(range(n_mapped(weights)))
+    pairs = [(token, (token * 7) % 50 + 3) for token in SOME]
+    heads = [(layer, head) for layer in layers for head in range(weights.n_heads)]
+    found = relation_scores(weights, Relation.from_pairs("own", pairs), heads=heads, k=10, progress=False)
+    operations = salient_operations(weights, heads, n_tokens=N_VOCAB, n_targets=1, progress=False)
+    sources, targets = torch.tensor(pairs).T
+    for layer in layers:
+        maps, written = dense.ov(layer), dense.written(layer)
+        entry = maps[:, sources, targets][..., None]
+        expected = ((maps[:, sources] > entry).sum(-1) < 10).float().mean(-1)
+        assert_same(f"relation scores of layer {layer}", found.promote[0, layer], expected)
+        sizes = dense.sizes(written) / dense.read_size(layer)
+        for head in range(weights.n_heads):
+            place = heads.index((layer, head))
+            ours, theirs = operations.salience[place], sizes[head][operations.token_ids[place]]
+            if row.free_scale:
+                continue
+            assert_same(f"salience of layer {layer}", ours, theirs)
+
+
+def check_mixing(model: Any, weights: HeadWeights, row: Architecture, dense: Dense) -> None:
+    running = Running(row)
+    patterns, outputs = running.heads(TEXT)
+    for layer in range(weights.n_layers):
+        head = weights.n_heads - 1 - layer
+        mixing = value_mixing(model, TEXT, (layer, head))
+        assert_same(f"pattern of layer {layer}", mixing.pattern, patterns[layer][head])
+        assert_same(f"mixed values of layer {layer}", mixing.pattern @ mixing.value_vectors, outputs[layer][head])
+
+
+def check_ablation(model: Any, weights: HeadWeights, row: Architecture, dense: Dense) -> None:
+    running = Running(row)
+    prompts = torch.tensor([[12, token] for token in range(3, N_VOCAB)])
+    answers = running.next_tokens(prompts, ())
+    usable = (answers > 2) & (answers != prompts[:, 1])
+    prompts, answers = prompts[usable], answers[usable]
+    pairs = [(word(token), word(answer)) for (_, token), answer in zip(prompts.tolist(), answers.tolist(), strict=True)]
+    relation = Relation.from_pairs("own", pairs, k=1, eliciting_templates=(" word12 <X>",))
+    heads = [(0, 1), (1, 2), (1, 0)]
+    curves = ablate(model, relation, heads, controls=None, n_random=0, method="zero", prepend_bos=False, progress=False)
+    expected = [(running.next_tokens(prompts, heads[:n]) == answers).float().mean() for n in range(4)]
+    assert_same("ablation", curves.values.float(), torch.stack(expected))
+
+
+def check_components(model: Any, weights: HeadWeights, row: Architecture, dense: Dense) -> None:
+    found = component_map(model, "frobenius")
+    if weights.basis != "raw":
+        return
+    place = list(found.components).index("attn.o")
+    expected = torch.stack([dense.out(layer).weight.norm() for layer in range(weights.n_layers)])
+    assert_same("attn.o", found.values[:, place].float(), expected)
+
+
+CHECKS: dict[str, Callable[[Any, HeadWeights, Architecture, Dense], None]] = {
+    "OV maps": check_ov,
+    "QK maps": check_qk,
+    "scores, salience": check_scores,
+    "value mixing": check_mixing,
+    "ablation": check_ablation,
+    "components": check_components,
+}
+
+
+def outcomes(row: Architecture, processed: bool) -> dict[str, str]:
+    """For each analysis ``""`` if it is right, or the sentence it is refused with; anything else raises."""
+    try:
+        model = booted(row, processed=processed)
+        weights = HeadWeights.from_model(model)
+    except HeadMapsError as error:
+        return dict.fromkeys(CHECKS, str(error))
+    dense = Dense(row)
+    found = {}
+    for name, check in CHECKS.items():
+        try:
+            check(model, weights, row, dense)
+            found[name] = "" if n_mapped(weights) == weights.n_layers or name in _OF_THE_RUN else weights.mlp_refusal
+        except HeadMapsError as error:
+            found[name] = str(error)
+    return found
+
+
+_OF_THE_RUN = ("value mixing", "ablation", "components")
+
+
+def line(row: Architecture) -> str:
+    """The row of the table, from running everything."""
+    raw, processed = outcomes(row, processed=False), outcomes(row, processed=True)
+    cells, reasons = [], []
+    for name in CHECKS:
+        shown = [_cell(found[name]) for found in (raw, processed)]
+        cells.append(shown[0] if shown[0] == shown[1] else f"{shown[0]} (processed: {shown[1]})")
+        reasons += [_reason(found[name]) for found in (raw, processed) if found[name]]
+    return f"| {row.name} | {' | '.join(cells)} | {'; '.join(dict.fromkeys(reasons))} |"
+
+
+def _cell(sentence: str) -> str:
+    if "mixture of experts" in sentence or sentence.startswith("its "):
+        return "layer 0"
+    return "refused" if sentence else "yes"
+
+
+def _reason(sentence: str) -> str:
+    """The part of a sentence that says what was found, without figures that rounding changes."""
+    seam = re.search(r"the seam '([^']+)' .*?: it (cannot be seen|differs)", sentence)
+    if seam:
+        return f"{seam[1]} {'cannot be seen' if seam[2].startswith('cannot') else 'do not fit'}"
+    sentence = re.sub(r"^'[^']+': ", "", sentence)
+    return re.split(r"(?<=[a-z)])[.:] ", re.sub(r"\d\.\d+(e-?\d+)?", "x", sentence))[0].replace("|", "/")
+
+
+HEADER = f"""# Architectures
+
+What is right, checked against the transformers model's own forward pass, for small random models of every decoder that
+TransformerLens 4 boots; raw weights and, where they differ, weights in compatibility mode ("processed"). "layer 0" is
+for models whose first MLP cannot be computed for a token alone (a mixture of experts, for example): maps from the
+weights alone stop at layer 0, and `preset="met"` goes on. Written by `python tests/test_architectures.py`.
+
+| architecture | {" | ".join(CHECKS)} | why not |
+|{"---|" * (len(CHECKS) + 2)}
+"""
+
+
+@pytest.mark.parametrize("row", ARCHITECTURES, ids=lambda row: row.name)
+def test_equal_to_the_model_itself_or_refused(row: Architecture) -> None:
+    assert line(row) in TABLE.read_text(encoding="utf-8").splitlines(), "run python tests/test_architectures.py"
+
+
+def test_the_table_has_these_rows() -> None:
+    rows = TABLE.read_text(encoding="utf-8").removeprefix(HEADER).splitlines()
+    assert [text.split(" | ")[0].removeprefix("| ") for text in rows] == [row.name for row in ARCHITECTURES]
+    assert len(rows) >= 60
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    with torch.no_grad():
+        lines = [line(row) for row in ARCHITECTURES]
+    TABLE.write_text(HEADER + "\n".join(lines) + "\n", encoding="utf-8")
+    sys.stdout.write(f"{TABLE}\n")

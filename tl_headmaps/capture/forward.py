@@ -1,0 +1,121 @@
+"""One short forward pass of a model, with what it computes at every seam that head maps rely on.
+
+All tokens are given position 0 where the host allows it: rotations then cancel in the attention scores, and learned
+positions add the same vector to every token.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ..core.types import Model
+
+N_PROMPTS, N_TOKENS = 2, 4
+"""A few different tokens: every seam is compared entry by entry, so that few say enough."""
+
+_HOOKS = {
+    "resid_pre": "hook_resid_pre",
+    "resid_mid": "hook_resid_mid",
+    "resid_post": "hook_resid_post",
+    "attn_out": "hook_attn_out",
+    "mlp_out": "hook_mlp_out",
+    "v": "attn.hook_v",
+    "z": "attn.hook_z",
+    "scores": "attn.hook_attn_scores",
+    "pattern": "attn.hook_pattern",
+    "gate": "attn.gate.hook_out",
+}
+
+
+@contextmanager
+def weights_loaded(*modules: Any) -> Iterator[None]:
+    """Load weights that a ``device_map`` keeps on disk or on another device, for the length of this block.
+
+    Accelerate leaves placeholders on the meta device and loads the weights for a module's own forward pass only.
+    """
+    real = [module for module in modules if isinstance(module, torch.nn.Module)]
+    if not any(parameter.is_meta for module in real for parameter in module.parameters()):
+        yield
+        return
+    from accelerate.utils import align_module_device
+
+    with ExitStack() as stack:
+        for part in {id(part): part for module in real for part in module.modules()}.values():
+            stack.enter_context(align_module_device(part))
+        yield
+
+
+@dataclass(frozen=True)
+class ForwardPass:
+    """What a model computed for a few tokens.
+
+    Attributes:
+        tokens: Their ids.
+        layers: By layer, activations by their name; one that the host does not show is missing.
+        logits: For all tokens.
+        at_zero: Whether all tokens were at position 0.
+    """
+
+    tokens: Int[Tensor, "prompt pos"]
+    layers: Mapping[int, Mapping[str, Tensor]]
+    logits: Float[Tensor, "prompt pos vocab_out"]
+    at_zero: bool
+
+
+def forward_pass(model: Model, layers: Sequence[int]) -> ForwardPass:
+    """Run a model on a few tokens, spread over its vocabulary, and keep what some of its layers compute.
+
+    The caller isolates the model from its user's hooks.
+    """
+    n_vocab, device = model.embed.W_E.shape[0], model.embed.W_E.device
+    steps = torch.arange(1, N_PROMPTS * N_TOKENS + 1, device=device)
+    tokens = (steps * n_vocab // (len(steps) + 1)).view(N_PROMPTS, N_TOKENS)
+    seen: dict[int, dict[str, Tensor]] = {layer: {} for layer in layers}
+    known = model.hook_dict
+    hooks = [
+        (name, _keep(seen[layer], short))
+        for layer in layers
+        for short, hook in _HOOKS.items()
+        if (name := f"blocks.{layer}.{hook}") in known
+    ]
+    options = _at_zero(model, tokens)
+    with ExitStack() as stack:
+        for layer in layers:
+            attn = model.blocks[layer].attn
+            stack.callback(attn.register_forward_pre_hook(_keep_input(seen[layer]), with_kwargs=True).remove)
+        stack.enter_context(model.hooks(fwd_hooks=hooks))
+        logits = model(tokens, return_type="logits", **options)
+    return ForwardPass(tokens, seen, logits.detach(), bool(options))
+
+
+def _at_zero(model: Model, tokens: Tensor) -> dict[str, Tensor]:
+    """Options that give every token position 0, if the model takes them."""
+    inner = getattr(model, "original_model", None)
+    if inner is None or "position_ids" not in inspect.signature(inner.forward).parameters:
+        return {}
+    # Without a mask, transformers takes repeated positions for packed sequences that do not see each other.
+    return {"position_ids": torch.zeros_like(tokens), "attention_mask": torch.ones_like(tokens)}
+
+
+def _keep(seen: dict[str, Tensor], name: str) -> Callable[..., None]:
+    def hook(value: Tensor, hook: Any) -> None:
+        if isinstance(value, Tensor):
+            # Some hosts add to a tensor in place after they have shown it.
+            seen[name] = value.detach().clone()
+
+    return hook
+
+
+def _keep_input(seen: dict[str, Tensor]) -> Callable[..., None]:
+    def hook(module: Any, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        value = next(x for x in (*given, *named.values()) if isinstance(x, Tensor))
+        # With use_attn_in every head gets its own copy of the same input.
+        seen["attn_in"] = (value[:, :, 0] if value.ndim == 4 else value).detach().clone()
+
+    return hook
