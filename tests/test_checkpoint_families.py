@@ -29,6 +29,12 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+MULTIPLIERS = {
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.3,
+    "attention_multiplier": 0.2,
+    "logits_scaling": 4.0,
+}
 
 FAMILIES: Mapping[str, tuple[Mapping[str, Any], ...]] = {
     "llama": ({}, {"attention_bias": True, "mlp_bias": True}),
@@ -44,6 +50,15 @@ FAMILIES: Mapping[str, tuple[Mapping[str, Any], ...]] = {
     "qwen3_moe": ({"head_dim": 12, **EXPERTS}, {**EXPERTS, "mlp_only_layers": [0]}),
     "mixtral": (EXPERTS,),
     "smollm3": ({}, {"attention_bias": True}),
+    "minimax_m2": ({"head_dim": 12, **EXPERTS},),
+    "olmo2": ({}, {"attention_bias": True}),
+    "olmo3": ({},),
+    "olmoe": (EXPERTS,),
+    "exaone4": ({"head_dim": 12},),
+    "granite": (MULTIPLIERS, {**MULTIPLIERS, "attention_bias": True, "mlp_bias": True}),
+    "granitemoe": ({**MULTIPLIERS, **EXPERTS},),
+    "cohere": ({"logit_scale": 0.25}, {"use_qk_norm": True}),
+    "cohere2": ({"logit_scale": 0.25},),
     "phi3": ({},),
     "glm": ({"head_dim": 12},),
     "glm4_moe": (
@@ -51,7 +66,7 @@ FAMILIES: Mapping[str, tuple[Mapping[str, Any], ...]] = {
         {**EXPERTS, "n_routed_experts": 4, "first_k_dense_replace": 1, "use_qk_norm": True},
     ),
     "glm4": ({"head_dim": 12},),
-    "stablelm": ({}, {"use_qkv_bias": True}, {"use_parallel_residual": True}),
+    "stablelm": ({}, {"use_qkv_bias": True, "qk_layernorm": True}, {"use_parallel_residual": True}),
     "starcoder2": ({}, {"use_bias": False}),
     "gemma": ({"head_dim": 12}, {"hidden_act": "gelu"}),
     "vaultgemma": ({"head_dim": 12, "query_pre_attn_scalar": 24},),
@@ -82,9 +97,7 @@ WITH_VISION = {"gemma3": "gemma3_text"}
 
 NOT_LOADED: Mapping[str, str] = {
     "falcon-new_decoder_architecture": "TransformerLens 4.3 cuts the fused tensor of new Falcons at the wrong places",
-    "falcon": "TransformerLens states no activation function, and the loaded reader does not look for it",
     "gpt_bigcode-multi_query": "TransformerLens 4.3 refuses it",
-    "gpt_neo": "the loaded reader divides its scores by sqrt(d_head)",
 }
 """Cases, by the beginning of their names, that cannot be compared with the loaded model, and why."""
 
@@ -208,15 +221,15 @@ def test_every_seam_of_a_forward_pass(family: str, changes: Mapping[str, Any], t
         assert_close(pattern, seen[layer, "pattern"], f"the pattern of layer {layer}")
         assert_close(from_first(output), from_first(seen[layer, "attention"]), f"attention of layer {layer}")
         added = seen[layer, "attention"]
-        middle = x + (added if weights.ln1_post is None else weights.ln1_post(added))
-        mlp_added = seen[layer, "mlp"]
+        middle = x + (added if weights.ln1_post is None else weights.ln1_post(added)) * read.residual_scale
+        mlp_added = seen[layer, "mlp"] * read.residual_scale
         if layer == 0:
             assert_first_mlp(read, x, middle, seen)
-            mlp_added = mlp_added if read.ln2_post is None else read.ln2_post(mlp_added)
+            mlp_added = mlp_added if read.ln2_post is None else read.ln2_post(seen[0, "mlp"])
         if layer == 0 or read.ln2_post is None:
             assert_close(middle + mlp_added, seen[layer, "block"], f"what layer {layer} adds")
     last = seen[read.n_layers - 1, "block"]
-    logits = (last if read.ln_final is None else read.ln_final(last)) @ read.W_U.T
+    logits = (last if read.ln_final is None else read.ln_final(last)) @ read.W_U.T * read.logit_scale
     cap = getattr(config, "final_logit_softcapping", None)
     logits = logits if cap is None else cap * torch.tanh(logits / cap)
     assert_close(from_first(logits), from_first(seen.logits), "the logits")

@@ -117,6 +117,36 @@ _GLM = _like(
     parts={**_QKV, **_NORMS, **_FUSED_GATED},
     defaults={"rms_norm_eps": 1.5625e-7, "num_key_value_heads": 2, "head_dim": 128},
 )
+_OLMO2 = _like(
+    _LLAMA,
+    parts={**_QKV, **_POST_NORMS, **_QK_NORMS, **_GATED},
+    head_norms="joint",
+    defaults={"rms_norm_eps": 1e-5},
+)
+_COHERE = _like(
+    _LLAMA,
+    parts={**_QKV, "ln1": "input_layernorm", "ln2": "input_layernorm", **_GATED},
+    norm="layer",
+    eps="layer_norm_eps",
+    head_norms="by head",
+    factors={"logit_scale": ("logit_scale", 1.0)},
+    defaults={"layer_norm_eps": 1e-5, "tie_word_embeddings": True, "logit_scale": 0.0625},
+)
+_GRANITE = _like(
+    _LLAMA,
+    factors={
+        "score_scale": ("attention_multiplier", 1.0),
+        "embed_scale": ("embedding_multiplier", 1.0),
+        "residual_scale": ("residual_multiplier", 1.0),
+        "logit_scale": ("logits_scaling", -1.0),
+    },
+    defaults={
+        "attention_multiplier": 1.0,
+        "embedding_multiplier": 1.0,
+        "residual_multiplier": 1.0,
+        "logits_scaling": 1.0,
+    },
+)
 _GEMMA = _like(
     _LLAMA,
     norm="rms + 1",
@@ -193,6 +223,26 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         experts=("block_sparse_moe.", "mlp."),
         defaults={"rms_norm_eps": 1e-5, "num_key_value_heads": 8},
     ),
+    "minimax_m2": _like(
+        _LLAMA,
+        parts={**_QKV, **_NORMS, **_QK_NORMS},
+        head_norms="joint",
+        experts=("block_sparse_moe.", "mlp."),
+        defaults={"num_key_value_heads": 8, "head_dim": 128},
+    ),
+    "olmo2": _OLMO2,
+    "olmo3": _OLMO2,
+    "olmoe": _like(
+        _OLMO2,
+        parts={**_QKV, **_NORMS, **_QK_NORMS},
+        experts=_EXPERTS,
+        refused={"clip_qkv": "cuts off large queries, keys and values"},
+    ),
+    "exaone4": _like(_OLMO2, head_norms="alike", defaults={"num_key_value_heads": 32}),
+    "granite": _GRANITE,
+    "granitemoe": _like(_GRANITE, parts={**_QKV, **_NORMS}, experts=("block_sparse_moe.",)),
+    "cohere": _like(_COHERE, variants=(Variant({"use_qk_norm": (True,)}, _QK_NORMS),)),
+    "cohere2": _COHERE,
     "phi3": _like(
         _LLAMA,
         parts={"qkv": "self_attn.qkv_proj", "o": "self_attn.o_proj", **_NORMS, **_FUSED_GATED},
@@ -212,7 +262,14 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         norm="layer",
         eps="layer_norm_eps",
         defaults={"layer_norm_eps": 1e-5, "num_key_value_heads": 32},
-        variants=(Variant({"use_parallel_residual": (True,)}, {"ln2": "input_layernorm"}),),
+        head_norms="by head",
+        variants=(
+            Variant({"use_parallel_residual": (True,)}, {"ln2": "input_layernorm"}),
+            Variant(
+                {"qk_layernorm": (True,)},
+                {"q_norm": "self_attn.q_layernorm.norms.{head}", "k_norm": "self_attn.k_layernorm.norms.{head}"},
+            ),
+        ),
     ),
     "starcoder2": _like(
         _LLAMA,
