@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from planted import hosted
+from planted import hosted, word_tokenizer
 from torch import Tensor
 
 N_VOCAB = 61
@@ -108,9 +108,8 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     _row("gptj"),
     _row("codegen"),
     _row("gpt_oss"),
-    _row("phi"),
+    _row("phi", num_key_value_heads=4),
     _row("phi3"),
-    _row("phimoe"),
     _row("granite", embedding_multiplier=7.0, residual_multiplier=0.3, attention_multiplier=0.2, logits_scaling=4.0),
     _row("granitemoe", embedding_multiplier=7.0, residual_multiplier=0.3, attention_multiplier=0.2, logits_scaling=4.0),
     _row("afmoe", post=_SANDWICH, gate=0.5, mup_enabled=True, num_dense_layers=1),
@@ -119,7 +118,7 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     _row("bloom"),
     _row("mpt"),
     _row("falcon"),
-    _row("falcon new", "falcon", new_decoder_architecture=True, num_kv_heads=2),
+    _row("falcon new", "falcon", new_decoder_architecture=True, multi_query=False, num_kv_heads=2),
     _row("falcon alibi", "falcon", alibi=True, multi_query=False, parallel_attn=False, bias=True),
     _row("cohere"),
     _row("cohere with qk norms", "cohere", use_qk_norm=True),
@@ -174,8 +173,8 @@ def configuration(row: Architecture) -> Any:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     kind = CONFIG_MAPPING[row.model_type]
-    known = kind()
-    sizes = {name: value for name, value in _SIZES.items() if hasattr(known, name)}
+    known = {*kind.__dataclass_fields__, *kind.attribute_map}
+    sizes = {name: value for name, value in _SIZES.items() if name in known}
     return kind(**sizes | dict(row.changes))
 
 
@@ -197,7 +196,10 @@ def source(row: Architecture, seed: int = 0) -> Any:
 
 def booted(row: Architecture, *, processed: bool = False, seed: int = 0) -> Any:
     """The same model in TransformerLens."""
-    return hosted(source(row, seed), row.name, processed=processed)
+    model = hosted(source(row, seed), row.name, processed=processed)
+    # TransformerLens opens the tokenizer again, for some architectures as one of another kind.
+    model._tokenizer = word_tokenizer(N_VOCAB)
+    return model
 
 
 _OUTPUTS = ("o_proj", "out_proj", "dense", "c_proj", "Wo")
@@ -312,6 +314,10 @@ class Dense:
         if self.row.post is not None and not hasattr(self.layers[layer], "input_layernorm"):
             return x.norm(dim=-1)
         return torch.full((len(x),), x.shape[-1] ** 0.5)
+
+    @property
+    def score_cap(self) -> float | None:
+        return getattr(self.config, "attn_logit_softcapping", None)
 
     @property
     def logit_scale(self) -> float:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from planted import DECODERS, needs_hooked, random_model, save_checkpoint, shared_model, source_model
 
-from tl_headmaps import HeadWeights, ablate, attention_groups, describe_model, token_grid, value_mixing
+from tl_headmaps import HeadWeights, Relation, ablate, attention_groups, describe_model, token_grid, value_mixing
 from tl_headmaps.capture import selfcheck
 from tl_headmaps.capture.forward import ForwardPass, forward_pass
 from tl_headmaps.capture.parts import LayerWeights
@@ -49,6 +49,8 @@ def test_the_users_hooks_do_not_fire_and_stay() -> None:
     model(torch.tensor([[3, 4]]))
     assert fired == [1]
 
+
+RELATION = Relation.from_pairs("own", [("word3", "word4")], eliciting_templates=(" word5 <X>",))
 
 Break = Callable[[HeadWeights], HeadWeights]
 
@@ -147,5 +149,5 @@ def test_moved_value_biases_are_no_answer_of_their_own(host: str) -> None:
     with pytest.raises(WeightBasisError, match=sentence):
         value_mixing(processed, " word3 word4 word5", "L1H0")
     with pytest.raises(WeightBasisError, match=r"switching off a head would differ.*or use method='mean'"):
-        ablate(processed, "country_capital", "L1H0", template="<X> is", controls=None, n_random=0, progress=False)
+        ablate(processed, RELATION, "L1H0", controls=None, n_random=0, progress=False)
     assert not HeadWeights.from_model(shared_model("llama", processed=True, host=host)).moved_biases

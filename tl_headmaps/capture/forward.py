@@ -60,12 +60,14 @@ class ForwardPass:
         layers: By layer, activations by their name; one that the host does not show is missing.
         logits: For all tokens.
         at_zero: Whether all tokens were at position 0.
+        calls: By layer, what its attention was called with.
     """
 
     tokens: Int[Tensor, "prompt pos"]
     layers: Mapping[int, Mapping[str, Tensor]]
     logits: Float[Tensor, "prompt pos vocab_out"]
     at_zero: bool
+    calls: Mapping[int, tuple[tuple[Any, ...], dict[str, Any]]]
 
 
 def forward_pass(model: Model, layers: Sequence[int]) -> ForwardPass:
@@ -77,6 +79,7 @@ def forward_pass(model: Model, layers: Sequence[int]) -> ForwardPass:
     steps = torch.arange(1, N_PROMPTS * N_TOKENS + 1, device=device)
     tokens = (steps * n_vocab // (len(steps) + 1)).view(N_PROMPTS, N_TOKENS)
     seen: dict[int, dict[str, Tensor]] = {layer: {} for layer in layers}
+    calls: dict[int, tuple[tuple[Any, ...], dict[str, Any]]] = {}
     known = model.hook_dict
     hooks = [
         (name, _keep(seen[layer], short))
@@ -88,10 +91,12 @@ def forward_pass(model: Model, layers: Sequence[int]) -> ForwardPass:
     with ExitStack() as stack:
         for layer in layers:
             attn = model.blocks[layer].attn
-            stack.callback(attn.register_forward_pre_hook(_keep_input(seen[layer]), with_kwargs=True).remove)
+            take = _keep_input(seen[layer], calls, layer)
+            stack.callback(attn.register_forward_pre_hook(take, with_kwargs=True).remove)
+            stack.callback(attn.register_forward_hook(_keep_result(seen[layer])).remove)
         stack.enter_context(model.hooks(fwd_hooks=hooks))
         logits = model(tokens, return_type="logits", **options)
-    return ForwardPass(tokens, seen, logits.detach(), bool(options))
+    return ForwardPass(tokens, seen, logits.detach(), bool(options), calls)
 
 
 def _at_zero(model: Model, tokens: Tensor) -> dict[str, Tensor]:
@@ -112,8 +117,18 @@ def _keep(seen: dict[str, Tensor], name: str) -> Callable[..., None]:
     return hook
 
 
-def _keep_input(seen: dict[str, Tensor]) -> Callable[..., None]:
+def _keep_result(seen: dict[str, Tensor]) -> Callable[..., None]:
+    def hook(module: Any, given: tuple[Any, ...], output: Any) -> None:
+        value = output[0] if isinstance(output, tuple) else output
+        if isinstance(value, Tensor):
+            seen["attn_result"] = value.detach().clone()
+
+    return hook
+
+
+def _keep_input(seen: dict[str, Tensor], calls: dict[int, Any], layer: int) -> Callable[..., None]:
     def hook(module: Any, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        calls[layer] = (given, dict(named))
         value = next(x for x in (*given, *named.values()) if isinstance(x, Tensor))
         # With use_attn_in every head gets its own copy of the same input.
         seen["attn_in"] = (value[:, :, 0] if value.ndim == 4 else value).detach().clone()

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.errors import HeadMapsError, UnsupportedModelError, UsageError
+from ..core.errors import HeadMapsError, UnsupportedModelError, UsageError, WeightBasisError
 from ..core.types import Basis, Model
 from .forward import ForwardPass, forward_pass, weights_loaded
 from .parts import ACTIVATIONS, MLP, LayerWeights, Norm, basis_of
@@ -34,6 +34,9 @@ from .selfcheck import (
     without_positions,
 )
 from .tensors import check_finite, in_float64, joint_digest, tensor_digests
+
+_CACHES = ("past_key_values", "past_key_value", "layer_past")
+"""Names under which transformers hands a cache of keys and values to attention."""
 
 _HOOK_DICTIONARIES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -89,8 +92,8 @@ def evaluating(model: Model | torch.nn.Module) -> Iterator[None]:
 
 def read_model(model: Model, device: str | torch.device | None) -> dict[str, Any]:
     """Fields of HeadWeights for a loaded TransformerBridge or HookedTransformer."""
-    _require_decoder(model)
     try:
+        _require_decoder(model)
         with evaluating(model), weights_loaded(model.embed, model.unembed):
             return _Reader(model, device).fields()
     except (HeadMapsError, MemoryError):
@@ -190,15 +193,17 @@ class _Reader:
 
     def fields(self) -> dict[str, Any]:
         model, cfg = self.model, self.model.cfg
+        self.require_heads()
         first, last = self.layer(0), len(model.blocks) - 1
+        self.require_whole(first)
         W_E = self.stored(model.embed.W_E)
         W_U = self.stored(model.unembed.W_U.T)
         check_finite(W_E, "The embedding W_E")
         check_finite(W_U, "The unembedding W_U")
-        self.require_width(W_E, W_U, first)
         ln_final = self.norm(getattr(model, "ln_final", None))
         self.layer(last)
         seen = forward_pass(model, sorted({0, last}))
+        self.require_same_attention(seen)
         embed_scale, embed_norm = self.embedding(seen)
         residual_scale = self.residual_scale(first, seen)
         self.score_factor = self.measured_score_factor(first, seen)
@@ -229,13 +234,76 @@ class _Reader:
             "model": model,
         }
 
-    def require_width(self, W_E: Tensor, W_U: Tensor, first: LayerWeights) -> None:
-        widths = (W_E.shape[1], first.W_Q.shape[1], W_U.shape[1])
+    def require_heads(self) -> None:
+        """Refuse latent attention, and embeddings of another width than the stream."""
+        attn, name = self.model.blocks[0].attn, _architecture(self.model)
+        if type(attn).__name__.startswith("MLA"):
+            raise UnsupportedModelError(
+                f"{name} has latent attention: its queries, keys and values come from compressed vectors that all "
+                "heads share. Head maps need W_Q, W_K, W_V and W_O of each head. Use a model with plain or grouped "
+                "heads."
+            )
+        with weights_loaded(attn):
+            widths = (self.d_model, attn.W_Q.shape[1], self.model.unembed.W_U.shape[0])
         if len(set(widths)) > 1:
             raise UnsupportedModelError(
-                f"{_architecture(self.model)} has embeddings of width {widths[0]}, a stream of width {widths[1]} and "
-                f"an unembedding of width {widths[2]}: it projects between them. Head maps need one width throughout."
+                f"{name} has embeddings of width {widths[0]}, a stream of width {widths[1]} and an unembedding of "
+                f"width {widths[2]}, with projections in between. Head maps need one width. Use another model of this "
+                "family."
             )
+
+    def require_whole(self, layer: LayerWeights) -> None:
+        """Refuse weights whose processing changed what the model computes, so that nothing is left to compare with."""
+        attn = self.model.blocks[layer.layer].attn
+        reasons = {
+            "learned sinks, so its attention does not sum to one": _inner(attn, "sinks") is not None,
+            "a norm before W_O": layer.z_norm is not None,
+            # TransformerLens 4.3 takes its fused projection apart in the order of other Falcon models.
+            "queries, keys and values in one matrix, group by group": bool(
+                getattr(self.config, "new_decoder_architecture", False)
+            ),
+        }
+        for what, found in reasons.items():
+            if self.processed and found:
+                raise WeightBasisError(
+                    f"The weights of {_architecture(self.model)} were processed, and it has {what}: processing then "
+                    "changes what the model computes. Load the model without processing "
+                    "(TransformerBridge.boot_transformers(...) without enable_compatibility_mode())."
+                )
+
+    def require_same_attention(self, seen: ForwardPass) -> None:
+        """Refuse a bridge whose attention is not that of the transformers module inside it.
+
+        Bridges take fused projections apart and compute attention anew. Processing leaves the module inside as it was,
+        so processed weights cannot be compared with it.
+        """
+        for layer, (given, named) in seen.calls.items():
+            inner = getattr(self.model.blocks[layer].attn, "original_component", None)
+            theirs = seen.layers[layer].get("attn_result")
+            if inner is None or self.processed or theirs is None:
+                continue
+            # The cache of the first call would let these tokens see themselves twice.
+            named = {name: None if name in _CACHES else value for name, value in named.items()}
+            with weights_loaded(inner):
+                own = inner(*given, **named)
+            difference = self.difference((own[0] if isinstance(own, tuple) else own).float(), theirs)
+            if difference > self.tolerance:
+                raise UnsupportedModelError(
+                    f"{_architecture(self.model)}: the attention of layer {layer} in TransformerLens differs from that "
+                    f"of the transformers model inside it by {difference:.2g} of the largest value, so nothing it "
+                    "computes there is the model's. Use another version of TransformerLens, or another model."
+                )
+
+    @property
+    def config(self) -> Any:
+        """The configuration of the transformers model inside a bridge."""
+        return getattr(getattr(self.model, "original_model", None), "config", None)
+
+    @property
+    def processed(self) -> bool:
+        """Whether the host says that it processed the weights."""
+        norm_type = str(getattr(self.model.cfg, "normalization_type", ""))
+        return norm_type.endswith("Pre") or bool(getattr(self.model, "_weights_processed", False))
 
     def stored(self, tensor: Tensor) -> Tensor:
         return tensor.detach().to(self.device).contiguous()
@@ -340,12 +408,13 @@ class _Reader:
         return self.stated_scale(attn, layer) * self.score_factor
 
     def stated_scale(self, attn: Any, layer: int) -> float:
-        divisor = getattr(attn, "attn_scale", None)
-        if isinstance(divisor, int | float) and divisor > 0:
-            return 1.0 / float(divisor)
-        own = getattr(getattr(attn, "original_component", None), "scaling", None)
+        own = _inner(attn, "scaling")
         if isinstance(own, int | float):
             return float(own)
+        # A bridge answers with attributes of the module inside it, where the name may mean something else (Llama 4).
+        divisor = getattr(attn, "attn_scale", None) if getattr(attn, "original_component", None) is None else None
+        if isinstance(divisor, int | float) and divisor > 0:
+            return 1.0 / float(divisor)
         scale = 1.0 / math.sqrt(attn.W_Q.shape[-1])
         if getattr(self.model.cfg, "scale_attn_by_inverse_layer_idx", False):
             scale /= layer + 1
@@ -455,14 +524,14 @@ class _Reader:
 
     def stated(self, name: str) -> tuple[float, ...]:
         """A factor that the model's configuration states, if it does."""
-        value = getattr(getattr(getattr(self.model, "original_model", None), "config", None), name, None)
+        value = getattr(self.config, name, None)
         return (float(value),) if isinstance(value, int | float) and value else ()
 
     def measured_score_factor(self, layer: LayerWeights, seen: ForwardPass) -> float:
         """What scores must be multiplied by to be the model's, if nothing stated says so."""
         here = {name: value.to(self.device, torch.float32) for name, value in seen.layers[layer.layer].items()}
         block = self.model.blocks[layer.layer]
-        if "attn_in" not in here or layer.q_norm is not None:
+        if "attn_in" not in here:
             return 1.0
         difference, factor = score_difference(self.model, block, layer, here, seen.at_zero)
         if difference <= self.tolerance or factor <= 0:
@@ -476,10 +545,7 @@ class _Reader:
 
     def moved_biases(self, layer: LayerWeights) -> bool:
         """Whether value biases were moved into the output bias: weights were processed, and values could have one."""
-        processed = bool(getattr(self.model, "_weights_processed", False)) or str(
-            getattr(self.model.cfg, "normalization_type", "")
-        ).endswith("Pre")
-        if not processed or layer.b_V is not None:
+        if not self.processed or layer.b_V is not None:
             return False
         attn = self.model.blocks[layer.layer].attn
         # A bias of values that is all zero now, or a LayerNorm whose bias became one.
@@ -508,6 +574,11 @@ class _Reader:
         if W_in is None or W_out is None or W_in.ndim != 2:
             reason = f"its first MLP is a {type(module).__name__} (mixture of experts or unknown parts)"
             return ln2, None, ln2_post, reason
+        b_in, b_gate = self.tensor(module, "b_in"), self.tensor(module, "b_gate")
+        if W_gate is None and W_in.shape[1] == 2 * W_out.shape[0]:
+            # Gate and up projection in one matrix (ModernBERT).
+            W_gate, W_in = W_in.chunk(2, 1)
+            b_gate, b_in = (None, None) if b_in is None else b_in.chunk(2)
         here = {name: value.to(self.device, torch.float32) for name, value in seen.layers[0].items()}
         # A host may state no activation function, or another than the model's: the one that fits is the model's.
         for activation in sorted(ACTIVATIONS, key=lambda name: name != stated):
@@ -516,8 +587,8 @@ class _Reader:
                 W_out=W_out,
                 activation=activation,
                 W_gate=W_gate,
-                b_in=self.tensor(module, "b_in"),
-                b_gate=self.tensor(module, "b_gate"),
+                b_in=b_in,
+                b_gate=b_gate,
                 b_out=self.tensor(module, "b_out"),
             )
             for name, value in vars(mlp).items():
@@ -551,9 +622,7 @@ class _Reader:
 
     def basis(self, ln_final: Norm | None, W_U: Tensor) -> Basis:
         norms = [ln_final, *(self.norm(getattr(block, "ln1", None)) for block in self.model.blocks)]
-        norm_type = str(getattr(self.model.cfg, "normalization_type", ""))
-        processed = norm_type.endswith("Pre") or bool(getattr(self.model, "_weights_processed", False))
-        return basis_of(norms, W_U, processed)
+        return basis_of(norms, W_U, self.processed)
 
 
 def _inner(attn: Any, name: str) -> Any:

@@ -124,7 +124,8 @@ def normed_inputs(
     """
     if layer.z_norm is None:
         return W_O
-    return layer.z_norm.weight.unflatten(0, (len(layer.W_O), -1))[list(heads)][..., None] * W_O
+    weight: Tensor = layer.z_norm.weight.unflatten(0, (len(layer.W_O), -1))[list(heads)][..., None]
+    return weight * W_O
 
 
 def written(
