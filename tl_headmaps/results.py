@@ -91,6 +91,10 @@ class Result(ABC):
         """What a terminal shows for a result is what it prints, not its tensors."""
         return str(self)
 
+    def _noted(self, text: str, between: str = "\n\n") -> str:
+        """A text about this result, with what its model's notes say behind it."""
+        return between.join(part for part in (text, *self.provenance.notes) if part)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON, ``kind`` first and ``provenance`` last."""
         values: dict[str, Any] = {"kind": self.kind}

@@ -127,6 +127,7 @@ class AssociationHeads(Result):
             title=f"Heads that bring '{query}' and '{key}' together",
             unit="gain",
             switches=("measure", "map"),
+            empty=self.provenance.mixers,
             note=" ".join(self.notes),
         )
 

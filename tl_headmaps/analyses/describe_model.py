@@ -1,5 +1,6 @@
 """What this package sees in a model, before any analysis."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -57,16 +58,17 @@ def describe_model(model: Model | HeadWeights) -> ModelDescription:
         ('9 per layer, 270 in all', 'raw')
     """
     weights = HeadWeights.of(model)
-    layer = weights.layer(0)
+    layer = weights.layer(weights.layers_with_heads[0])
     per_group = weights.n_heads // weights.n_kv_heads
     grouping = f"{weights.n_kv_heads} per layer" + (
         f", each read by {per_group} heads" if per_group > 1 else " (not grouped)"
     )
+    with_attention = " that has any" if weights.mixers else ""
     facts = {
         "model": weights.model_name,
         "architecture": weights.architecture,
-        "layers": str(weights.n_layers),
-        "heads": f"{weights.n_heads} per layer, {weights.n_layers * weights.n_heads} in all",
+        "layers": _layers(weights),
+        "heads": f"{weights.n_heads} per layer{with_attention}, {weights.n_all_heads} in all",
         "key/value heads": grouping,
         "d_model": str(weights.d_model),
         "d_head": str(weights.d_head),
@@ -86,7 +88,21 @@ def describe_model(model: Model | HeadWeights) -> ModelDescription:
         **_seams(weights),
         "fingerprint": weights.fingerprint,
     }
+    if weights.notes:
+        facts["note"] = " ".join(weights.notes)
     return ModelDescription(facts, weights.provenance())
+
+
+def _layers(weights: HeadWeights) -> str:
+    """Their number, and in hybrid models how many of them have heads and what the others have."""
+    if not weights.mixers:
+        return str(weights.n_layers)
+    counts = Counter(weights.mixers.values())
+    parts = [
+        f"{len(weights.layers_with_heads)} with heads",
+        *(f"{count} with {what}" for what, count in counts.items()),
+    ]
+    return f"{weights.n_layers} ({', '.join(parts)}; heads in {', '.join(map(str, weights.layers_with_heads))})"
 
 
 def _outside_modules(weights: HeadWeights, layer: LayerWeights) -> dict[str, str]:
@@ -129,7 +145,9 @@ def _presets(weights: HeadWeights) -> str:
 
 
 def _analyses(weights: HeadWeights) -> str:
-    where = "all layers" if weights.mlp_refusal is None else "layer 0 only"
+    where = "all layers" + (" that have heads" if weights.mixers else "")
+    if weights.mlp_refusal is not None:
+        where = "no layer" if 0 in weights.mixers else "layer 0 only"
     words = "" if weights.tokenizer is not None else " (by token id: there is no tokenizer)"
     analyses = "token_grid, relation_scores, salient_operations, name_heads"
     return f"from the weights alone: {analyses} on the OV and QK circuits of {where}{words}"

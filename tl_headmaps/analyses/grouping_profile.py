@@ -140,6 +140,7 @@ class GroupingProfile(Result):
             unit="share of attention",
             signed=False,
             switches=("attention to", "over"),
+            empty=self.provenance.mixers,
             note="Null: what even attention over all earlier tokens would give.",
         )
 

@@ -53,7 +53,8 @@ class HeadTrust(Result):
             neutral prompts), one value per layer and head. 1: the tokens say everything; 0: nothing.
         interval_low, interval_high: 95% interval, held-out documents resampled.
         null: The same with the vectors of tokens dealt out anew within deciles of frequency, mean over draws.
-        sink_share: Share of positions that were left out of each layer as sinks, found by the length of their stream.
+        sink_share: Share of positions that were left out of each layer as sinks, found by the length of their stream;
+            NaN, like all else, for layers without heads.
         n_documents: Held-out documents.
         n_fit_documents: Documents that means and scales were fitted on.
         n_tokens: Held-out positions.
@@ -71,7 +72,7 @@ class HeadTrust(Result):
     kind: ClassVar[str] = "head_trust"
     methods: ClassVar[tuple[str, ...]] = ("elhage2021framework",)
     json_axes: ClassVar[Mapping[str, str | None]] = {"layer": None, "head": None}
-    nullable: ClassVar[tuple[str, ...]] = ("token_share", "interval_low", "interval_high", "null")
+    nullable: ClassVar[tuple[str, ...]] = ("token_share", "interval_low", "interval_high", "null", "sink_share")
     token_share: dict[str, Float[Tensor, "layer head"]]
     interval_low: dict[str, Float[Tensor, "layer head"]]
     interval_high: dict[str, Float[Tensor, "layer head"]]
@@ -115,7 +116,7 @@ class HeadTrust(Result):
             rows.append(
                 [name, f"{float(shares.nanmean()):.2f}", f"{float(self.null[name].nanmean()):.2f}", above, best]
             )
-        return (
+        return self._noted(
             f"Share of what heads write that token identities explain, on {self.n_documents} held-out documents "
             f"({self.n_tokens:,} positions)\n\n" + table_text(columns, rows) + "\n\nabove null: heads whose interval "
             "is above the share of vectors dealt out anew within deciles of frequency."
@@ -134,7 +135,10 @@ class HeadTrust(Result):
             signed=False,
             limits=(0.0, 1.0),
             switches=("vectors", ""),
-            note=f"On {self.n_documents} held-out documents, with the heads' real attention; sinks left out.",
+            empty=self.provenance.mixers,
+            note=self._noted(
+                f"On {self.n_documents} held-out documents, with the heads' real attention; sinks left out.", " "
+            ),
         )
 
 
@@ -230,23 +234,23 @@ class _Tokens:
         return cls(tuple(ordered), tuple(counts[token] for token in ordered), digest)
 
 
-_Tables: TypeAlias = dict[str, list[Float[Tensor, "token kv_head d_head"]]]
+_Tables: TypeAlias = dict[str, dict[int, Float[Tensor, "token kv_head d_head"]]]
 """Values of every token by kind of vector and layer, without their constant part."""
 
 
 def _value_tables(weights: HeadWeights, tokens: _Tokens, met: MetVectors) -> _Tables:
     ids = torch.tensor(tokens.ids, device=weights.device)
-    tables: _Tables = {name: [] for name in VECTORS}
-    plain = None
-    for number in range(weights.n_layers):
+    tables: _Tables = {name: {} for name in VECTORS}
+    plain, in_layer = None, -1
+    for number in weights.layers_with_heads:
         layer = weights.layer(number)
-        if number < 2:
-            plain = token_vectors(weights, ids, number, "folded")
-        assert plain is not None
+        # They are the same for all layers above 0.
+        if plain is None or in_layer == 0:
+            plain, in_layer = token_vectors(weights, ids, number, "folded"), number
         inputs = {"folded": plain if layer.ln1 is None else layer.ln1.normalised(plain), "met": met.layer(number)}
         for name, x in inputs.items():
             read = x if layer.ln1 is None else x * layer.ln1.weight
-            tables[name].append(torch.einsum("td,gdh->tgh", read, layer.W_V))
+            tables[name][number] = torch.einsum("td,gdh->tgh", read, layer.W_V)
     return tables
 
 
@@ -276,12 +280,12 @@ class _Sums:
         draws = [own, *(permuted_within_deciles(tokens.counts, generator) for _ in range(n_null))]
         self.draws = [torch.tensor(draw) for draw in draws]
         self.groups = torch.tensor([weights.group_of(head) for head in range(weights.n_heads)])
-        layers = [weights.layer(layer) for layer in range(weights.n_layers)]
-        self.constants = [constant_values(weights, layer) for layer in layers]
+        layers = {number: weights.layer(number) for number in weights.layers_with_heads}
+        self.constants = {number: constant_values(weights, layer) for number, layer in layers.items()}
         # A model that centres never sees the mean over d_model; processing takes it off, so it must not count.
         self.centres = weights.ln_final is not None and weights.ln_final.centres
-        writing = [_centred(layer.W_O) if self.centres else layer.W_O for layer in layers]
-        self.grams = [W_O @ W_O.mT for W_O in writing]
+        writing = {number: _centred(layer.W_O) if self.centres else layer.W_O for number, layer in layers.items()}
+        self.grams = {number: W_O @ W_O.mT for number, W_O in writing.items()}
         self.n_documents = len(documents)
         self.n_positions = 0
         self.n_sinks, self.n_seen = torch.zeros(weights.n_layers), torch.zeros(weights.n_layers)
@@ -296,7 +300,7 @@ class _Sums:
             sink = sinks(_centred(stream) if self.centres else stream)
             self.n_sinks[layer] += int(sink.sum())
             self.n_seen[layer] += len(sink)
-            if layer == 0 and row in self.held_out:
+            if layer == self.weights.layers_with_heads[0] and row in self.held_out:
                 self.n_positions += len(sink)
             # Sinks are left out as keys (of both sides) and as queries.
             pattern = seen["pattern"][place].float().masked_fill(sink, 0.0)[:, ~sink]
@@ -319,7 +323,7 @@ class _Sums:
 
     def result(self, provenance: Provenance) -> HeadTrust:
         maps: dict[str, dict[str, list[Tensor]]] = {}
-        for layer, gram in enumerate(self.grams):
+        for layer, gram in self.grams.items():
             for name in VECTORS:
                 columns = maps.setdefault(name, {"share": [], "low": [], "high": [], "null": []})
                 shares = [self._share(layer, name, draw, gram) for draw in range(len(self.draws))]
@@ -327,7 +331,7 @@ class _Sums:
                     columns[column].append(values)
                 columns["null"].append(torch.stack([share[0] for share in shares[1:]]).mean(0))
         stacked = {
-            column: {name: torch.stack(maps[name][column]).float() for name in VECTORS}
+            column: {name: self.weights.over_all_layers(torch.stack(maps[name][column]).float()) for name in VECTORS}
             for column in ("share", "low", "high", "null")
         }
         return HeadTrust(

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..capture.weights import HeadWeights
+from ..core.errors import UsageError
 from ..core.provenance import Provenance
 from ..core.types import Circuit, HeadIndex, HeadLike, Model, Preset
 from ..naming.namer import UNCLEAR, Describe, HeadName
@@ -36,7 +37,7 @@ class HeadNames(Result):
 
     Attributes:
         circuit: ``"ov"`` or ``"qk"``.
-        names: The name of each head with its evidence, by layer.
+        names: The name of each head with its evidence, by layer; a layer without heads has none.
         left_out: How many tokens of the vocabulary were not considered, by reason.
         failed_predicates: Predicates that raised, with their errors; they were left out.
 
@@ -61,12 +62,27 @@ class HeadNames(Result):
 
     @property
     def values(self) -> Float[Tensor, "layer head"]:
-        """Share of salient mappings the best predicate explains."""
-        return torch.tensor([[entry.score for entry in row] for row in self.names])
+        """Share of salient mappings the best predicate explains; NaN in layers without heads."""
+        return self._map("score")
+
+    @property
+    def _width(self) -> int:
+        return max(map(len, self.names))
+
+    def _map(self, column: str) -> Float[Tensor, "layer head"]:
+        values = torch.full((len(self.names), self._width), torch.nan)
+        for head, entry in self._entries():
+            values[head.layer, head.head] = getattr(entry, column)
+        return values
 
     def name(self, head: HeadLike) -> HeadName:
         """The name of one head, with its evidence."""
-        index = HeadIndex.of(head).check(len(self.names), len(self.names[0]))
+        index = HeadIndex.of(head).check(len(self.names), self._width)
+        if index.head >= len(self.names[index.layer]):
+            mixer = self.provenance.mixers.get(str(index.layer), "something else")
+            raise UsageError(
+                f"There is no head {index}: the tokens of layer {index.layer} are mixed by {mixer}. Choose another."
+            )
         return self.names[index.layer][index.head]
 
     def named(self) -> dict[str, list[HeadIndex]]:
@@ -84,21 +100,19 @@ class HeadNames(Result):
 
     def coverage(self) -> dict[str, float]:
         """Share of heads with a name: of the whole model, and of the early, middle and late third of its layers."""
-        named = torch.tensor([[entry.name != UNCLEAR for entry in row] for row in self.names]).float()
-        thirds = torch.arange(len(named)) * 3 // len(named)
-        shares = {"all": float(named.mean())}
-        for number, third in enumerate(THIRDS):
-            rows = named[thirds == number]
-            if len(rows):
-                shares[third] = float(rows.mean())
-        return shares
+        named: dict[str, list[bool]] = {"all": []}
+        for head, entry in self._entries():
+            third = THIRDS[head.layer * 3 // len(self.names)]
+            for part in ("all", third):
+                named.setdefault(part, []).append(entry.name != UNCLEAR)
+        return {part: float(torch.tensor(heads).float().mean()) for part, heads in named.items()}
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         return {
             "kind": self.kind,
             "circuit": self.circuit,
-            "axes": {"layer": list(range(len(self.names))), "head": list(range(len(self.names[0])))},
+            "axes": {"layer": list(range(len(self.names))), "head": list(range(self._width))},
             "coverage": self.coverage(),
             "heads": [{"head": str(head), **entry.to_dict()} for head, entry in self._entries()],
             "left_out": self.left_out,
@@ -109,11 +123,12 @@ class HeadNames(Result):
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Self":
         """Inverse of :meth:`to_dict`."""
-        listed = [HeadName.from_dict(entry) for entry in values["heads"]]
-        width = len(values["axes"]["head"])
+        rows: list[list[HeadName]] = [[] for _ in values["axes"]["layer"]]
+        for entry in values["heads"]:
+            rows[HeadIndex.parse(entry["head"]).layer].append(HeadName.from_dict(entry))
         return cls(
             circuit=values["circuit"],
-            names=tuple(tuple(listed[i : i + width]) for i in range(0, len(listed), width)),
+            names=tuple(map(tuple, rows)),
             left_out=dict(values["left_out"]),
             failed_predicates=dict(values["failed_predicates"]),
             provenance=Provenance.from_dict(values["provenance"]),
@@ -126,8 +141,7 @@ class HeadNames(Result):
 
     def figure(self) -> Figure:
         """Share of salient mappings explained by the best predicate, of all heads or of the named ones alone."""
-        null = torch.tensor([[entry.null_mean for entry in row] for row in self.names])
-        q = torch.tensor([[entry.q_value for entry in row] for row in self.names])
+        null, q = self._map("null_mean"), self._map("q_value")
         named = self.values.clone()
         for head, entry in self._entries():
             if entry.name == UNCLEAR:
@@ -147,7 +161,8 @@ class HeadNames(Result):
             signed=False,
             switches=("heads", "measure"),
             drill=drill,
-            note=f"Heads with a name: {', '.join(parts)}. Search finds a name, such as copy.",
+            empty=self.provenance.mixers,
+            note=self._noted(f"Heads with a name: {', '.join(parts)}. Search finds a name, such as copy.", " "),
         )
 
     def __str__(self) -> str:
@@ -169,7 +184,7 @@ class HeadNames(Result):
             "or\na large language model could describe, without a null (MAPS paper)",
             *failure_lines(self.failed_predicates),
         ]
-        return "\n\n".join(parts)
+        return self._noted("\n\n".join(parts))
 
 
 def name_heads(
@@ -223,10 +238,12 @@ def name_heads(
         executor=executor,
         progress=progress,
     )
-    width = weights.n_heads
+    rows: list[list[HeadName]] = [[] for _ in range(weights.n_layers)]
+    for head, entry in zip(operations.heads, operations.names, strict=True):
+        rows[head.layer].append(entry)
     return HeadNames(
         circuit=circuit,
-        names=tuple(operations.names[start : start + width] for start in range(0, len(operations.names), width)),
+        names=tuple(map(tuple, rows)),
         left_out=operations.left_out,
         failed_predicates=operations.failed_predicates,
         provenance=operations.provenance,

@@ -223,7 +223,7 @@ def reproduce(
     """
     check_at_least("n_random", n_random, 0)
     weights = runnable_weights(model)
-    weights.require("maps", needs_mlp=weights.n_layers > 1)
+    weights.require("maps", needs_mlp=max(weights.layers_with_heads) > 0)
     bundled = load_relations(model=weights, data_dir=data_dir)
     chosen = resolve_relations(bundled if relations is None else relations, data_dir)
     names = [relation.name for relation in chosen]
@@ -304,7 +304,7 @@ def _ablations(
         return experiment.curves(
             experiment.questions(relation, relation.eliciting_templates),
             heads=None,
-            max_heads=default_max_heads(weights.n_layers * weights.n_heads),
+            max_heads=default_max_heads(weights.n_all_heads),
             candidates=[other for other in candidates if other.name != relation.name],
             all_candidates=False,
             n_random=n_random,

@@ -100,7 +100,7 @@ class TokenGrid(Result):
             rows=rows,
             columns=columns,
             details={f"rank among {self.n_vocab:,} tokens (0 is best)": self.ranks},
-            note=f"largest of each row: {best}" + (", …" if len(self.sources) > 8 else ""),
+            note=self._noted(f"largest of each row: {best}" + (", …" if len(self.sources) > 8 else ""), " · "),
         )
 
     def __str__(self) -> str:
@@ -121,7 +121,7 @@ class TokenGrid(Result):
         title = f"{self.head} {self.circuit.upper()} map, preset {preset}: what it {does} each row"
         columns = [("", "left"), *((visible(target), "right") for target in self.targets)]
         note = f"value #rank among {self.n_vocab:,} tokens (0 is best); * largest of the row"
-        return f"{title}\n\n{table_text(columns, rows)}\n\n{note}"
+        return self._noted(f"{title}\n\n{table_text(columns, rows)}\n\n{note}")
 
 
 def token_grid(

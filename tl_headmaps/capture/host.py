@@ -22,11 +22,13 @@ from ..core.types import Basis, Model
 from .forward import ForwardPass, forward_pass, weights_loaded
 from .parts import ACTIVATIONS, MLP, LayerWeights, Norm, basis_of
 from .selfcheck import (
+    GATED,
     TOLERANCE,
     attention_output,
     embedding_difference,
     logit_cap,
     logit_columns,
+    mixing_difference,
     mlp_difference,
     output_bias,
     sampled_logits,
@@ -132,12 +134,17 @@ def _require_decoder(model: Model) -> None:
             f"{architecture} is an encoder (its attention is not causal). Head maps need a causal language model such "
             "as GPT-2, Llama or Gemma."
         )
-    for layer, block in enumerate(model.blocks):
-        if not _has_heads(block):
-            raise UnsupportedModelError(
-                f"{architecture} has no attention heads in layer {layer} ({type(block).__name__}). Head maps need a "
-                "model with attention in every layer."
-            )
+    if not layers_with_heads(model):
+        raise UnsupportedModelError(
+            f"{architecture} has no attention heads that TransformerLens shows: its layer 0 is "
+            f"{_mixer(model.blocks[0])}. Head maps need a model with attention in at least one layer, and W_Q, W_K, "
+            "W_V and W_O of it."
+        )
+
+
+def layers_with_heads(model: Model) -> list[int]:
+    """Layers whose tokens are mixed by attention heads; in hybrid models others have linear attention, Mamba, ..."""
+    return [layer for layer, block in enumerate(model.blocks) if _has_heads(block)]
 
 
 def _has_heads(block: Any) -> bool:
@@ -146,6 +153,23 @@ def _has_heads(block: Any) -> bool:
     except NotImplementedError:
         # TransformerLens raises this for weights that exist but are not in memory.
         return True
+
+
+_MIXERS = {
+    "linear_attn": "linear attention",
+    "mamba": "Mamba",
+    "conv": "convolution",
+    "recurrent": "recurrence",
+    "mixer": "Mamba",
+    "ssm": "a state space model",
+}
+"""What TransformerLens calls the part of a block that mixes tokens without heads, and what maps call it."""
+
+
+def _mixer(block: Any) -> str:
+    """What mixes the tokens of a layer without heads."""
+    parts = dict(block.named_children())
+    return next((name for part, name in _MIXERS.items() if part in parts), type(block).__name__)
 
 
 def _architecture(model: Model) -> str:
@@ -193,16 +217,16 @@ class _Reader:
 
     def fields(self) -> dict[str, Any]:
         model, cfg = self.model, self.model.cfg
-        self.require_heads()
-        first, last = self.layer(0), len(model.blocks) - 1
+        with_heads = layers_with_heads(model)
+        self.require_heads(with_heads[0])
+        first, last = self.layer(with_heads[0]), self.layer(with_heads[-1])
         self.require_whole(first)
         W_E = self.stored(model.embed.W_E)
         W_U = self.stored(model.unembed.W_U.T)
         check_finite(W_E, "The embedding W_E")
         check_finite(W_U, "The unembedding W_U")
         ln_final = self.norm(getattr(model, "ln_final", None))
-        self.layer(last)
-        seen = forward_pass(model, sorted({0, last}))
+        seen = forward_pass(model, sorted({0, first.layer, last.layer, len(model.blocks) - 1}))
         self.require_same_attention(seen)
         embed_scale, embed_norm = self.embedding(seen)
         residual_scale = self.residual_scale(first, seen)
@@ -230,13 +254,17 @@ class _Reader:
             "ln2_post": ln2_post,
             "mlp_refusal": refusal,
             "read_layer": self.layer,
+            "mixers": {
+                layer: _mixer(block) for layer, block in enumerate(model.blocks) if layer not in set(with_heads)
+            },
+            "gated": mixing_difference(first, self.here(seen, first.layer))[1] == GATED,
             "tokenizer": getattr(model, "tokenizer", None),
             "model": model,
         }
 
-    def require_heads(self) -> None:
+    def require_heads(self, layer: int) -> None:
         """Refuse latent attention, and embeddings of another width than the stream."""
-        attn, name = self.model.blocks[0].attn, _architecture(self.model)
+        attn, name = self.model.blocks[layer].attn, _architecture(self.model)
         if type(attn).__name__.startswith("MLA"):
             raise UnsupportedModelError(
                 f"{name} has latent attention: its queries, keys and values come from compressed vectors that all "
@@ -513,6 +541,10 @@ class _Reader:
         theirs = theirs if bias is None else theirs - bias
         return self.fitting_factor(ours, theirs, "logit_scale", "logits_scaling")
 
+    def here(self, seen: ForwardPass, layer: int) -> dict[str, Tensor]:
+        """What a layer computed, as float32 where weights are."""
+        return {name: value.to(self.device, torch.float32) for name, value in seen.layers[layer].items()}
+
     def fitting_factor(self, ours: Tensor, theirs: Tensor, name: str, divisor: str = "") -> float:
         """1, or another factor if only that makes two tensors equal; a configured one in its exact value."""
         theirs = theirs.reshape(ours.shape)
@@ -529,7 +561,7 @@ class _Reader:
 
     def measured_score_factor(self, layer: LayerWeights, seen: ForwardPass) -> float:
         """What scores must be multiplied by to be the model's, if nothing stated says so."""
-        here = {name: value.to(self.device, torch.float32) for name, value in seen.layers[layer.layer].items()}
+        here = self.here(seen, layer.layer)
         block = self.model.blocks[layer.layer]
         if "attn_in" not in here:
             return 1.0
@@ -579,7 +611,7 @@ class _Reader:
             # Gate and up projection in one matrix (ModernBERT).
             W_gate, W_in = W_in.chunk(2, 1)
             b_gate, b_in = (None, None) if b_in is None else b_in.chunk(2)
-        here = {name: value.to(self.device, torch.float32) for name, value in seen.layers[0].items()}
+        here = self.here(seen, 0)
         # A host may state no activation function, or another than the model's: the one that fits is the model's.
         for activation in sorted(ACTIVATIONS, key=lambda name: name != stated):
             mlp = MLP(

@@ -1,13 +1,18 @@
 """Opening a model by name: the default model, a folder in Hugging Face format, or a name on the hub."""
 
-from ..core.errors import ModelLoadError, UsageError
+from ..core.errors import HeadMapsError, ModelLoadError, UsageError
 from ..core.types import Model
 from .bundled import load_default_model, quiet_transformers
 from .checkpoint.reader import local_folder
+from .installs import nothing_installed
+from .multimodal import language_model_of
 
 
 def load_model(name: str | None = None, device: str | None = None) -> Model:
     """A raw TransformerBridge for ``name``; the default model if no name is given.
+
+    A multimodal checkpoint is opened as the language model inside it, or refused if that cannot stand alone. Nothing is
+    installed, and nothing but the checkpoint is downloaded.
 
     Args:
         name: A folder with config, safetensors and tokenizer, or a name on the hub such as ``"gpt2"``.
@@ -28,11 +33,17 @@ def load_model(name: str | None = None, device: str | None = None) -> Model:
             "Hugging Face checkpoint, a name on the hub, or leave --model out for the default model."
         )
     from transformer_lens.model_bridge import TransformerBridge
+    from transformer_lens.utilities import get_device
 
     where = name if folder is None else str(folder)
     try:
-        with quiet_transformers():
-            model: Model = TransformerBridge.boot_transformers(where, device=device)
+        with quiet_transformers(), nothing_installed(name):
+            text = language_model_of(where, name)
+            if text is not None:
+                text = text.to(device or get_device())
+            model: Model = TransformerBridge.boot_transformers(where, hf_model=text, device=device)
+    except HeadMapsError:
+        raise
     except (OSError, ValueError, KeyError, RuntimeError, NotImplementedError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelLoadError(

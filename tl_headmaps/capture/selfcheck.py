@@ -140,7 +140,7 @@ def _differences(
     """Seam, layer, difference and note of every comparison."""
     first = _on(weights.device, seen.layers[0])
     yield "embedding", None, embedding_difference(model, seen, weights.embedded(seen.tokens.to(weights.device))), ""
-    for number in range(weights.n_layers):
+    for number in weights.layers_with_heads:
         layer, here = weights.layer(number), _on(weights.device, seen.layers[number])
         block = model.blocks[number]
         yield (
@@ -292,7 +292,7 @@ def mixing_difference(layer: LayerWeights, here: Mapping[str, Tensor]) -> tuple[
         candidates.append((_difference(believed, z), "after a norm or clipping of the values"))
     if layer.z_norm is not None:
         candidates.append((_difference(layer.z_norm(believed.flatten(2)), z), "up to the scale of a norm before W_O"))
-    gate = here.get("gate")
+    gate = here.get("gate", here.get("q_gate"))
     if gate is not None:
         gate = gate.reshape(*shape[:2], len(layer.W_Q), -1)
         for opened in (torch.sigmoid(gate), torch.nn.functional.softplus(gate)):

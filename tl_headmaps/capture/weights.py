@@ -37,6 +37,12 @@ if TYPE_CHECKING:
     from typing import Self
 
 
+_GATED = (
+    "What each head mixes is multiplied, channel by channel, by a gate that depends on the query, before W_O. The "
+    "weights alone do not know the gate: OV maps, their scores and the values shown here are right only up to it."
+)
+
+
 @dataclass(frozen=True, eq=False)
 class HeadWeights:
     """Everything that weight-only analyses read from a model, layer by layer.
@@ -46,7 +52,7 @@ class HeadWeights:
 
     Attributes:
         model_name, architecture: What was read.
-        n_layers, n_heads, n_kv_heads, d_model, d_head: Its size.
+        n_layers, n_heads, n_kv_heads, d_model, d_head: Its size; ``n_heads`` are the heads of a layer that has any.
         basis: Whether norms were already folded into the weights when they were read.
         W_E: Token embeddings, in their stored type.
         W_U: Unembedding, transposed so that rows are tokens, in its stored type.
@@ -60,6 +66,9 @@ class HeadWeights:
             ``mlp`` is None for attention-only models.
         mlp_refusal: Why the first MLP cannot be computed (mixture of experts, ...), or None.
         read_layer: Reads one layer; called by :meth:`layer`.
+        gated: Whether what heads mix is multiplied by a gate of the query before W_O (Qwen3-Next, Qwen3.5).
+        mixers: What mixes the tokens in layers that have no heads (``"linear attention"``, ``"Mamba"``, ...), by layer;
+            empty for a model with attention in every layer.
         tokenizer: The model's tokenizer; None allows token ids only.
         origin: The checkpoint these weights are read from, which another process can open again; None for weights of a
             model in memory.
@@ -91,6 +100,8 @@ class HeadWeights:
     mlp: MLP | None = None
     ln2_post: Norm | None = None
     mlp_refusal: str | None = None
+    mixers: Mapping[int, str] = field(default_factory=dict)
+    gated: bool = False
     tokenizer: Any = field(default=None, repr=False)
     origin: CheckpointOrigin | None = field(default=None, repr=False)
     model: Any = field(default=None, repr=False)
@@ -149,12 +160,36 @@ class HeadWeights:
 
     def layer(self, layer: int) -> LayerWeights:
         """Attention weights of one layer, float32."""
-        HeadIndex(layer, 0).check(self.n_layers, self.n_heads)
+        self.head(HeadIndex(layer, 0))
         return self.read_layer(layer)
 
     def head(self, head: HeadLike) -> HeadIndex:
         """Parse a head and check that this model has it."""
-        return HeadIndex.of(head).check(self.n_layers, self.n_heads)
+        index = HeadIndex.of(head).check(self.n_layers, self.n_heads)
+        if index.layer in self.mixers:
+            raise self._no_heads(index.layer)
+        return index
+
+    def _no_heads(self, layer: int) -> UsageError:
+        return UsageError(
+            f"Layer {layer} of {self.model_name!r} has no heads: its tokens are mixed by {self.mixers[layer]}. Choose "
+            f"a layer with heads: {', '.join(map(str, self.layers_with_heads))}."
+        )
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What to know when reading maps of this model, as sentences; every result carries them."""
+        return (_GATED,) if self.gated else ()
+
+    @property
+    def layers_with_heads(self) -> list[int]:
+        """Layers that have attention heads; all of them, except in hybrid models."""
+        return [layer for layer in range(self.n_layers) if layer not in self.mixers]
+
+    @property
+    def n_all_heads(self) -> int:
+        """Number of heads of the whole model."""
+        return len(self.layers_with_heads) * self.n_heads
 
     def chosen_heads(
         self, heads: HeadLike | Iterable[HeadLike] | None = None, layers: int | Iterable[int] | None = None
@@ -169,7 +204,10 @@ class HeadWeights:
         for layer in numbers:
             if not 0 <= layer < self.n_layers:
                 raise UsageError(f"There is no layer {layer}: the model has layers 0 to {self.n_layers - 1}.")
-        chosen = {HeadIndex(layer, head) for layer in numbers for head in range(self.n_heads)}
+        with_heads = set(self.layers_with_heads)
+        if numbers and not with_heads.intersection(numbers):
+            raise self._no_heads(numbers[0])
+        chosen = {HeadIndex(layer, head) for layer in numbers if layer in with_heads for head in range(self.n_heads)}
         if heads is not None:
             chosen &= {self.head(head) for head in head_list(heads)}
         if not chosen and layers is None:
@@ -177,6 +215,14 @@ class HeadWeights:
         if not chosen:
             raise UsageError("No head is left: layers= or heads= is empty, or they exclude each other.")
         return sorted(chosen)
+
+    def over_all_layers(self, values: Float[Tensor, "*rest with_heads head"]) -> Float[Tensor, "*rest layer head"]:
+        """A map over the layers that have heads as one over all layers: NaN where there are no heads."""
+        if not self.mixers:
+            return values
+        spread = values.new_full((*values.shape[:-2], self.n_layers, values.shape[-1]), torch.nan)
+        spread[..., self.layers_with_heads, :] = values
+        return spread
 
     def group_of(self, head: int) -> int:
         """The key/value head that query head ``head`` reads."""
@@ -206,10 +252,11 @@ class HeadWeights:
                 "(TransformerBridge.boot_transformers(...) without enable_compatibility_mode(), or "
                 "HookedTransformer.from_pretrained_no_processing(...)), or use preset='folded'."
             )
-        if needs_mlp and self.mlp_refusal is not None:
+        if needs_mlp and preset != "met" and self.mlp_refusal is not None:
+            which = "no layer that has heads" if 0 in self.mixers else "only layer 0"
             raise UnsupportedModelError(
-                f"{self.model_name!r}: {self.mlp_refusal}. Layers above 0 read the output of the first MLP, so only "
-                "layer 0 can be mapped from the weights alone."
+                f"{self.model_name!r}: {self.mlp_refusal}. Layers above 0 read the output of the first MLP, so {which} "
+                "can be mapped from the weights alone. Where the model can run, preset='met' needs no MLP."
             )
 
     @cached_property
@@ -257,11 +304,11 @@ class HeadWeights:
         """SHA-256 that stands for the model in every result: over names, types, shapes and bytes of all tensors here.
 
         They are embedding and unembedding, the final norm, the first MLP with its norms, and attention and its norms of
-        every layer, so that a checkpoint need not be read as a whole. A loaded model and its checkpoint have the same
-        fingerprint. Embeddings and MLP count in their stored type: a bfloat16 checkpoint and the same model loaded in
-        float32 differ, as do raw and processed weights.
+        every layer that has heads, so that a checkpoint need not be read as a whole. A loaded model and its checkpoint
+        have the same fingerprint. Embeddings and MLP count in their stored type: a bfloat16 checkpoint and the same
+        model loaded in float32 differ, as do raw and processed weights.
         """
-        layers = {f"layer {layer}": self.layer_digest(layer) for layer in range(self.n_layers)}
+        layers = {f"layer {layer}": self.layer_digest(layer) for layer in self.layers_with_heads}
         return joint_digest({"shared": self.shared_digest, **layers})
 
     @cached_property
@@ -308,6 +355,8 @@ class HeadWeights:
             dtype=f"{str(self.W_E.dtype).removeprefix('torch.')} stored, float32 computed",
             device=str(self.device),
             data=read,
+            mixers={str(layer): mixer for layer, mixer in self.mixers.items() if layer < self.n_layers},
+            notes=list(self.notes),
             seams={} if self.check is None else self.check.record(),
             **details,
         )

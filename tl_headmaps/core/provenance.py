@@ -40,6 +40,8 @@ class Provenance:
         data: SHA-256 of what else was read: data files, and parts of the model that the fingerprint leaves out
             (``parameters``: all of them, where the model was run; ``mlp_weights``).
         seed: Seed of anything random, None if nothing was.
+        mixers: What mixes the tokens of layers that have no heads (hybrid models), by layer.
+        notes: What to know when reading numbers of this model, such as a gate that maps of the weights leave out.
         seams: Where the model was run to check what was read of it: what fits, by seam (``tl-headmaps model``).
         versions: Versions of the packages involved.
         created: UTC time; the only part that differs between two identical runs.
@@ -62,6 +64,8 @@ class Provenance:
     options: dict[str, Any] = field(default_factory=dict)
     data: dict[str, str] = field(default_factory=dict)
     seed: int | None = None
+    mixers: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
     seams: dict[str, str] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=package_versions)
     created: str = field(default_factory=_now)
@@ -77,6 +81,8 @@ class Provenance:
         for name, value in self.to_dict().items():
             if isinstance(value, dict):
                 value = ", ".join(f"{key}={entry}" for key, entry in value.items())
+            if isinstance(value, list):
+                value = " ".join(value)
             if value not in (None, ""):
                 lines.append(f"{name + ':':<14}{value}")
         return "\n".join(lines)
@@ -86,8 +92,8 @@ class Provenance:
         printer.text(str(self))
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain dictionary for JSON."""
-        return asdict(self)
+        """Plain dictionary for JSON; what only some models have is left out for the others."""
+        return {name: value for name, value in asdict(self).items() if value or name not in ("mixers", "notes")}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Provenance":

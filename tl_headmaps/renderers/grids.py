@@ -1,7 +1,7 @@
 """Plain values of a heat map: arrays, axes and layers, checked and converted from what a caller passes."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -44,11 +44,15 @@ class MapLayer:
 
 @dataclass(frozen=True)
 class Axis:
-    """Rows or columns: what they are, how many, and their labels unless they are just counted from 0."""
+    """Rows or columns: what they are, how many, and their labels unless they are just counted from 0.
+
+    ``empty`` says of rows without cells what they are.
+    """
 
     name: str
     n: int
     labels: tuple[str, ...] | None = None
+    empty: Mapping[int, str] = field(default_factory=dict)
 
     def label(self, index: int) -> str:
         """The label of one row or column."""
@@ -169,6 +173,7 @@ def heat_of(
     columns: str,
     row_labels: Sequence[object] | None = None,
     column_labels: Sequence[object] | None = None,
+    empty: Mapping[Any, object] | None = None,
     signed: bool | None = None,
     limits: Limits | None = None,
     **details: Any,
@@ -201,11 +206,15 @@ def heat_of(
         )
         for one in dict.fromkeys(units)
     }
+    without = {int(row): label(what) for row, what in (empty or {}).items() if int(row) < shape[0]}
+    ragged = next((entry for entry in lengths if entry), None)
+    if without:
+        ragged = tuple(0 if row in without else (ragged or [shape[1]] * shape[0])[row] for row in range(shape[0]))
     return Heat(
         title=visible(title),
-        rows=_axis(rows, shape[0], row_labels),
+        rows=replace(_axis(rows, shape[0], row_labels), empty=without),
         columns=_axis(columns, shape[1], column_labels),
-        lengths=next((entry for entry in lengths if entry), None),
+        lengths=ragged,
         layers=tuple(_layer(entry, array, scales[one]) for entry, array, one in zip(maps, arrays, units, strict=True)),
         **details,
     )

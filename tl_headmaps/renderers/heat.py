@@ -38,6 +38,7 @@ def head_map(
     limits: Limits | None = None,
     switches: tuple[str, str] = ("map", "measure"),
     drill: Mapping[Any, Any] | None = None,
+    empty: Mapping[Any, object] | None = None,
     note: str = "",
 ) -> Figure:
     """Layers by heads, one map at a time; layers may have different numbers of heads.
@@ -50,6 +51,7 @@ def head_map(
         limits: Ends of the colour bar; values beyond them take its end colours.
         switches: What the two switches are called, if there are several maps (and groups of them).
         drill: Lists shown when a head is pinned: ``{"L23H4": {"salient tokens": [["pasta", "Italian"], ...]}}``.
+        empty: Layers without heads, and what they have instead: ``{0: "linear attention"}``.
         note: A sentence under the figure.
     """
     heat = heat_of(
@@ -61,6 +63,7 @@ def head_map(
         signed=signed,
         limits=limits,
         switches=switches,
+        empty=empty,
         note=note,
     )
     return heat_figure(replace(heat, drill=drill_of(drill, (heat.rows.n, heat.columns.n))))
@@ -74,6 +77,7 @@ def panels(
     signed: bool | None = None,
     limits: Limits | None = None,
     drill: Mapping[Any, Any] | None = None,
+    empty: Mapping[Any, object] | None = None,
     note: str = "",
 ) -> Figure:
     """Several maps of layers by heads side by side, with one colour bar; arguments as for :func:`head_map`."""
@@ -86,6 +90,7 @@ def panels(
         signed=signed,
         limits=limits,
         panels=True,
+        empty=empty,
         note=note,
     )
     return heat_figure(replace(heat, drill=drill_of(drill, (heat.rows.n, heat.columns.n))))
@@ -172,11 +177,20 @@ def heat_figure(heat: Heat) -> Figure:
 def summary(heat: Heat) -> str:
     """The map in words: its size, range, gaps and highest cells."""
     what = f"{heat.rows.n} {_plural(heat.rows.name, heat.rows.n)} by {heat.columns.n} "
-    what += _plural(heat.columns.name, heat.columns.n)
+    what += _plural(heat.columns.name, heat.columns.n) + _without_cells(heat)
     lines = [_layer_summary(heat, layer) for layer in heat.layers]
     if len(lines) == 1:
         return f"{visible(heat.title)}: {what}, {lines[0]}"
     return f"{visible(heat.title)}: {len(lines)} maps of {what}.\n" + "\n".join(lines)
+
+
+def _without_cells(heat: Heat) -> str:
+    """Rows without cells in words: what they are, and which."""
+    rows_of: dict[str, list[str]] = {}
+    for row, what in heat.rows.empty.items():
+        rows_of.setdefault(what, []).append(heat.rows.label(row))
+    parts = [f"{what} in {_plural(heat.rows.name, len(rows))} {', '.join(rows)}" for what, rows in rows_of.items()]
+    return f" ({'; '.join(parts)})" if parts else ""
 
 
 def _plural(name: str, n: int) -> str:
@@ -231,6 +245,7 @@ def page_data(heat: Heat) -> dict[str, Any]:
     data: dict[str, Any] = {
         "item": heat.item,
         "rows": {"name": heat.rows.name, "n": heat.rows.n, "labels": heat.rows.labels},
+        "empty": {str(row): what for row, what in heat.rows.empty.items()},
         "cols": {"name": heat.columns.name, "n": heat.columns.n, "labels": heat.columns.labels},
         "cell": _cell_size(heat),
         "panels": heat.panels,

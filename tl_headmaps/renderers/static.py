@@ -130,6 +130,8 @@ def _map_axes(axes: Any, heat: Heat, layer: Layer, cell: tuple[float, float]) ->
             axes.add_patch(
                 Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, hatch="//////", edgecolor="0.6", linewidth=0)
             )
+    for row, what in heat.rows.empty.items():
+        axes.text((heat.columns.n - 1) / 2, row, what, ha="center", va="center", color="0.5", size=min(5, 60 * cell[1]))
     widest = _widest(heat.columns)
     upright = heat.columns.labels is not None and widest > cell[0]
     for axis, labels, room, need in (

@@ -123,7 +123,7 @@ def ablate(
     return experiment.curves(
         questions,
         heads=ranked,
-        max_heads=default_max_heads(weights.n_layers * weights.n_heads) if max_heads is None else max_heads,
+        max_heads=default_max_heads(weights.n_all_heads) if max_heads is None else max_heads,
         candidates=[other for other in candidates if other.name != resolved.name],
         all_candidates=given_controls is not None,
         n_random=n_random,
@@ -251,7 +251,9 @@ class AblationExperiment:
         if ablated:
             controls = self._controls(questions, ablated, candidates, all_candidates, static)
         seeds = range(n_random if ablated else 0)
-        random = [random_heads(weights.n_layers, weights.n_heads, set(ablated), len(ablated), seed) for seed in seeds]
+        absent = {HeadIndex(layer, head) for layer in weights.mixers for head in range(weights.n_heads)}
+        never = {*ablated, *absent}
+        random = [random_heads(weights.n_layers, weights.n_heads, never, len(ablated), seed) for seed in seeds]
         if any(len(drawn) < len(ablated) for drawn in random):
             raise UsageError(
                 f"{len(ablated)} heads are ablated, but the model has only {len(random[0])} others to draw at random. "

@@ -272,6 +272,7 @@ class _Measurement:
             (index, layer, part)
             for layer in range(self.source.n_layers)
             for index, component in enumerate(self.source.components)
+            if self.source.has(layer, component)
             for part in range(n_parts(self.source, component) if self.by_head else 1)
         ]
 
@@ -366,7 +367,7 @@ class _Measurement:
                 )
         smallest: list[int] = []
         for layer in range(source.n_layers):
-            for component in source.components:
+            for component in (name for name in source.components if source.has(layer, name)):
                 ours, theirs = (tuple(one.matrix(layer, component).shape) for one in (source, other))
                 if ours != theirs:
                     raise UsageError(

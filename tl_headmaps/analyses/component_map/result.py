@@ -230,6 +230,7 @@ class HeadComponentMap(MeasuredComponents):
             title=f"{self.metric.replace('_', ' ').capitalize()} by head of {self.provenance.model}",
             unit=self._bar_title,
             switches=("component", "map"),
+            empty=self.provenance.mixers,
             note=note.strip(),
         )
 

@@ -201,11 +201,18 @@ class RelationScores(Result):
             f"Share of pairs whose target is among the k = {k} strongest tokens. "
             f"A head implements a relation at a score of {IMPLEMENTS_SCORE} or more with q < {IMPLEMENTS_Q}."
         )
+        note = self._noted(note, " ")
         if side_by_side:
             promoting = [layer for layer in layers if layer.group == "promotes"]
-            return heat.panels(promoting, title=title, unit=unit, signed=False, note=note)
+            return heat.panels(promoting, title=title, unit=unit, signed=False, empty=self.provenance.mixers, note=note)
         return heat.head_map(
-            layers, title=title, unit=unit, signed=False, switches=("relation", "direction"), note=note
+            layers,
+            title=title,
+            unit=unit,
+            signed=False,
+            switches=("relation", "direction"),
+            empty=self.provenance.mixers,
+            note=note,
         )
 
     def _map_layers(self, number: int) -> tuple[MapLayer, MapLayer]:
@@ -254,7 +261,7 @@ class RelationScores(Result):
             )
         columns = [(title, "left" if title in ("relation", "head") else "right") for title in titles]
         title = f"{self.circuit.upper()} relation scores, preset {self.provenance.options['preset']}"
-        return f"{title}\n\n{table_text(columns, rows)}\n\n{note}"
+        return self._noted(f"{title}\n\n{table_text(columns, rows)}\n\n{note}")
 
     def _text_rows(self, name: str, implementing: list[HeadIndex]) -> list[list[Any]]:
         number = self.index_of(name)

@@ -255,7 +255,10 @@ class SalientOperations(Result):
             unit="share of mappings the best predicate explains",
             signed=False,
             drill=drill,
-            note="Pin a head to see its name, its salient tokens and their strongest targets; search finds a token.",
+            empty=self.provenance.mixers,
+            note=self._noted(
+                "Pin a head to see its name, its salient tokens and their strongest targets; search finds a token.", " "
+            ),
         )
 
     def _strongest(self, number: int) -> list[tuple[str, float]]:
@@ -279,7 +282,7 @@ class SalientOperations(Result):
         for number, head in enumerate(self.heads):
             table = table_text(columns, self._token_rows(number))
             parts.append(f"{head}: {_name_line(self.names[number])}\n\n{table}")
-        return "\n\n".join([*parts, *failure_lines(self.failed_predicates)])
+        return self._noted("\n\n".join([*parts, *failure_lines(self.failed_predicates)]))
 
 
 def token_ids_in(arrays: Mapping[str, Tensor]) -> set[int]:

@@ -105,7 +105,7 @@ def task_maps(
     second = probe(_split(chosen, labels, n_folds, seed + 1), n_null=0, seed=seed + 1)
     options = {"positions": positions, "n_folds": n_folds, "n_null": n_null, "prepend_bos": prepend_bos}
     provenance = weights.provenance(runs_model=True, options=options, data={chosen.name: chosen.digest}, seed=seed)
-    return _result(first, second, chosen, labels, positions=positions, provenance=provenance)
+    return _result(weights, first, second, chosen, labels, positions=positions, provenance=provenance)
 
 
 def resolve_tasks(tasks: Tasks | str | Path | None) -> Tasks:
@@ -161,7 +161,7 @@ def _probed(
         offsets[_PLAIN] = 0
         tested = folds == fold
         probes = probe_fold(
-            captured.layer,
+            lambda place: captured.layer(captured.layers[place]),
             captured.n_layers,
             captured.n_heads,
             targets,
@@ -189,6 +189,7 @@ def _shuffles(folds: Int[Tensor, " item"], n: int, seed: int) -> list[Tensor]:
 
 
 def _result(
+    weights: HeadWeights,
     first: _ProbeRun,
     second: _ProbeRun,
     tasks: Tasks,
@@ -203,23 +204,27 @@ def _result(
         [function_means(parts, order, n_classes) for parts, order in zip(first.parts[2:], first.shuffled, strict=True)]
     )
     null_max = nulls.amax((0, 2, 3))
-    heads = tuple(_heads_above(values, float(limit)) for values, limit in zip(importance, null_max, strict=True))
+    limits = null_max.tolist()
+    heads = tuple(_heads_above(weights, values, limit) for values, limit in zip(importance, limits, strict=True))
     predictions = {"probe": first.predicted[_PLAIN], "combined": first.predicted[_BEYOND]}
     predictions |= _baselines(tasks, labels, first)
     accuracy = {name: _by_function(predicted == labels, labels, n_classes) for name, predicted in predictions.items()}
     n_items = tuple(tasks.counts.values())
     probe_low, probe_high = wilson_interval(accuracy["probe"], torch.tensor(n_items))
     importance_again = function_means(second.parts[_BEYOND], labels, n_classes)
+    maps: dict[str, Any] = {
+        "importance": importance,
+        "importance_normalised": normalised(importance),
+        "interval_low": low,
+        "interval_high": high,
+        "importance_plain": function_means(first.parts[_PLAIN], labels, n_classes),
+        "importance_again": importance_again,
+        "null_mean": nulls.mean(0),
+        "fold_importance": first.by_fold,
+    }
     return TaskMaps(
         functions=tasks.functions,
         n_items=n_items,
-        importance=importance,
-        importance_normalised=normalised(importance),
-        interval_low=low,
-        interval_high=high,
-        importance_plain=function_means(first.parts[_PLAIN], labels, n_classes),
-        importance_again=importance_again,
-        null_mean=nulls.mean(0),
         null_max=null_max,
         probe_accuracy=accuracy["probe"],
         probe_low=probe_low,
@@ -234,16 +239,17 @@ def _result(
         correlation=torch.stack([rank_correlations(importance, values.expand_as(importance)) for values in importance]),
         stability=rank_correlations(importance, importance_again),
         folds=first.folds,
-        fold_importance=first.by_fold,
-        **details,
+        **{name: weights.over_all_layers(values) for name, values in maps.items()} | details,
     )
 
 
-def _heads_above(importance: Float[Tensor, "layer head"], limit: float) -> tuple[HeadIndex, ...]:
+def _heads_above(
+    weights: HeadWeights, importance: Float[Tensor, "with_heads head"], limit: float
+) -> tuple[HeadIndex, ...]:
     """Heads above the elbow that no head reached with shuffled labels, most important first."""
     order = importance.flatten().argsort(descending=True, stable=True)[: elbow(importance.clamp_min(0))].tolist()
-    width = importance.shape[1]
-    return tuple(HeadIndex(i // width, i % width) for i in order if float(importance.flatten()[i]) > limit)
+    heads = weights.chosen_heads()
+    return tuple(heads[i] for i in order if float(importance.flatten()[i]) > limit)
 
 
 def _overlap(heads: Sequence[Sequence[HeadIndex]]) -> Float[Tensor, "function function"]:

@@ -44,7 +44,7 @@ _BETWEEN = ("overlap", "correlation")
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TaskMaps(Result):
-    """Importance of every head (last two axes) for every function (first axis).
+    """Importance of every head (last two axes) for every function (first axis); NaN in layers without heads.
 
     Attributes:
         functions: Names of the functions.
@@ -88,6 +88,7 @@ class TaskMaps(Result):
     methods: ClassVar[tuple[str, ...]] = ("ma2025cognitive", "wilson1927probable")
     json_axes: ClassVar[Mapping[str, str | None]] = {"function": "functions", "layer": None, "head": None}
     json_extra: ClassVar[tuple[str, ...]] = ("stable",)
+    nullable: ClassVar[tuple[str, ...]] = (*_MAPS, "fold_importance")
     functions: tuple[str, ...]
     n_items: tuple[int, ...]
     positions: str
@@ -181,7 +182,13 @@ class TaskMaps(Result):
         )
         if not self.stable:
             note += f" Unstable: rank correlation with another seed below {STABLE}."
-        return heat.panels(layers, title="Heads by cognitive function", unit="share of all importance", note=note)
+        return heat.panels(
+            layers,
+            title="Heads by cognitive function",
+            unit="share of all importance",
+            empty=self.provenance.mixers,
+            note=note,
+        )
 
     def _stability_figure(self) -> Figure:
         least = int(self.stability.argmin())

@@ -45,7 +45,7 @@ N_ITEMS = 36
 def the_model(tour: Tour) -> Finding:
     """Size and basis."""
     weights = tour.weights
-    total = weights.n_layers * weights.n_heads
+    total = weights.n_all_heads
     return Finding(
         "model",
         describe_model(weights),

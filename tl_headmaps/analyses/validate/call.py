@@ -102,7 +102,7 @@ def validate_with_weights(
     progress: bool,
 ) -> Validation:
     """:func:`validate` for a model whose weights have been read already."""
-    weights.require(settings.preset, needs_mlp=weights.n_layers > 1)
+    weights.require(settings.preset, needs_mlp=max(weights.layers_with_heads) > 0)
     # Everything a user can get wrong is found before the long work starts.
     prompted = [_prompted(model, weights, relation, templates, settings) for relation in relations]
     met = [_met(weights, entry, settings, progress) for entry in prompted]
@@ -135,7 +135,10 @@ def validate_with_weights(
         dropped=tuple(entry.dropped for entry in prompted),
         agreement={name: tuple(entry.agreement[name] for entry in scored) for name in scored[0].agreement},
         provenance=provenance,
-        **{name: torch.stack([entry.scores[name] for entry in scored]) for name in scored[0].scores},
+        **{
+            name: weights.over_all_layers(torch.stack([entry.scores[name] for entry in scored]))
+            for name in scored[0].scores
+        },
     )
 
 
@@ -328,12 +331,13 @@ def _hits_of(
     settings: ValidationSettings,
     progress: Callable[[int], object],
 ) -> tuple[Bool[Tensor, "2 layer head static_pair"], Bool[Tensor, "2 2 template layer head pair"]]:
-    """Which pairs hit their target: from the weights, and in prompts.
+    """Which pairs hit their target, in the layers that have heads: from the weights, and in prompts.
 
     The first axis is promotion and suppression, the second axis in prompts is without and with context.
     """
     n_prompts = len(prompted.prompts)
-    shape = (weights.n_layers, weights.n_heads)
+    layers = weights.layers_with_heads
+    shape = (len(layers), weights.n_heads)
     static = torch.zeros(2, *shape, len(prompted.static.kept), dtype=torch.bool)
     dynamic = torch.zeros(2, 2, *shape, n_prompts, dtype=torch.bool)
     static_ids = None if met is not None else torch.tensor(prompted.static.source_ids, device=weights.device)
@@ -344,7 +348,7 @@ def _hits_of(
         # Rows are template by template, so the targets repeat; each prompt has two rows, its values and its outputs.
         targets = torch.tensor([prompted.targets[row % prompted.n_pairs] for row in range(n_prompts)[part]])
         targets = targets.to(weights.device).repeat(2)
-        for layer in range(weights.n_layers):
+        for place, layer in enumerate(layers):
             maps = output_maps(weights, weights.layer(layer), *activations.of(layer), settings.preset)
             wanted = targets
             if number == 0:
@@ -353,15 +357,15 @@ def _hits_of(
             both = hits(maps, wanted, prompted.k)
             for direction, hit in enumerate((both.promote.cpu(), both.suppress.cpu())):
                 in_prompts = hit[:, : len(targets)].unflatten(1, (2, -1))
-                dynamic[direction, :, layer, :, part] = in_prompts.transpose(0, 1)
+                dynamic[direction, :, place, :, part] = in_prompts.transpose(0, 1)
                 if number == 0:
-                    static[direction, layer] = hit[:, len(targets) :]
+                    static[direction, place] = hit[:, len(targets) :]
     return static, dynamic.unflatten(-1, (-1, prompted.n_pairs)).movedim(-2, 2)
 
 
 def _parts(weights: HeadWeights, n_prompts: int) -> Iterator[slice]:
     """Ranges of prompts whose values and outputs of all layers fit the budget."""
-    bytes_per_prompt = 4 * weights.n_layers * (weights.n_heads + weights.n_kv_heads) * weights.d_head
+    bytes_per_prompt = 4 * len(weights.layers_with_heads) * (weights.n_heads + weights.n_kv_heads) * weights.d_head
     size = max(1, _BUDGET // bytes_per_prompt)
     return (slice(start, min(start + size, n_prompts)) for start in range(0, n_prompts, size))
 
@@ -372,17 +376,18 @@ class _HeadActivations:
     def __init__(
         self, model: Any, weights: HeadWeights, prompts: Sequence[Prompt], progress: Callable[[int], object]
     ) -> None:
-        shape = (weights.n_layers, len(prompts))
-        self.values = torch.empty(*shape, weights.n_kv_heads, weights.d_head, device=weights.device)
-        self.outputs = torch.empty(*shape, weights.n_heads, weights.d_head, device=weights.device)
+        layers, n, d_head = weights.layers_with_heads, len(prompts), weights.d_head
+        self.values = {x: torch.empty(n, weights.n_kv_heads, d_head, device=weights.device) for x in layers}
+        self.outputs = {x: torch.empty(n, weights.n_heads, d_head, device=weights.device) for x in layers}
         source = torch.tensor([prompt.source for prompt in prompts])
 
         def keep(seen: LayerActivations) -> None:
             rows = torch.tensor(seen.batch.rows)
             v, z = seen["v"], seen["z"]
             each = torch.arange(len(rows), device=v.device)
-            self.values[seen.layer, rows] = v[each, source[rows].to(v.device)].to(self.values)
-            self.outputs[seen.layer, rows] = z[:, -1].to(self.outputs)
+            values, outputs = self.of(seen.layer)
+            values[rows] = v[each, source[rows].to(v.device)].to(values)
+            outputs[rows] = z[:, -1].to(outputs)
 
         run(model, [prompt.ids for prompt in prompts], read=("v", "z"), reduce=keep, progress=progress)
 

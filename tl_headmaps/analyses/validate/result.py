@@ -63,7 +63,7 @@ class Validation(Result):
         "layer": None,
         "head": None,
     }
-    nullable: ClassVar[tuple[str, ...]] = ("agreement",)
+    nullable: ClassVar[tuple[str, ...]] = ("agreement", *_STATIC, *_DYNAMIC)
     relations: tuple[str, ...]
     templates: tuple[str, ...]
     k: tuple[int, ...]
@@ -152,7 +152,7 @@ class Validation(Result):
             x_name="static score (weights alone)",
             y_name="dynamic score (prompts)",
             diagonal=True,
-            note=f"Pearson correlation over heads and templates: {agreement}.",
+            note=self._noted(f"Pearson correlation over heads and templates: {agreement}.", " "),
         )
 
     def __str__(self) -> str:
@@ -181,7 +181,7 @@ class Validation(Result):
             "without: the last position attends to the source alone; with: what the head really writes there"
         )
         templates = "\n".join(f"  {visible(template)}" for template in self.templates)
-        return f"{title}\n\n{table_text(columns, rows)}\n\n{note}\ntemplates:\n{templates}"
+        return self._noted(f"{title}\n\n{table_text(columns, rows)}\n\n{note}\ntemplates:\n{templates}")
 
 
 def _in_prose(correlation: float) -> str:

@@ -1,6 +1,6 @@
 """What one head's attention does to the value vectors of a text."""
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -55,21 +55,20 @@ def value_mixing(
     weights = HeadWeights.of(model)
     weights.require_own_values("value vectors and their associations")
     index = weights.head(head)
-    kept: list[tuple[Tensor, Tensor, Tensor]] = []
+    kept: list[tuple[Tensor, ...]] = []
 
     def keep(seen: LayerActivations) -> None:
         values = key_values(seen, weights.n_kv_heads)[weights.group_of(index.head)]
-        kept.append(
-            (
-                seen["pattern"][0, index.head, rows].to("cpu", torch.float32),
-                values.to("cpu", torch.float32),
-                seen["z"][0, rows, index.head].to("cpu", torch.float32),
-            )
-        )
+        z = seen["z"][0, rows, index.head]
+        gate = seen["gate"][0, rows].unflatten(-1, (weights.n_heads, -1))[:, index.head].sigmoid() if gated else z[:0]
+        parts = (seen["pattern"][0, index.head, rows], values, z, gate)
+        kept.append(tuple(part.to("cpu", torch.float32) for part in parts))
 
-    run_or_read(model, prompt.ids, cache, read=("pattern", "v", "z"), layers=[index.layer], reduce=keep)
-    ((pattern, values, z),) = kept
-    error = float((pattern @ values - z).abs().max())
+    gated: tuple[Literal["gate"], ...] = ("gate",) if weights.gated else ()
+    run_or_read(model, prompt.ids, cache, read=("pattern", "v", "z", *gated), layers=[index.layer], reduce=keep)
+    ((pattern, values, z, gate),) = kept
+    mixed = pattern @ values
+    error = float(((mixed * gate if gated else mixed) - z).abs().max())
     if error > _TOLERANCE[weights.W_E.dtype] * float(z.abs().max().clamp_min(1.0)):
         raise UnsupportedModelError(
             f"In {weights.model_name!r} the output of {index} is not its pattern times its values (they differ by "

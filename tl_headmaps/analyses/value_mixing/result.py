@@ -313,7 +313,7 @@ class ValueMixing(Result):
             columns="key",
             signed=True,
             details={"before": self.before_dot, "after": self.after_dot},
-            note=" ".join(self.notes),
+            note=self._noted(" ".join(self.notes), " "),
         )
 
     def __str__(self) -> str:
@@ -321,13 +321,14 @@ class ValueMixing(Result):
         title = f"Value mixing of {whose}: dot product (cosine) with each token's value, before -> after"
         parts = [title, self._square() if len(self.tokens) <= _MOST_COLUMNS else self._strongest()]
         if self.reconstruction_error is not None:
-            parts.append(f"A V differs from the model's own output by at most {self.reconstruction_error:.1e}")
+            product = "A V times the gate" if self.provenance.notes else "A V"
+            parts.append(f"{product} differs from the model's own output by at most {self.reconstruction_error:.1e}")
         if self.example is not None:
             # Its last lines are the notes.
             parts.append(str(self.example))
         else:
             parts += [f"note: {note}" for note in self.notes]
-        return "\n\n".join(parts)
+        return self._noted("\n\n".join(parts))
 
     def _square(self) -> str:
         """Every association before and after."""

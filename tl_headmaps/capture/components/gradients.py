@@ -68,6 +68,7 @@ def component_gradients(
         (layer, component): source.location(layer, component)
         for layer in range(source.n_layers)
         for component in source.components
+        if source.has(layer, component)
     }
     sums = {component: _empty(source, component, len(batches.items)) for component in source.components}
     for (layer, component), place in places.items():
@@ -96,7 +97,13 @@ def component_gradients(
                     "copy of that matrix. Load the model without weight processing, or use a metric of the weights "
                     "alone."
                 )
-    return sums
+    return {component: _only_where_it_is(source, component, found) for component, found in sums.items()}
+
+
+def _only_where_it_is(source: ModelComponents, component: str, sums: GradientSums) -> GradientSums:
+    """NaN in layers that do not have the component."""
+    absent = torch.tensor([not source.has(layer, component) for layer in range(source.n_layers)])
+    return replace(sums, **{name: value.masked_fill(absent[:, None], torch.nan) for name, value in vars(sums).items()})
 
 
 def _empty(source: ModelComponents, component: str, n_batches: int) -> GradientSums:

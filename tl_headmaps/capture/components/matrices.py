@@ -45,6 +45,10 @@ class ComponentSource(ABC):
         self.weights = weights
         self.n_layers, self.n_heads, self.n_kv_heads = weights.n_layers, weights.n_heads, weights.n_kv_heads
 
+    def has(self, layer: int, component: str) -> bool:
+        """Whether a layer has a component: in hybrid models some layers have no attention."""
+        return component not in ATTENTION_COMPONENTS or layer not in self.weights.mixers
+
     @abstractmethod
     def matrix(self, layer: int, component: str) -> Float[Tensor, "rows columns"]:
         """One matrix in its stored type, rows inputs and columns outputs."""

@@ -60,7 +60,8 @@ def component_outputs(source: ModelComponents, batch: TextBatch, receive: Receiv
     def finish(layer: int) -> Callable[..., None]:
         def hook(value: Tensor, hook: Any) -> None:
             for component in source.components:
-                receive(layer, component, *_output(source, layer, component, seen, by_head))
+                if source.has(layer, component):
+                    receive(layer, component, *_output(source, layer, component, seen, by_head))
             seen.clear()
 
         return hook
@@ -68,7 +69,7 @@ def component_outputs(source: ModelComponents, batch: TextBatch, receive: Receiv
     hooks: list[tuple[str, Callable[..., None]]] = []
     with evaluating(model), ExitStack() as stack:
         for layer, block in enumerate(model.blocks):
-            for name, module in (("attn.in", block.attn), ("mlp.in", getattr(block, "mlp", None))):
+            for name, module in (("attn.in", getattr(block, "attn", None)), ("mlp.in", getattr(block, "mlp", None))):
                 if module is not None:
                     handle = module.register_forward_pre_hook(keep_input(name), with_kwargs=True)
                     stack.callback(handle.remove)

@@ -26,9 +26,9 @@ from torch import Tensor
 
 from ...core.errors import UsageError
 from ...core.types import Model, Preset
-from ..host import evaluating
+from ..host import evaluating, layers_with_heads
 
-Activation: TypeAlias = Literal["pattern", "q", "k", "v", "z", "resid_pre", "attn_out", "mlp_out"]
+Activation: TypeAlias = Literal["pattern", "q", "k", "v", "z", "gate", "resid_pre", "attn_out", "mlp_out"]
 
 _HOOKS: dict[str, str] = {
     "resid_pre": "hook_resid_pre",
@@ -37,12 +37,22 @@ _HOOKS: dict[str, str] = {
     "v": "attn.hook_v",
     "pattern": "attn.hook_pattern",
     "z": "attn.hook_z",
+    "gate": "attn.hook_q_gate",
     "attn_out": "hook_attn_out",
     "mlp_out": "hook_mlp_out",
 }
 
 DEFAULT_BUDGET = 256 << 20
 """Bytes one batch may take in activations and logits, roughly."""
+
+
+_OF_EVERY_LAYER = {"resid_pre", "mlp_out"}
+"""The others exist only in layers with heads."""
+
+
+def readable_layers(model: Model, read: Iterable[str]) -> list[int]:
+    """The layers that have these activations: those with heads, unless only the stream or MLPs are read."""
+    return list(range(len(model.blocks))) if _OF_EVERY_LAYER.issuperset(read) else layers_with_heads(model)
 
 
 def hook_name(layer: int, name: Activation) -> str:
@@ -67,7 +77,8 @@ class PromptBatch:
 class LayerActivations:
     """The activations of one layer and batch: ``seen["z"]`` [batch, pos, head, d_head] and so on.
 
-    ``pattern`` is [batch, head, query, key]; ``v`` and ``k`` have key/value heads, as in the model.
+    ``pattern`` is [batch, head, query, key]; ``v`` and ``k`` have key/value heads, as in the model. ``gate`` exists in
+    gated models alone, before its sigmoid: [batch, pos, head * d_head].
     """
 
     layer: int
@@ -147,7 +158,7 @@ def run(
         prompts: Token ids of each prompt.
         read: Activations for ``reduce``, which is called once for each layer and batch.
         reduce: Receives them; must copy what it keeps.
-        layers: Layers to read; all by default.
+        layers: Layers to read; by default all that have what is read.
         edit: Replacements by (layer, activation), made before anything later in the model reads them.
         logits: Receives the logits of each batch.
         last: Compute logits of this many last positions only (of all in a shorter prompt), to save time and memory.
@@ -190,7 +201,7 @@ def gradients(
     check_prompts(model, prompts)
     device = model_device(model)
     sizes = sizes_of(model)
-    chosen = list(range(len(model.blocks)) if layers is None else layers)
+    chosen = readable_layers(model, read) if layers is None else list(layers)
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     with state_restored(model), torch.enable_grad():
         try:
@@ -329,7 +340,7 @@ def _hooks(
 
         hooks.append((hook_name(layer, name), replace))
     if reduce is not None and read:
-        for layer in range(len(model.blocks)) if layers is None else layers:
+        for layer in readable_layers(model, read) if layers is None else layers:
             collector = _Collector(layer, batch, read, reduce)
             hooks += [(hook_name(layer, name), collector.taker(name)) for name in read]
     return hooks

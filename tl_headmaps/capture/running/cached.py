@@ -11,10 +11,10 @@ from torch import Tensor
 
 from ...core.errors import UsageError
 from ...core.types import Model
-from .activations import LayerActivations, PromptBatch, hook_name, run
+from .activations import LayerActivations, PromptBatch, hook_name, readable_layers, run
 
-HeadActivation: TypeAlias = Literal["pattern", "q", "k", "v", "z"]
-"""Activations with a head axis; with their batch axis each has four dimensions."""
+HeadActivation: TypeAlias = Literal["pattern", "q", "k", "v", "z", "gate"]
+"""Activations of heads; with their batch axis each has four dimensions (``gate``: three)."""
 
 
 def run_or_read(
@@ -34,13 +34,13 @@ def run_or_read(
         cache: What ``model.run_with_cache`` returned for this prompt, or None.
         read: Activations for ``reduce``.
         reduce: Receives them.
-        layers: Layers to read; all by default.
+        layers: Layers to read; all that have heads by default.
     """
     if cache is None:
         run(model, [ids], read=read, reduce=reduce, layers=layers)
         return
     batch = PromptBatch(torch.tensor([list(ids)]), (0,))
-    for layer in range(len(model.blocks)) if layers is None else layers:
+    for layer in readable_layers(model, read) if layers is None else layers:
         reduce(LayerActivations(layer, batch, {name: _entry(cache, layer, name, len(ids)) for name in read}))
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ...core.files import cache_folder, replacing
 from ...core.types import Model
+from ..host import layers_with_heads
 from .activations import DEFAULT_BUDGET, LayerActivations, check_prompts, run
 
 _CHUNK = 128
@@ -25,22 +26,31 @@ _VERSION = 1
 
 Span = tuple[int, int]
 
+_Sizes = tuple[tuple[int, ...], int, int]
+"""Layers with heads, heads of each, and their width."""
+
 
 @dataclass(frozen=True)
 class HeadFeatures:
     """Features of all prompts on disk, read one layer at a time.
 
     Attributes:
+        layers: The layers that have heads.
         chunks: (file, indices of the prompts whose rows it holds).
         n_captured: Chunks that had to be run; 0 when all were on disk.
     """
 
     n_items: int
-    n_layers: int
+    layers: tuple[int, ...]
     n_heads: int
     d_head: int
     chunks: tuple[tuple[Path, tuple[int, ...]], ...]
     n_captured: int
+
+    @property
+    def n_layers(self) -> int:
+        """Number of layers that have heads."""
+        return len(self.layers)
 
     def layer(self, layer: int) -> Float[Tensor, "item feature"]:
         """Features of one layer, heads side by side."""
@@ -76,7 +86,7 @@ def capture_head_features(
     """
     check_prompts(model, prompts)
     folder = Path(cache_dir) if cache_dir is not None else cache_folder() / "activations"
-    sizes = (len(model.blocks), int(model.cfg.n_heads), int(model.cfg.d_head))
+    sizes = (tuple(layers_with_heads(model)), int(model.cfg.n_heads), int(model.cfg.d_head))
     order = sorted(range(len(prompts)), key=lambda row: (len(prompts[row]), row))
     chunks, n_captured = [], 0
     for start in range(0, len(order), _CHUNK):
@@ -94,14 +104,14 @@ def capture_head_features(
     return HeadFeatures(len(prompts), *sizes, tuple(chunks), n_captured)
 
 
-def _is_whole(path: Path, n_rows: int, sizes: tuple[int, int, int]) -> bool:
+def _is_whole(path: Path, n_rows: int, sizes: _Sizes) -> bool:
     """Whether a file holds what its name promises; a missing or damaged one is captured again."""
     from safetensors import SafetensorError, safe_open
 
-    n_layers, n_heads, d_head = sizes
+    layers, n_heads, d_head = sizes
     try:
         with safe_open(path, framework="pt") as stream:
-            shapes = [stream.get_slice(f"L{layer}").get_shape() for layer in range(n_layers)]
+            shapes = [stream.get_slice(f"L{layer}").get_shape() for layer in layers]
     except (OSError, SafetensorError):
         return False
     return all(shape == [n_rows, n_heads * d_head] for shape in shapes)
@@ -111,22 +121,22 @@ def _capture(
     model: Model,
     prompts: Sequence[Sequence[int]],
     spans: Sequence[Span],
-    sizes: tuple[int, int, int],
+    sizes: _Sizes,
     path: Path,
     budget: int,
     progress: Callable[[int], object] | None,
 ) -> None:
     from safetensors.torch import save_file
 
-    n_layers, n_heads, d_head = sizes
-    kept = torch.empty(n_layers, len(prompts), n_heads * d_head)
+    layers, n_heads, d_head = sizes
+    kept = {layer: torch.empty(len(prompts), n_heads * d_head) for layer in layers}
 
     def keep(seen: LayerActivations) -> None:
         z = seen["z"]
         for place, row in enumerate(seen.batch.rows):
             first, end = spans[row]
-            kept[seen.layer, row] = z[place, first:end].float().mean(0).flatten().cpu()
+            kept[seen.layer][row] = z[place, first:end].float().mean(0).flatten().cpu()
 
     run(model, prompts, read=("z",), reduce=keep, budget=budget, progress=progress)
     with replacing(path) as temporary:
-        save_file({f"L{layer}": kept[layer].contiguous() for layer in range(n_layers)}, temporary)
+        save_file({f"L{layer}": features for layer, features in kept.items()}, temporary)

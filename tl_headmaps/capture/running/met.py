@@ -224,7 +224,7 @@ def vocabulary_keys(weights: HeadWeights, rows: MetVectors, *, progress: bool = 
     """
     model = runnable(weights)
     prefixes = rows.identity["prefixes"][:VOCABULARY_PROMPTS]
-    size = 4 * weights.n_layers * weights.n_vocab * weights.n_kv_heads * weights.d_head
+    size = 4 * len(weights.layers_with_heads) * weights.n_vocab * weights.n_kv_heads * weights.d_head
     announce(weights, weights.n_vocab * len(prefixes), f"{size / 2**30:.1f} GiB on disk, ")
     everything = [(token,) for token in range(weights.n_vocab)]
     return met_vectors(model, everything, prefixes, weights=weights, keep=("keys",), progress=progress)
@@ -290,12 +290,13 @@ def met_vectors(
     size = _part_size(weights, len(prefixes), keep)
     parts = tuple(min(size, len(sources) - start) for start in range(0, len(sources), size))
     vectors = MetVectors(folder, identity, tuple(map(tuple, sources)), parts)
-    left = [part for part in range(len(parts)) if not _is_whole(vectors, part, weights.n_layers)]
+    layers = weights.layers_with_heads
+    left = [part for part in range(len(parts)) if not _is_whole(vectors, part, layers)]
     with _bar(sum(parts[part] for part in left) * len(prefixes), progress) as bar:
         for part in left:
             start = sum(parts[:part])
             tensors = _capture(model, weights, vectors.sources[start : start + parts[part]], prefixes, keep, bar.update)
-            for layer in range(weights.n_layers):
+            for layer in layers:
                 piece: dict[str, Tensor] = {name: tensors[name][layer] for name in keep}
                 with replacing(vectors._path(part, layer)) as temporary:
                     temporary.write_bytes(pack(_piece(part, layer), piece, identity))
@@ -313,8 +314,8 @@ def met_parts(
     *,
     weights: HeadWeights,
     progress: bool = True,
-) -> Iterator[tuple[slice, list[Float[Tensor, "source d_model"]]]]:
-    """The averaged inputs of all layers for one part of the sources after the other; nothing is kept."""
+) -> Iterator[tuple[slice, dict[int, Float[Tensor, "source d_model"]]]]:
+    """The averaged inputs of all layers with heads for one part of the sources after the other; nothing is kept."""
     _check_lengths(model, sources, prefixes)
     size = _part_size(weights, len(prefixes), ("mean",))
     with _bar(len(sources) * len(prefixes), progress) as bar:
@@ -382,9 +383,9 @@ def check_prefixes(model: Any, prompts: Sequence[str], sources: Sequence[Source]
                 )
 
 
-def _is_whole(vectors: MetVectors, part: int, n_layers: int) -> bool:
+def _is_whole(vectors: MetVectors, part: int, layers: Sequence[int]) -> bool:
     """Whether all files of a part are there and right."""
-    for layer in range(n_layers):
+    for layer in layers:
         path = vectors._path(part, layer)
         try:
             unpack(path.read_bytes(), _piece(part, layer), vectors.identity)
@@ -403,17 +404,19 @@ def _capture(
     prefixes: Sequence[Sequence[int]],
     keep: Sequence[Kept],
     done: Callable[[int], object],
-) -> dict[str, list[Tensor]]:
-    """What is to be kept of some sources, by its name, for every layer."""
-    layers = [weights.layer(layer) for layer in range(weights.n_layers)]
-    norms = [layer.ln1 for layer in layers]
-    W_V, W_K = ([_weighted(layer, getattr(layer, name)) for layer in layers] for name in ("W_V", "W_K"))
+) -> dict[str, dict[int, Tensor]]:
+    """What is to be kept of some sources, by its name, for every layer that has heads."""
+    layers = {number: weights.layer(number) for number in weights.layers_with_heads}
+    norms = {number: layer.ln1 for number, layer in layers.items()}
+    W_V, W_K = ({n: _weighted(layer, getattr(layer, w)) for n, layer in layers.items()} for w in ("W_V", "W_K"))
     n, groups, d_head = len(sources), weights.n_kv_heads, weights.d_head
     shapes = {"mean": (n, weights.d_model), "values": (len(prefixes), groups, n, d_head), "keys": (groups, n, d_head)}
-    kept: dict[str, list[Tensor]] = {name: [torch.zeros(shapes[name], device="cpu") for _ in layers] for name in keep}
+    kept: dict[str, dict[int, Tensor]] = {
+        name: {number: torch.zeros(shapes[name], device="cpu") for number in layers} for name in keep
+    }
     with state_restored(model):
         for number, prefix in enumerate(prefixes):
-            behind = _Behind(model, prefix)
+            behind = _Behind(model, prefix, weights)
             for rows in behind.batches(sources):
                 ids = torch.tensor([sources[row] for row in rows], device=model_device(model))
 
@@ -432,7 +435,7 @@ def _capture(
                 behind.run(ids, take)
                 done(len(rows))
     for tensors in kept.values():
-        for layer, tensor in enumerate(tensors):
+        for layer, tensor in tensors.items():
             if not bool(tensor.isfinite().all()):
                 raise UnsupportedModelError(
                     f"The model's stream before layer {layer} holds NaN or infinity behind a neutral prompt, so "
@@ -454,9 +457,11 @@ def _add(mean: Tensor, rows: list[int], x: Tensor, n_before: int) -> None:
 class _Behind:
     """Runs sources behind one prefix, from its kept keys and values where that gives what a whole pass gives."""
 
-    def __init__(self, model: Any, prefix: Sequence[int]) -> None:
-        self.model, self.prefix = model, list(prefix)
-        self._past = _past(model, torch.tensor([self.prefix], device=model_device(model))) if prefix else None
+    def __init__(self, model: Any, prefix: Sequence[int], weights: HeadWeights) -> None:
+        self.model, self.prefix, self.layers = model, list(prefix), weights.layers_with_heads
+        # Layers without heads keep a state of another kind, which is not copied for many sources: whole passes.
+        continues = bool(prefix) and not weights.mixers
+        self._past = _past(model, torch.tensor([self.prefix], device=model_device(model))) if continues else None
         self._checked = self._past is None
 
     def batches(self, sources: Sequence[Source]) -> Iterator[list[int]]:
@@ -505,7 +510,7 @@ class _Behind:
 
             return hook
 
-        hooks = [(hook_name(layer, "resid_pre"), taker(layer)) for layer in range(len(self.model.blocks))]
+        hooks = [(hook_name(layer, "resid_pre"), taker(layer)) for layer in self.layers]
         with self.model.hooks(fwd_hooks=[*hooks, _one_logit_row(self.model)]):
             yield
 

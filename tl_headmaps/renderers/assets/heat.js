@@ -44,7 +44,9 @@ const heat = (root, data) => {
   // What is shown, where the cursor is, what is pinned, what the search found.
   const groups = [...new Set(maps.map((map) => map.group || ''))];
   const names = [...new Set(maps.map((map) => map.name))];
-  const now = { group: groups[0], name: names[0], r: 0, c: 0, pinned: null, hits: [], hit: -1 };
+  const filled = (r) => !lengths || lengths[r] > 0;
+  const start = Array.from({ length: rows.n }, (_, r) => r).find(filled) || 0;
+  const now = { group: groups[0], name: names[0], r: start, c: 0, pinned: null, hits: [], hit: -1 };
   let plots = [];
   const speak = speaker(root);
   const controls = make('div', 'controls', place);
@@ -231,6 +233,11 @@ const heat = (root, data) => {
         number.style.color = 0.299 * red + 0.587 * green + 0.114 * blue > 140 ? '#000' : '#fff';
       }
     }
+    for (const [r, what] of Object.entries(data.empty || {})) {
+      const row = make('div', 'empty', box, what);
+      row.title = `${rows.name} ${r}: ${what}`;
+      Object.assign(row.style, { top: (100 * r) / rows.n + '%', height: 100 / rows.n + '%' });
+    }
     plot.marks = make('div', 'marks', box);
     make('div', '', grid);
     make('div', '', grid);
@@ -260,7 +267,10 @@ const heat = (root, data) => {
     box.addEventListener('keydown', (event) => {
       const step = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
       if (step) {
-        const r = clamp(now.r + step[0], 0, rows.n - 1);
+        let r = clamp(now.r + step[0], 0, rows.n - 1);
+        // Rows without cells are stepped over.
+        while (step[0] && !filled(r) && r > 0 && r < rows.n - 1) r += step[0];
+        if (!filled(r)) r = now.r;
         at(plot, r, clamp(now.c + step[1], 0, (lengths ? lengths[r] : cols.n) - 1), true);
       } else if (event.key === 'Home') at(plot, now.r, 0, true);
       else if (event.key === 'End') at(plot, now.r, (lengths ? lengths[now.r] : cols.n) - 1, true);
