@@ -4,6 +4,7 @@ Two references that know nothing of the table: what the transformers model compu
 the same model loaded into TransformerLens, tensor by tensor and rank by rank.
 """
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from planted import hosted, save_checkpoint, source_model
+from safetensors.torch import load_file, save_file
 from test_checkpoint import assert_same_scores, assert_same_weights, own_cache
 from torch import Tensor
 from torch.nn.functional import softmax
@@ -18,6 +20,7 @@ from transformers import AutoModelForCausalLM
 
 from tl_headmaps import HeadWeights, component_map
 from tl_headmaps.capture.checkpoint.architectures import ARCHITECTURES
+from tl_headmaps.capture.checkpoint.shards import SINGLE
 from tl_headmaps.capture.parts import LayerWeights, Norm
 from tl_headmaps.core.errors import UnsupportedModelError
 
@@ -36,6 +39,25 @@ MULTIPLIERS = {
     "logits_scaling": 4.0,
 }
 
+LINEAR = {
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention", "full_attention"] * 2,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}
+MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_chunk_size": 8, "mamba_n_groups": 1}
+GRANITE4 = {"position_embedding_type": "rope", **MULTIPLIERS, **MAMBA}
+UNROTATED = {"position_embedding_type": "nope"}
+JAMBA = {
+    "attn_layer_period": 2,
+    "attn_layer_offset": 1,
+    "mamba_d_state": 8,
+    "mamba_dt_rank": 4,
+    "use_mamba_kernels": False,
+}
+
 FAMILIES: Mapping[str, tuple[Mapping[str, Any], ...]] = {
     "llama": ({}, {"attention_bias": True, "mlp_bias": True}),
     "mistral": ({},),
@@ -48,6 +70,19 @@ FAMILIES: Mapping[str, tuple[Mapping[str, Any], ...]] = {
     "qwen2_moe": ({**EXPERTS, "shared_expert_intermediate_size": 16},),
     "qwen3": ({"d_head": 12},),
     "qwen3_moe": ({"head_dim": 12, **EXPERTS}, {**EXPERTS, "mlp_only_layers": [0]}),
+    "qwen3_next": (
+        {**LINEAR, "head_dim": 12, "mlp_only_layers": [0, 1, 2, 3]},
+        {**LINEAR, "head_dim": 12, **EXPERTS, "shared_expert_intermediate_size": 16},
+    ),
+    "qwen3_5_text": ({**LINEAR, "head_dim": 12}, {**LINEAR, "head_dim": 8, "attention_bias": True}),
+    "granitemoehybrid": (
+        {**GRANITE4, "layer_types": ["mamba", "attention", "mamba"], "num_local_experts": 0},
+        {**GRANITE4, **EXPERTS, "layer_types": ["attention", "mamba", "attention"]},
+        {**GRANITE4, "layer_types": ["mamba", "attention", "mamba"], "num_local_experts": 0, **UNROTATED},
+    ),
+    "bamba": ({**MAMBA, "attn_layer_indices": [1]},),
+    "jamba": ({**JAMBA, "num_experts": 1}, {**JAMBA, **EXPERTS, "expert_layer_offset": 0}),
+    "lfm2": ({"layer_types": ["conv", "full_attention", "conv"], "block_auto_adjust_ff_dim": False},),
     "mixtral": (EXPERTS,),
     "smollm3": ({}, {"attention_bias": True}),
     "minimax_m2": ({"head_dim": 12, **EXPERTS},),
@@ -92,27 +127,25 @@ FAMILIES: Mapping[str, tuple[Mapping[str, Any], ...]] = {
 KINDS = {"gpt_neox": "neox", "gemma3_text": "gemma3"}
 """Families that :mod:`planted` knows by another name."""
 
-WITH_VISION = {"gemma3": "gemma3_text"}
-"""Families that are another one with a prefix; tests/test_checkpoint.py renames their tensors."""
+WITH_VISION = {"gemma3": "gemma3_text", "qwen3_5": "qwen3_5_text"}
+"""Text halves of models with vision: another family with a prefix."""
 
-NOT_LOADED: Mapping[str, str] = {
-    "falcon-new_decoder_architecture": "TransformerLens 4.3 cuts the fused tensor of new Falcons at the wrong places",
-    "gpt_bigcode-multi_query": "TransformerLens 4.3 refuses it",
+NOT_LOADED: Mapping[tuple[str, int], str] = {
+    ("falcon", 4): "TransformerLens 4.3 cuts the fused tensor of new Falcons at the wrong places",
+    ("falcon", 5): "TransformerLens 4.3 cuts the fused tensor of new Falcons at the wrong places",
+    ("gpt_bigcode", 1): "TransformerLens 4.3 refuses it",
+    ("granitemoehybrid", 2): "TransformerLens 4.3 fails without rotation",
+    ("qwen3_5_text", 1): "the loaded reader refuses biases of queries with a gate",
 }
-"""Cases, by the beginning of their names, that cannot be compared with the loaded model, and why."""
+"""Configurations that cannot be compared with the loaded model, and why."""
+
+CASES = [(family, number) for family, every in FAMILIES.items() for number in range(len(every))]
+every_case = pytest.mark.parametrize(("family", "number"), CASES)
+every_loaded_case = pytest.mark.parametrize(("family", "number"), [case for case in CASES if case not in NOT_LOADED])
 
 
-def name_of(family: str, changes: Mapping[str, Any]) -> str:
-    return "-".join([family, *(name for name in changes if name not in EXPERTS)])
-
-
-CASES = [(family, changes) for family, every in FAMILIES.items() for changes in every]
-NAMES = [name_of(*case) for case in CASES]
-HOSTED = [case for case in CASES if not name_of(*case).startswith(tuple(NOT_LOADED))]
-
-
-def built(family: str, changes: Mapping[str, Any], **sizes: Any) -> Any:
-    return source_model(KINDS.get(family, family), **{**changes, **sizes})
+def built(family: str, number: int, **sizes: Any) -> Any:
+    return source_model(KINDS.get(family, family), **{**FAMILIES[family][number], **sizes})
 
 
 def test_every_family_is_built_here() -> None:
@@ -136,8 +169,10 @@ class ForwardPass:
         self.seen: dict[tuple[int, str], Any] = {}
         hooks = []
         for layer, block in enumerate(self.layers):
-            parts = {"block": block, "attention": _attention(block), "mlp": _mlp(block)}
-            for name, module in parts.items():
+            parts = [("block", block), ("attention", _attention(block)), *(("mlp", mlp) for mlp in _mlps(block))]
+            for name, module in parts:
+                if module is None:
+                    continue
                 hooks.append(module.register_forward_hook(self._keeping(layer, name), with_kwargs=True))
         self.logits = source(tokens[None], position_ids=torch.zeros_like(tokens)[None]).logits[0]
         for hook in hooks:
@@ -146,10 +181,11 @@ class ForwardPass:
     def _keeping(self, layer: int, name: str) -> Any:
         def keep(_: Any, arguments: Any, options: Any, output: Any) -> None:
             read = arguments[0] if arguments else options["hidden_states"]
-            # Copied: blocks may add to it in place.
+            # Copies: blocks may add to it in place.
             self.seen[layer, f"{name} reads"] = read[0].clone()
             everything = output if isinstance(output, tuple) else (output,)
-            self.seen[layer, name] = everything[0][0].clone()
+            # Two parts of one MLP, experts and what all tokens share, are added up.
+            self.seen[layer, name] = self.seen.get((layer, name), 0) + everything[0][0]
             if name == "attention":
                 self.seen[layer, "pattern"] = everything[1][0].clone()
 
@@ -160,11 +196,12 @@ class ForwardPass:
 
 
 def _attention(block: Any) -> Any:
-    return next(part for part in block.children() if "Attention" in type(part).__name__)
+    return next((part for part in block.children() if "Attention" in type(part).__name__), None)
 
 
-def _mlp(block: Any) -> Any:
-    return next(part for name, part in block.named_children() if name in ("mlp", "block_sparse_moe"))
+def _mlps(block: Any) -> list[Any]:
+    names = ("mlp", "block_sparse_moe", "feed_forward", "shared_mlp")
+    return [part for name, part in block.named_children() if name in names]
 
 
 def normed(norm: Norm | None, x: Tensor, n_heads: int) -> Tensor:
@@ -176,8 +213,8 @@ def normed(norm: Norm | None, x: Tensor, n_heads: int) -> Tensor:
     return norm.normalised(x) * norm.weight + norm.bias
 
 
-def attended(weights: LayerWeights, reads: Tensor, cap: float | None) -> tuple[Tensor, Tensor]:
-    """Pattern and output (without its bias) of a layer's attention, by the weights that were read."""
+def attended(weights: LayerWeights, reads: Tensor, cap: float | None, gate: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Pattern and output (without its bias) of a layer's attention, by the weights that were read and a given gate."""
 
     def projected(matrix: Tensor, bias: Tensor | None) -> Tensor:
         every = torch.einsum("pd,ndh->pnh", reads, matrix)
@@ -192,7 +229,8 @@ def attended(weights: LayerWeights, reads: Tensor, cap: float | None) -> tuple[T
     scores = scores if cap is None else cap * torch.tanh(scores / cap)
     later = torch.ones(scores.shape[1:], dtype=torch.bool).triu(1)
     pattern = softmax(scores.masked_fill(later, float("-inf")), -1)
-    return pattern, torch.einsum("nps,snh,nhd->pd", pattern, v, weights.W_O)
+    z = torch.einsum("nps,snh->pnh", pattern, v)
+    return pattern, torch.einsum("pnh,nhd->pd", z if gate is None else z * gate, weights.W_O)
 
 
 def assert_close(ours: Tensor, theirs: Tensor, seam: str) -> None:
@@ -205,26 +243,33 @@ def from_first(x: Tensor) -> Tensor:
     return x[1:] - x[0]
 
 
-@pytest.mark.parametrize(("family", "changes"), CASES, ids=NAMES)
-def test_every_seam_of_a_forward_pass(family: str, changes: Mapping[str, Any], tmp_path: Path) -> None:
-    source = built(family, changes)
+@every_case
+def test_every_seam_of_a_forward_pass(family: str, number: int, tmp_path: Path) -> None:
+    source = built(family, number)
     read = HeadWeights.from_checkpoint(save_checkpoint(source, tmp_path, tokenizer=False))
     seen, config = ForwardPass(source, torch.tensor([5, 9, 17, 30, 31])), source.config
     assert_close(
         from_first(read.W_E[seen.tokens] * read.embed_scale), from_first(seen[0, "block reads"]), "the embedding"
     )
-    for layer in range(read.n_layers):
+    assert read.layers_with_heads == [layer for layer, block in enumerate(seen.layers) if _attention(block) is not None]
+    if 0 in read.mixers:
+        assert_first_mlp(read, seen)
+    for layer in read.layers_with_heads:
         weights, x = read.layer(layer), seen[layer, "block reads"]
         reads = x if weights.ln1 is None else weights.ln1(x)
         assert_close(reads, seen[layer, "attention reads"], f"ln1 of layer {layer}")
-        pattern, output = attended(weights, reads, getattr(config, "attn_logit_softcapping", None))
+        gate = None
+        if read.gated:
+            every = _attention(seen.layers[layer]).q_proj(reads).unflatten(-1, (read.n_heads, -1))
+            gate = every[..., read.d_head :].sigmoid()
+        pattern, output = attended(weights, reads, getattr(config, "attn_logit_softcapping", None), gate)
         assert_close(pattern, seen[layer, "pattern"], f"the pattern of layer {layer}")
         assert_close(from_first(output), from_first(seen[layer, "attention"]), f"attention of layer {layer}")
         added = seen[layer, "attention"]
         middle = x + (added if weights.ln1_post is None else weights.ln1_post(added)) * read.residual_scale
         mlp_added = seen[layer, "mlp"] * read.residual_scale
         if layer == 0:
-            assert_first_mlp(read, x, middle, seen)
+            assert_first_mlp(read, seen, x, middle)
             mlp_added = mlp_added if read.ln2_post is None else read.ln2_post(seen[0, "mlp"])
         if layer == 0 or read.ln2_post is None:
             assert_close(middle + mlp_added, seen[layer, "block"], f"what layer {layer} adds")
@@ -235,10 +280,14 @@ def test_every_seam_of_a_forward_pass(family: str, changes: Mapping[str, Any], t
     assert_close(from_first(logits), from_first(seen.logits), "the logits")
 
 
-def assert_first_mlp(read: HeadWeights, before: Tensor, middle: Tensor, seen: ForwardPass) -> None:
-    """Blocks with attention and MLP side by side give the MLP what they give attention."""
-    theirs = seen[0, "mlp reads"].view(before.shape)
-    candidates = [x if read.ln2 is None else read.ln2(x) for x in (before, middle)]
+def assert_first_mlp(read: HeadWeights, seen: ForwardPass, *streams: Tensor) -> None:
+    """Blocks with attention and MLP side by side give the MLP what they give attention: one of two streams is read.
+
+    Without any, the stream is what the block writes less what its MLP adds.
+    """
+    streams = streams or (seen[0, "block"] - seen[0, "mlp"] * read.residual_scale,)
+    theirs = seen[0, "mlp reads"].view(streams[0].shape)
+    candidates = [x if read.ln2 is None else read.ln2(x) for x in streams]
     assert_close(min(candidates, key=lambda ours: float((ours - theirs).abs().max())), theirs, "ln2 of layer 0")
     if read.mlp is not None:
         assert_close(read.mlp(theirs), seen[0, "mlp"], "the first MLP")
@@ -247,20 +296,18 @@ def assert_first_mlp(read: HeadWeights, before: Tensor, middle: Tensor, seen: Fo
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-@pytest.mark.parametrize(("family", "changes"), HOSTED, ids=[name_of(*case) for case in HOSTED])
-def test_every_tensor_of_the_loaded_model(
-    family: str, changes: Mapping[str, Any], dtype: torch.dtype, tmp_path: Path
-) -> None:
-    source = built(family, changes).to(dtype)
+@every_loaded_case
+def test_every_tensor_of_the_loaded_model(family: str, number: int, dtype: torch.dtype, tmp_path: Path) -> None:
+    source = built(family, number).to(dtype)
     save_checkpoint(source, tmp_path)
     loaded, read = HeadWeights.from_model(hosted(source, family)), HeadWeights.from_checkpoint(tmp_path)
     assert read.W_E.dtype == dtype
     assert_same_weights(loaded, read)
 
 
-@pytest.mark.parametrize("family", [family for family, every in FAMILIES.items() if (family, every[0]) in HOSTED])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_every_rank_of_the_loaded_model(family: str, tmp_path: Path) -> None:
-    source = built(family, FAMILIES[family][0], n_vocab=131)
+    source = built(family, 0, n_vocab=131)
     save_checkpoint(source, tmp_path)
     loaded, read = HeadWeights.from_model(hosted(source, family)), HeadWeights.from_checkpoint(tmp_path)
     heads = None if read.mlp_refusal is None else [(0, head) for head in range(read.n_heads)]
@@ -268,15 +315,33 @@ def test_every_rank_of_the_loaded_model(family: str, tmp_path: Path) -> None:
         assert_same_scores(loaded, read, circuit=circuit, preset=preset, heads=heads)
 
 
-@pytest.mark.parametrize(("family", "changes"), HOSTED, ids=[name_of(*case) for case in HOSTED])
-def test_every_component_of_the_loaded_model(family: str, changes: Mapping[str, Any], tmp_path: Path) -> None:
-    source = built(family, changes)
+@every_loaded_case
+def test_every_component_of_the_loaded_model(family: str, number: int, tmp_path: Path) -> None:
+    source = built(family, number)
     read = HeadWeights.from_checkpoint(save_checkpoint(source, tmp_path))
     model = hosted(source, family)
-    mixture = "num_experts" in changes
+    mixture = "num_experts_per_tok" in FAMILIES[family][number]
     one, other = (component_map(x, "frobenius", by_head=mixture, progress=False) for x in (read, model))
     assert one.components == other.components
     torch.testing.assert_close(one.values, other.values, equal_nan=True)
     if mixture:
         with pytest.raises(UnsupportedModelError, match=r"is a mixture of experts.*Use by_head=True"):
             component_map(read, "frobenius", progress=False)
+
+
+@pytest.mark.parametrize("family", WITH_VISION)
+def test_the_text_half_of_a_model_with_vision(family: str, tmp_path: Path) -> None:
+    text = WITH_VISION[family]
+    save_checkpoint(built(text, 0), tmp_path, tokenizer=False)
+    alone = HeadWeights.from_checkpoint(tmp_path)
+    assert len(alone.fingerprint) == 64
+    tensors = {
+        name.removeprefix("model.").removeprefix("language_model."): x
+        for name, x in load_file(tmp_path / SINGLE).items()
+    }
+    prefix = "model.language_model."
+    renamed = {name if name.startswith("lm_head") else f"{prefix}{name}": x for name, x in tensors.items()}
+    save_file(renamed | {"model.visual.weight": torch.zeros(2, 2)}, tmp_path / SINGLE)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": family, "text_config": config}))
+    assert_same_weights(alone, HeadWeights.from_checkpoint(tmp_path))

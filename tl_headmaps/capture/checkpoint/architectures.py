@@ -46,7 +46,8 @@ class Architecture:
         bodies: Possible prefixes of the model's body, tried in this order (GPT-2 exists with and without one).
         layer: Prefix of a layer within the body.
         shared: Names of ``embed`` and ``ln_final`` within the body.
-        parts: Names within a layer: ``q k v o`` or ``qkv o``, ``ln1 ln2 ln1_post ln2_post``, ``q_norm k_norm``, and
+        parts: Names within a layer: ``q k v o`` or ``qkv o`` (``q_gate`` where one tensor is for each head its query
+            and then the gate of what it mixes), ``ln1 ln2 ln1_post ln2_post``, ``q_norm k_norm``, and
             ``mlp_in mlp_gate mlp_out`` (``mlp_gate_in`` where one tensor is the gate and then the other).
         unembed: Possible names of the unembedding, outside the body.
         norm: What the norms compute.
@@ -59,6 +60,7 @@ class Architecture:
         embeds_scaled: Embeddings are multiplied by sqrt(d_model).
         factors: Configuration fields of the model's factors and the power of each that counts: ``score_scale``
             (1 / sqrt(d_head) without one), ``embed_scale``, ``residual_scale``, ``logit_scale``.
+        mixers: Beginnings of the names, within a layer, of what mixes tokens without heads, and what it is called.
         experts: Beginnings of the names, within a layer, of a mixture of experts; a layer with any has no plain MLP.
         ignored: Tensors within a layer that are not weights (masks and rotary tables of old files).
         refused: Configuration fields that change the computation when set, with what they do.
@@ -82,6 +84,7 @@ class Architecture:
     fused: Fused | None = None
     embeds_scaled: bool = False
     factors: Mapping[str, tuple[str, float]] = field(default_factory=dict)
+    mixers: Mapping[str, str] = field(default_factory=dict)
     experts: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ("self_attn.rotary_emb.inv_freq",)
     refused: Mapping[str, str] = field(default_factory=dict)
@@ -112,6 +115,14 @@ _LLAMA = Architecture(
 )
 _QWEN3 = _like(_LLAMA, parts={**_LLAMA.parts, **_QK_NORMS}, defaults={"num_key_value_heads": 32, "head_dim": 128})
 _EXPERTS = ("mlp.experts.", "mlp.gate.", "mlp.shared_expert.", "mlp.shared_experts.", "mlp.shared_expert_gate.")
+_QWEN3_5 = _like(
+    _QWEN3,
+    bodies=("model.language_model.", "model."),
+    parts={**_NORMS, **_GATED, **_QK_NORMS, "q_gate": "self_attn.q_proj", **{part: _QKV[part] for part in "kvo"}},
+    norm="rms + 1",
+    mixers={"linear_attn.": "linear attention"},
+    defaults={"num_key_value_heads": 4, "head_dim": 256},
+)
 _GLM = _like(
     _LLAMA,
     parts={**_QKV, **_NORMS, **_FUSED_GATED},
@@ -146,6 +157,20 @@ _GRANITE = _like(
         "residual_multiplier": 1.0,
         "logits_scaling": 1.0,
     },
+)
+_BAMBA = _like(
+    _LLAMA,
+    shared={"embed": "embed_tokens", "ln_final": "final_layernorm"},
+    parts={
+        **_QKV,
+        "ln1": "input_layernorm",
+        "ln2": "pre_ff_layernorm",
+        "mlp_in": "feed_forward.up_proj",
+        "mlp_gate": "feed_forward.gate_proj",
+        "mlp_out": "feed_forward.down_proj",
+    },
+    mixers={"mamba.": "Mamba"},
+    defaults={"rms_norm_eps": 1e-5, "num_key_value_heads": 8},
 )
 _GEMMA = _like(
     _LLAMA,
@@ -217,6 +242,11 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "qwen2_moe": _like(_LLAMA, experts=_EXPERTS, defaults={"num_key_value_heads": 16}),
     "qwen3": _QWEN3,
     "qwen3_moe": _like(_QWEN3, experts=_EXPERTS, defaults={"num_key_value_heads": 4, "head_dim": None}),
+    "qwen3_next": _like(
+        _QWEN3_5, bodies=("model.",), experts=_EXPERTS, defaults={"num_key_value_heads": 2, "head_dim": 256}
+    ),
+    "qwen3_5_text": _QWEN3_5,
+    "qwen3_5": _QWEN3_5,
     "mixtral": _like(
         _LLAMA,
         parts={**_QKV, **_NORMS},
@@ -241,6 +271,37 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "exaone4": _like(_OLMO2, head_norms="alike", defaults={"num_key_value_heads": 32}),
     "granite": _GRANITE,
     "granitemoe": _like(_GRANITE, parts={**_QKV, **_NORMS}, experts=("block_sparse_moe.",)),
+    "granitemoehybrid": _like(
+        _GRANITE,
+        parts={**_QKV, **_NORMS, "mlp_gate_in": "shared_mlp.input_linear", "mlp_out": "shared_mlp.output_linear"},
+        mixers={"mamba.": "Mamba"},
+        experts=("block_sparse_moe.",),
+    ),
+    "bamba": _BAMBA,
+    "jamba": _like(
+        _BAMBA,
+        experts=("feed_forward.experts.", "feed_forward.router."),
+        defaults={"rms_norm_eps": 1e-6},
+    ),
+    "lfm2": _like(
+        _LLAMA,
+        shared={"embed": "embed_tokens", "ln_final": "embedding_norm"},
+        parts={
+            **_QKV,
+            "o": "self_attn.out_proj",
+            "q_norm": "self_attn.q_layernorm",
+            "k_norm": "self_attn.k_layernorm",
+            "ln1": "operator_norm",
+            "ln2": "ffn_norm",
+            "mlp_gate": "feed_forward.w1",
+            "mlp_in": "feed_forward.w3",
+            "mlp_out": "feed_forward.w2",
+        },
+        eps="norm_eps",
+        mixers={"conv.": "convolution"},
+        defaults={"norm_eps": 1e-5, "tie_word_embeddings": True, "num_key_value_heads": 8},
+        fixed={"hidden_act": "silu"},
+    ),
     "cohere": _like(_COHERE, variants=(Variant({"use_qk_norm": (True,)}, _QK_NORMS),)),
     "cohere2": _COHERE,
     "phi3": _like(

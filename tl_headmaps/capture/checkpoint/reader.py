@@ -35,7 +35,7 @@ _COMPONENTS = {
     "mlp.down": "mlp_out",
     "mlp.gate": "mlp_gate",
 }
-_FUSED = {"qkv": ("q", "k", "v"), "mlp_gate_in": ("mlp_gate", "mlp_in")}
+_FUSED = {"qkv": ("q", "k", "v"), "q_gate": ("q", "gate"), "mlp_gate_in": ("mlp_gate", "mlp_in")}
 """Parts that several matrices share, in the order in which they follow each other."""
 
 
@@ -160,6 +160,22 @@ class _Checkpoint:
         """Layers whose MLP is a mixture of experts."""
         return {layer for layer, name in self._layer_tensors() if name.startswith(self.architecture.experts)}
 
+    @cached_property
+    def mixers(self) -> dict[int, str]:
+        """Layers without heads, and what mixes their tokens."""
+        found = {
+            layer: mixer
+            for layer, name in self._layer_tensors()
+            for start, mixer in self.architecture.mixers.items()
+            if name.startswith(start)
+        }
+        if len(found) == self.n_layers:
+            raise UnsupportedModelError(
+                f"{self.name!r} has no attention heads: its layers are {', '.join(sorted(set(found.values())))}. Head "
+                "maps need a model with attention in at least one layer."
+            )
+        return dict(sorted(found.items()))
+
     def _layer_tensors(self) -> Iterator[tuple[int, str]]:
         """Layer and name within it of every tensor of a layer that the configuration counts."""
         pattern = re.escape(self.body) + re.escape(self.architecture.layer).replace(r"\{layer\}", r"(\d+)") + "(.*)"
@@ -173,11 +189,13 @@ class _Checkpoint:
         shared = [self.full_name("embed"), self.full_name("ln_final"), self.unembed]
         parts = self.architecture.parts
         mlp = {part for part in parts if part.startswith("mlp_")}
-        left_out = mlp if 0 in self.mixtures else set()
+        first = {"ln2", "ln2_post", *mlp}
         for layer in range(self.n_layers):
+            left_out = first if layer else mlp if 0 in self.mixtures else set()
+            if layer in self.mixers:
+                left_out = left_out | (parts.keys() - first - {"ln1"})
             inside = self.body + self.architecture.layer.format(layer=layer)
             shared += [f"{inside}{name}" for part in parts if part not in left_out for name in self.within_layer(part)]
-            left_out = {"ln2", "ln2_post", *mlp}
         for name in dict.fromkeys(shared):
             if f"{name}.weight" not in self.shards:
                 raise self._missing(f"{name}.weight")
@@ -192,7 +210,7 @@ class _Checkpoint:
         parts = (name for part in self.architecture.parts for name in self.within_layer(part))
         known = {*self.architecture.ignored, *(f"{name}.{kind}" for name in parts for kind in ("weight", "bias"))}
         for layer, name in self._layer_tensors():
-            if name not in known and not name.startswith(self.architecture.experts):
+            if name not in known and not name.startswith((*self.architecture.experts, *self.architecture.mixers)):
                 full = f"{self.body}{self.architecture.layer.format(layer=layer)}{name}"
                 raise UnsupportedModelError(
                     f"{self.name!r} has a tensor {full!r}, which is unknown for a {self.class_name}, so the layer "
@@ -214,8 +232,10 @@ class _Checkpoint:
         """Number of outputs of a matrix."""
         if part in ("o", "mlp_out"):
             return self.d_model
-        if part in _FUSED["qkv"]:
-            return (self.n_heads if part == "q" else self.n_kv_heads) * self.d_head
+        if part in ("k", "v"):
+            return self.n_kv_heads * self.d_head
+        if part in ("q", "gate"):
+            return self.n_heads * self.d_head
         joint, shares = self._stored_as(part)
         stored = self.shards.stored(f"{self.full_name(joint, layer)}.weight")
         return stored.shape[1 if self.architecture.inputs_first else 0] // len(shares)
@@ -244,9 +264,14 @@ class _Checkpoint:
             stored = self.shards.sized(name, *n_in, sum(sizes)).T
         else:
             stored = self.shards.sized(name, sum(sizes), *n_in)
-        if joint == "qkv" and self.architecture.fused == "by group":
-            by_group = stored.reshape(self.n_kv_heads, sum(sizes) // self.n_kv_heads, *n_in)
-            parts: tuple[Tensor, ...] = by_group.split([size // self.n_kv_heads for size in sizes], dim=1)
+        n_groups = 1
+        if joint == "q_gate":
+            n_groups = self.n_heads
+        elif joint == "qkv" and self.architecture.fused == "by group":
+            n_groups = self.n_kv_heads
+        if n_groups > 1:
+            by_group = stored.reshape(n_groups, sum(sizes) // n_groups, *n_in)
+            parts: tuple[Tensor, ...] = by_group.split([size // n_groups for size in sizes], dim=1)
             return parts[shares.index(part)].reshape(-1, *n_in)
         parts = stored.split(sizes)
         return parts[shares.index(part)]
@@ -377,5 +402,7 @@ class _Checkpoint:
             "ln2_post": self.norm("ln2_post", 0),
             "mlp_refusal": refusal,
             "read_layer": self.layer,
+            "mixers": self.mixers,
+            "gated": "q_gate" in self.architecture.parts,
             "tokenizer": open_tokenizer(self.name, self.folder, self.config.raw) if with_tokenizer else None,
         }
