@@ -92,10 +92,11 @@ def forward_pass(model: Model, layers: Sequence[int]) -> ForwardPass:
     with ExitStack() as stack:
         for layer in layers:
             attn = getattr(model.blocks[layer], "attn", None)
-            if attn is not None:
-                take = _keep_input(seen[layer], calls, layer)
-                stack.callback(attn.register_forward_pre_hook(take, with_kwargs=True).remove)
-                stack.callback(attn.register_forward_hook(_keep_result(seen[layer])).remove)
+            if attn is None:
+                continue
+            take = _keep_input(seen[layer], calls, layer)
+            stack.callback(attn.register_forward_pre_hook(take, with_kwargs=True).remove)
+            stack.callback(attn.register_forward_hook(_keep_result(seen[layer])).remove)
         stack.enter_context(model.hooks(fwd_hooks=hooks))
         logits = model(tokens, return_type="logits", **options)
     return ForwardPass(tokens, seen, logits.detach(), bool(options), calls)
