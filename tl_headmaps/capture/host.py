@@ -593,9 +593,11 @@ class _Reader:
     def mlp_of(
         self, block: Any, seen: ForwardPass, residual_scale: float
     ) -> tuple[Norm | None, MLP | None, Norm | None, str | None]:
-        module = getattr(block, "mlp", None)
+        # Granite 4 calls it by another name.
+        module = getattr(block, "mlp", None) or getattr(block, "shared_mlp", None)
         if module is None:
-            return None, None, None, None
+            named = getattr(block, "ln2", None) is not None
+            return None, None, None, "its first MLP has a name that is not known here" if named else None
         ln2_post = self.norm(getattr(block, "ln2_post", None))
         ln2 = self.norm(getattr(block, "ln2", None))
         if ln2 is None and ln2_post is None:
