@@ -194,8 +194,25 @@ def source(row: Architecture, seed: int = 0) -> Any:
     return model
 
 
-def booted(row: Architecture, *, processed: bool = False, seed: int = 0) -> Any:
+HOOKED = {
+    "llama": "llama",
+    "mistral": "mistral",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "gemma2": "gemma2",
+    "gemma3": "gemma3",
+    "gpt2": "gpt2",
+    "gpt2 by layer": "gpt2",
+    "gpt_neox": "neox",
+    "phi": "phi",
+}
+"""Rows that a HookedTransformer is built for here, with the kind of planted.py that says how."""
+
+
+def booted(row: Architecture, *, processed: bool = False, host: str = "bridge", seed: int = 0) -> Any:
     """The same model in TransformerLens."""
+    if host == "hooked":
+        return hosted(source(row, seed), HOOKED[row.name], host=host, processed=processed)
     model = hosted(source(row, seed), row.name, processed=processed)
     # TransformerLens opens the tokenizer again, for some architectures as one of another kind.
     model._tokenizer = word_tokenizer(N_VOCAB)

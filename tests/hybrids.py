@@ -41,13 +41,21 @@ _LIKE_JAMBA = ("input_layernorm", "pre_ff_layernorm", "feed_forward", "o_proj", 
 
 @dataclass(frozen=True)
 class Kind:
-    """A hybrid architecture: its configuration, names of its modules, and what mixes tokens without heads."""
+    """A hybrid architecture: its configuration, names of its modules, what mixes tokens without heads, its factors.
+
+    ``after`` is the norm after attention.
+    """
 
     config: str
     changes: dict[str, Any]
     names: tuple[str, ...]
     mixer: str
     gated: bool = False
+    after: str | None = None
+    embed_factor: float = 1.0
+    residual_factor: float = 1.0
+    score_factor: float = D_HEAD**-0.5
+    logit_factor: float = 1.0
 
 
 KINDS = {
@@ -68,6 +76,27 @@ KINDS = {
         _LIKE_JAMBA,
         "Mamba",
     ),
+    "granite": Kind(
+        "GraniteMoeHybridConfig",
+        {
+            "layer_types": ["mamba", "attention"] * 2,
+            "position_embedding_type": "rope",
+            "num_local_experts": 0,
+            "shared_intermediate_size": 48,
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.5,
+            "attention_multiplier": 0.3,
+            "logits_scaling": 4.0,
+        }
+        | _MAMBA,
+        ("input_layernorm", "post_attention_layernorm", "shared_mlp", "o_proj", "norm"),
+        "Mamba",
+        embed_factor=3.0,
+        residual_factor=0.5,
+        score_factor=0.3,
+        logit_factor=0.25,
+    ),
+    "olmo_hybrid": Kind("OlmoHybridConfig", _LINEAR, _LIKE_LLAMA, "linear attention", after="post_attention_layernorm"),
     "bamba": Kind("BambaConfig", _MAMBA | {"attn_layer_indices": [1, 3], "mamba_n_groups": 1}, _LIKE_JAMBA, "Mamba"),
 }
 
@@ -77,11 +106,57 @@ if TL_MAJOR < 4:
     KINDS = {name: kind for name, kind in KINDS.items() if not kind.gated}
 
 
-def hybrid_source(kind: str) -> Any:
+@dataclass(frozen=True)
+class Refused:
+    """A hybrid architecture whose heads cannot be mapped, and what is said about it."""
+
+    config: str
+    changes: dict[str, Any]
+    sentence: str
+
+
+_NOT_SHOWN = "has no attention heads that TransformerLens shows"
+
+REFUSED = {
+    "nemotron_h": Refused(
+        "NemotronHConfig",
+        {"num_hidden_layers": None, "layers_block_type": ["mamba", "attention", "mlp", "attention"]}
+        | {"mamba_num_heads": 4, "mamba_head_dim": 16, "ssm_state_size": 8, "n_groups": 1, "chunk_size": 8},
+        _NOT_SHOWN,
+    ),
+    "recurrent_gemma": Refused(
+        "RecurrentGemmaConfig",
+        {"lru_width": 32, "attention_window_size": 16, "block_types": ["recurrent", "attention"]},
+        _NOT_SHOWN,
+    ),
+    "zamba2": Refused(
+        "Zamba2Config",
+        {"layers_block_type": ["mamba", "hybrid"] * 2, "mamba_d_state": 8, "mamba_headdim": 16, "n_mamba_heads": 4}
+        | {"mamba_ngroups": 1, "chunk_size": 8, "num_mem_blocks": 1},
+        _NOT_SHOWN,
+    ),
+    # Mamba beside attention in every layer.
+    "falcon_h1": Refused(
+        "FalconH1Config", _MAMBA | {"mamba_d_ssm": 64}, "the seam 'stream' is not what its weights say"
+    ),
+}
+
+
+def refused_source(kind: str) -> Any:
+    """A transformers model of one of these."""
+    refused = REFUSED[kind]
+    return _source(refused.config, {n: v for n, v in (_SIZES | refused.changes).items() if v is not None})
+
+
+def hybrid_source(kind: str, **changes: Any) -> Any:
     """A transformers model whose every parameter comes from one seeded generator."""
+    return _source(KINDS[kind].config, _SIZES | KINDS[kind].changes | changes)
+
+
+def _source(name: str, settings: dict[str, Any]) -> Any:
     import transformers
 
-    config = getattr(transformers, KINDS[kind].config)(**_SIZES | KINDS[kind].changes)
+    config = getattr(transformers, name)(**settings)
     with torch.random.fork_rng(devices=[]):
         model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
     generator = torch.Generator().manual_seed(0)
@@ -105,7 +180,7 @@ class Reference:
         self.kind, self.source = KINDS[kind], hybrid_source(kind)
         self.ln1, self.ln2, self.mlp, self.out, final = self.kind.names
         self.layers = self.source.model.layers
-        self.embed = self.source.get_input_embeddings().weight
+        self.embed = self.source.get_input_embeddings().weight * self.kind.embed_factor
         self.unembed = self.source.get_output_embeddings().weight
         self.final = _factor(getattr(self.source.model, final))
 
@@ -116,14 +191,16 @@ class Reference:
         """What a layer above 0 reads of every token without context, after its ln1."""
         first = self.layers[0]
         mlp = getattr(first, self.mlp)(getattr(first, self.ln2)(self.embed)[None])
-        x = self.embed + (mlp[0] if isinstance(mlp, tuple) else mlp)[0]
-        return getattr(self.layers[layer], self.ln1)(x)
+        x = self.embed + self.kind.residual_factor * (mlp[0] if isinstance(mlp, tuple) else mlp)[0]
+        # OLMo's layers of attention have a norm after it instead of one before.
+        return getattr(self.layers[layer], self.ln1, lambda x: x)(x)
 
     def written(self, layer: int, head: int, z: Tensor) -> Tensor:
-        """What a head's z [..., d_head] adds to the stream."""
+        """What a head's z [..., d_head] adds to the logits' side of the stream, up to the scale of norms after it."""
         alone = z.new_zeros(*z.shape[:-1], N_HEADS, D_HEAD)
         alone[..., head, :] = z
-        return getattr(self.attention(layer), self.out)(alone.flatten(-2))
+        added = getattr(self.attention(layer), self.out)(alone.flatten(-2)) * self.kind.residual_factor
+        return added if self.kind.after is None else added * _factor(getattr(self.layers[layer], self.kind.after))
 
     def values(self, layer: int, read: Tensor) -> Tensor:
         """Values of what a layer reads, [..., kv_head, d_head]."""
@@ -132,18 +209,24 @@ class Reference:
     def ov(self, layer: int, head: int, read: Tensor) -> Tensor:
         """A head's OV map of what it reads, centred over the vocabulary."""
         values = self.values(layer, read)[..., head // (N_HEADS // N_GROUPS), :]
-        return self.written(layer, head, values) * self.final @ (self.unembed - self.unembed.mean(0)).T
+        readout = (self.unembed - self.unembed.mean(0)).T * self.kind.logit_factor
+        return self.written(layer, head, values) * self.final @ readout
 
     def qk(self, layer: int, head: int) -> Tensor:
         """A head's QK map over the vocabulary, without positions."""
         attention, read = self.attention(layer), self.vectors(layer)
+        q, k = attention.q_proj(read), attention.k_proj(read)
+        names = ("q_norm", "k_norm") if hasattr(attention, "q_norm") else ("q_layernorm", "k_layernorm")
+        norms = [getattr(attention, name, None) for name in names]
+        if norms[0] is not None and len(norms[0].weight) == q.shape[-1]:
+            # One norm over all heads.
+            q, k, norms = norms[0](q), norms[1](k), [None, None]
         # Of a gated model the second half of each head's queries is its gate.
-        q = attention.q_proj(read).unflatten(-1, (N_HEADS, -1))[:, head, :D_HEAD]
-        k = attention.k_proj(read).unflatten(-1, (N_GROUPS, D_HEAD))[:, head // (N_HEADS // N_GROUPS)]
-        for norms in (("q_norm", "k_norm"), ("q_layernorm", "k_layernorm")):
-            if hasattr(attention, norms[0]):
-                q, k = getattr(attention, norms[0])(q), getattr(attention, norms[1])(k)
-        return q @ k.T * D_HEAD**-0.5
+        q = q.unflatten(-1, (N_HEADS, -1))[:, head, :D_HEAD]
+        k = k.unflatten(-1, (N_GROUPS, D_HEAD))[:, head // (N_HEADS // N_GROUPS)]
+        if norms[0] is not None:
+            q, k = norms[0](q), norms[1](k)
+        return q @ k.T * self.kind.score_factor
 
     def run(self, ids: list[int]) -> tuple[Tensor, dict[tuple[str, int], Tensor]]:
         """Logits of a prompt, and by layer: ``pattern``, ``v`` and ``z`` of its heads, and its input, ``stream``."""

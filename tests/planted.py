@@ -275,6 +275,11 @@ def _hooked(source: Any, kind: str, *, processed: bool, tokenizer: bool) -> Any:
         settings |= {"gated_mlp": True, "final_rms": True, "n_key_value_heads": parts.n_kv_heads}
     if kind in ("gemma2", "gemma3"):
         settings |= {"use_normalization_before_and_after": True, "attn_scale": c.query_pre_attn_scalar**0.5}
+    if kind == "gemma2":
+        settings |= {
+            "attn_scores_soft_cap": c.attn_logit_softcapping,
+            "output_logits_soft_cap": c.final_logit_softcapping,
+        }
     if kind in ("gemma3", "qwen3"):
         settings["use_qk_norm"] = True
     cfg = HookedTransformerConfig(**settings)

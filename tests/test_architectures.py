@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from architectures import ARCHITECTURES, N_VOCAB, Architecture, Dense, Running, booted
-from planted import TL_MAJOR, word
+from architectures import ARCHITECTURES, HOOKED, N_VOCAB, Architecture, Dense, Running, booted
+from planted import TL_MAJOR, needs_hooked, word
 from torch import Tensor
 
 from tl_headmaps import (
@@ -25,12 +25,12 @@ from tl_headmaps import (
     token_grid,
     value_mixing,
 )
+from tl_headmaps.capture.checkpoint.architectures import ARCHITECTURES as CHECKPOINTS
 from tl_headmaps.core.errors import HeadMapsError
 
-pytestmark = [
-    pytest.mark.usefixtures("one_thread"),
-    pytest.mark.skipif(TL_MAJOR < 4, reason="the table is of TransformerLens 4; run make test"),
-]
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+needs_bridge = pytest.mark.skipif(TL_MAJOR < 4, reason="the table is of TransformerLens 4; run make test")
 
 TABLE = Path(__file__).parent / "architectures.md"
 
@@ -148,10 +148,10 @@ CHECKS: dict[str, Callable[[Any, HeadWeights, Architecture, Dense], None]] = {
 }
 
 
-def outcomes(row: Architecture, processed: bool) -> dict[str, str]:
+def outcomes(row: Architecture, processed: bool, host: str = "bridge") -> dict[str, str]:
     """For each analysis ``""`` if it is right, or the sentence it is refused with; anything else raises."""
     try:
-        model = booted(row, processed=processed)
+        model = booted(row, processed=processed, host=host)
         weights = HeadWeights.from_model(model)
     except HeadMapsError as error:
         return dict.fromkeys(CHECKS, str(error))
@@ -181,22 +181,41 @@ def line(row: Architecture) -> str:
         shown = [_cell(found[name]) for found in (raw, processed)]
         cells.append(shown[0] if shown[0] == shown[1] else f"{shown[0]} (processed: {shown[1]})")
         reasons += [_reason(found[name]) for found in (raw, processed) if found[name]]
-    return f"| {row.name} | {' | '.join(cells)} | {'; '.join(dict.fromkeys(reasons))} |"
+    read = "yes" if row.model_type in CHECKPOINTS else "no"
+    return f"| {row.name} | {' | '.join(cells)} | {read} | {'; '.join(dict.fromkeys(reasons))} |"
 
 
 def _cell(sentence: str) -> str:
-    if "mixture of experts" in sentence or sentence.startswith("its "):
+    if "by_head=True" in sentence:
+        return "by head"
+    if sentence.startswith("its "):
         return "layer 0"
     return "refused" if sentence else "yes"
 
 
+REASONS = {
+    r"biases of its values were added up": "processed: value biases were moved into the output bias",
+    r"processed, and it has (.*?): processing then": "processed, with {}: no longer the same model",
+    r"the seam '([^']+)' .*: it (?:cannot be seen|differs)": "seam '{}' does not fit",
+    r"is not its pattern times its values": "values are normed, clipped or gated on their way to z",
+    r"first MLP is a MoEBridge|The MLP of layer \d is a MoEBridge": "mixture of experts",
+    r"has latent attention": "latent attention",
+    r"with projections in between": "embeddings of another width",
+    r"in TransformerLens differs from that": "TransformerLens computes other attention than transformers",
+    r"has no attention heads in layer": "no attention heads of the known kind",
+    r"is not a decoder-only language model": "no single stack of blocks",
+    r"first MLP does not compute act": "first MLP is not act(x W_in) W_out",
+    r"its activation function '(\w+)' is not known": "activation function {}",
+}
+"""What the table says for a sentence; a new sentence must be added here."""
+
+
 def _reason(sentence: str) -> str:
-    """The part of a sentence that says what was found, without figures that rounding changes."""
-    seam = re.search(r"the seam '([^']+)' .*?: it (cannot be seen|differs)", sentence)
-    if seam:
-        return f"{seam[1]} {'cannot be seen' if seam[2].startswith('cannot') else 'do not fit'}"
-    sentence = re.sub(r"^'[^']+': ", "", sentence)
-    return re.split(r"(?<=[a-z)])[.:] ", re.sub(r"\d\.\d+(e-?\d+)?", "x", sentence))[0].replace("|", "/")
+    for pattern, words in REASONS.items():
+        found = re.search(pattern, sentence)
+        if found:
+            return words.format(*found.groups())
+    raise AssertionError(f"Say in REASONS what the table calls this refusal: {sentence}")
 
 
 HEADER = f"""# Architectures
@@ -204,13 +223,16 @@ HEADER = f"""# Architectures
 What is right, checked against the transformers model's own forward pass, for small random models of every decoder that
 TransformerLens 4 boots; raw weights and, where they differ, weights in compatibility mode ("processed"). "layer 0" is
 for models whose first MLP cannot be computed for a token alone (a mixture of experts, for example): maps from the
-weights alone stop at layer 0, and `preset="met"` goes on. Written by `python tests/test_architectures.py`.
+weights alone stop at layer 0, and `preset="met"` goes on. "by head" is for maps of attention components alone,
+"checkpoint" for families that `HeadWeights.from_checkpoint` reads without building the model. Written by
+`python tests/test_architectures.py`.
 
-| architecture | {" | ".join(CHECKS)} | why not |
-|{"---|" * (len(CHECKS) + 2)}
+| architecture | {" | ".join(CHECKS)} | checkpoint | why not |
+|{"---|" * (len(CHECKS) + 3)}
 """
 
 
+@needs_bridge
 @pytest.mark.parametrize("row", ARCHITECTURES, ids=lambda row: row.name)
 def test_equal_to_the_model_itself_or_refused(row: Architecture) -> None:
     assert line(row) in TABLE.read_text(encoding="utf-8").splitlines(), "run python tests/test_architectures.py"
@@ -220,6 +242,17 @@ def test_the_table_has_these_rows() -> None:
     rows = TABLE.read_text(encoding="utf-8").removeprefix(HEADER).splitlines()
     assert [text.split(" | ")[0].removeprefix("| ") for text in rows] == [row.name for row in ARCHITECTURES]
     assert len(rows) >= 60
+
+
+@needs_hooked
+@pytest.mark.parametrize("processed", [False, True])
+@pytest.mark.parametrize("row", [row for row in ARCHITECTURES if row.name in HOOKED], ids=lambda row: row.name)
+def test_a_hooked_transformer_is_equal_too(row: Architecture, processed: bool) -> None:
+    found = outcomes(row, processed, host="hooked")
+    refused = {name: _reason(sentence) for name, sentence in found.items() if sentence}
+    moved = dict.fromkeys(("value mixing", "ablation"), "processed: value biases were moved into the output bias")
+    has_biases = row.name.startswith(("gpt", "phi", "qwen2"))
+    assert refused == (moved if processed and has_biases else {})
 
 
 if __name__ == "__main__":

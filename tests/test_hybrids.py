@@ -2,13 +2,27 @@
 
 import json
 import math
+import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from hybrids import D_HEAD, KINDS, N_GROUPS, N_HEADS, N_LAYERS, N_VOCAB, WITH_HEADS, Reference, hybrid_model
-from planted import word
+from hybrids import (
+    D_HEAD,
+    KINDS,
+    N_GROUPS,
+    N_HEADS,
+    N_LAYERS,
+    N_VOCAB,
+    REFUSED,
+    WITH_HEADS,
+    Reference,
+    hybrid_model,
+    hybrid_source,
+    refused_source,
+)
+from planted import hosted, word
 
 from tl_headmaps import (
     HeadIndex,
@@ -34,7 +48,7 @@ from tl_headmaps import (
     value_mixing,
     verify_tasks,
 )
-from tl_headmaps.core.errors import UsageError
+from tl_headmaps.core.errors import UnsupportedModelError, UsageError
 from tl_headmaps.scorers.statistics import q_values
 
 ROUNDING = 2e-5
@@ -48,8 +62,8 @@ TEXT = " ".join(word(i) for i in (7, 12, 7, 30, 12, 9))
 everywhere = pytest.mark.parametrize("kind", list(KINDS))
 """Every hybrid architecture."""
 
-mixed = pytest.mark.parametrize("kind", [kind for kind in ("lfm2", "qwen3_5") if kind in KINDS])
-"""One plain and one gated architecture: what runs the model is the same for all."""
+mixed = pytest.mark.parametrize("kind", [kind for kind in ("lfm2", "qwen3_5", "bamba") if kind in KINDS])
+"""A convolution, a gated architecture and one that keeps states: what runs the model is the same for the others."""
 
 
 def relative(ours: Any, theirs: Any) -> float:
@@ -104,6 +118,47 @@ class TestWeights:
         assert {head.layer for head, _ in scores.top(100)} == set(WITH_HEADS)
         assert len(scores.top(100)) == len(list(scores.to_rows())) == 2 * N_HEADS
         assert all(head.layer in WITH_HEADS for head in scores.implements(0.0, 1.1)["toy"])
+
+    def test_processed_weights_give_the_same_maps(self, kind: str) -> None:
+        raw = HeadWeights.from_model(hybrid_model(kind))
+        with warnings.catch_warnings():
+            # TransformerLens says so where it does not fold norms.
+            warnings.filterwarnings("ignore", message=".* does not support .*", category=UserWarning)
+            processed = HeadWeights.from_model(hosted(hybrid_source(kind), kind, processed=True))
+        assert processed.mixers == raw.mixers
+        for circuit in ("ov", "qk"):
+            for layer in WITH_HEADS:
+                ours, theirs = (
+                    token_grid(weights, (layer, 2), list(range(N_VOCAB)), list(range(N_VOCAB)), circuit=circuit).values
+                    for weights in (processed, raw)
+                )
+                assert relative(ours, theirs) < ROUNDING
+
+
+class TestRefusals:
+    def test_a_first_mlp_of_experts_leaves_met_vectors(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("TL_HEADMAPS_CACHE", str(tmp_path))
+        experts = {"num_experts": 4, "num_experts_per_tok": 2, "expert_layer_period": 2, "expert_layer_offset": 0}
+        model = hosted(hybrid_source("jamba", **experts), "jamba")
+        sentence = "Layers above 0 read the output of the first MLP, so no layer that has heads can be mapped from the "
+        for call in (
+            lambda: relation_scores(model, TOY, progress=False),
+            lambda: token_grid(model, "L1H0", [5], [6]),
+            lambda: validate(model, TOY, progress=False),
+        ):
+            with pytest.raises(UnsupportedModelError, match=sentence):
+                call()
+        met = relation_scores(model, TOY, preset="met", prompts=f" {word(40)}", progress=False)
+        assert is_empty(met.promote)
+        assert "no layer" in describe_model(model).facts["analyses"]
+
+    @pytest.mark.parametrize("kind", list(REFUSED))
+    def test_heads_that_the_host_does_not_show(self, kind: str) -> None:
+        model = hosted(refused_source(kind), kind)
+        with pytest.raises(UnsupportedModelError, match=REFUSED[kind].sentence):
+            relation_scores(model, TOY, progress=False)
+        with pytest.raises(UnsupportedModelError):
+            relation_scores(model, TOY, preset="met", prompts=f" {word(40)}", progress=False)
 
 
 @mixed

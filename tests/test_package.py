@@ -31,8 +31,10 @@ LEVEL = {part: level for level, part in enumerate(ORDER)}
 LEVEL |= {"__init__": len(ORDER) - 1, "__main__": len(ORDER) - 1}
 """The public names stand on top: only the command line may import them."""
 
-CAPTURE = ("mapped", "tensors", "parts", "host", "checkpoint", "weights", "installs", "multimodal", "bundled")
-CAPTURE += ("loading", "running", "components")
+CAPTURE = (
+    *("mapped", "tensors", "parts", "forward", "selfcheck", "host", "checkpoint", "weights"),
+    *("installs", "multimodal", "bundled", "loading", "running", "components"),
+)
 """The same inside ``capture/``."""
 
 MACHINE_PATHS = ("/" + "work/", "/tmp/" + "v", "/" + "root/")

@@ -172,6 +172,24 @@ def _mixer(block: Any) -> str:
     return next((name for part, name in _MIXERS.items() if part in parts), type(block).__name__)
 
 
+def keeps_states(model: Model) -> bool:
+    """Whether some layer carries a state from token to token, beside or instead of keys and values."""
+    return any(part in dict(block.named_children()) for block in model.blocks for part in _MIXERS)
+
+
+def mlp_module(block: Any) -> Any:
+    """The MLP of a block, or None: Granite 4 without experts calls it its shared MLP."""
+    module = getattr(block, "mlp", None)
+    return getattr(block, "shared_mlp", None) if module is None and not hasattr(block, "moe") else module
+
+
+def _unread_mlp(block: Any) -> str | None:
+    """Name of a part that looks like an MLP, in a block in which none was found."""
+    inner = getattr(block, "original_component", None)
+    children = [name for owner in (block, inner) if owner is not None for name, _ in owner.named_children()]
+    return next((name for name in children if any(word in name for word in ("mlp", "moe", "ffn", "feed", "fc"))), None)
+
+
 def _architecture(model: Model) -> str:
     named = getattr(model.cfg, "architecture", None) or getattr(model.cfg, "original_architecture", None)
     return str(named or type(model).__name__)
@@ -228,7 +246,7 @@ class _Reader:
         ln_final = self.norm(getattr(model, "ln_final", None))
         seen = forward_pass(model, sorted({0, first.layer, last.layer, len(model.blocks) - 1}))
         self.require_same_attention(seen)
-        embed_scale, embed_norm = self.embedding(seen)
+        embed_scale, embed_norm = self.embedding(seen, W_E)
         residual_scale = self.residual_scale(first, seen)
         self.score_factor = self.measured_score_factor(first, seen)
         ln2, mlp, ln2_post, refusal = self.first_mlp(seen, residual_scale)
@@ -490,9 +508,9 @@ class _Reader:
         known = (1.0, float(torch.tensor(self.d_model**0.5, dtype=self.dtype, device="cpu")))
         return next((factor for factor in known if abs(scale / factor - 1) < 1e-3), scale)
 
-    def embedding(self, seen: ForwardPass) -> tuple[float, Norm | None]:
+    def embedding(self, seen: ForwardPass, W_E: Tensor) -> tuple[float, Norm | None]:
         """Factor and norm of the embedding, by what enters layer 0; what does not fit is left to the self-check."""
-        plain = self.model.embed.W_E.detach()[seen.tokens].to(torch.float32)
+        plain = W_E[seen.tokens.to(self.device)].to(torch.float32)
         scale = self.embed_scale()
         candidates: list[tuple[float, Norm | None]] = [(scale, None)]
         norm = self.norm(getattr(self.model, "embed_ln", None))
@@ -500,14 +518,14 @@ class _Reader:
             candidates.append((scale, norm))
         stream = seen.layers[0].get("resid_pre")
         if stream is not None and stream.shape == plain.shape:
-            ours, theirs = (without_positions(self.model, seen, x.float()) for x in (plain, stream))
+            ours, theirs = (without_positions(self.model, seen, x.to(plain)) for x in (plain, stream))
             known = (self.d_model**0.5, *self.stated("embedding_multiplier"))
             candidates.append((_factor(ours, theirs, known), None))
         for centres in (False, True):
             ones = torch.ones(self.d_model, device=self.device)
             candidates.append((scale, Norm(centres, ones, torch.zeros_like(ones), float(self.model.cfg.eps))))
         for factor, norm in candidates:
-            x = plain.to(self.device) * factor
+            x = plain * factor
             if embedding_difference(self.model, seen, x if norm is None else norm(x)) <= self.tolerance:
                 return factor, norm
         return candidates[0]
@@ -579,9 +597,10 @@ class _Reader:
         """Whether value biases were moved into the output bias: weights were processed, and values could have one."""
         if not self.processed or layer.b_V is not None:
             return False
-        attn = self.model.blocks[layer.layer].attn
-        # A bias of values that is all zero now, or a LayerNorm whose bias became one.
-        return self.tensor(attn, "_b_V", "b_V") is not None and output_bias(self.model.blocks[layer.layer]) is not None
+        block = self.model.blocks[layer.layer]
+        moved = output_bias(block)
+        # A bias of values that is all zero now (it may have come from a LayerNorm), and one of the output that is not.
+        return self.tensor(block.attn, "_b_V", "b_V") is not None and moved is not None and bool(moved.any())
 
     def first_mlp(
         self, seen: ForwardPass, residual_scale: float
@@ -593,11 +612,10 @@ class _Reader:
     def mlp_of(
         self, block: Any, seen: ForwardPass, residual_scale: float
     ) -> tuple[Norm | None, MLP | None, Norm | None, str | None]:
-        # Granite 4 calls it by another name.
-        module = getattr(block, "mlp", None) or getattr(block, "shared_mlp", None)
+        module = mlp_module(block)
         if module is None:
-            named = getattr(block, "ln2", None) is not None
-            return None, None, None, "its first MLP has a name that is not known here" if named else None
+            unread = _unread_mlp(block)
+            return None, None, None, f"its first MLP ({unread}) has parts that are not known here" if unread else None
         ln2_post = self.norm(getattr(block, "ln2_post", None))
         ln2 = self.norm(getattr(block, "ln2", None))
         if ln2 is None and ln2_post is None:

@@ -19,9 +19,9 @@ logits                 final norm and unembedding with the logits
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -31,9 +31,6 @@ from ..core.types import Model
 from .forward import ForwardPass, forward_pass, weights_loaded
 from .mapped import rows_of
 from .parts import MLP, LayerWeights, Norm
-
-if TYPE_CHECKING:
-    from .weights import HeadWeights
 
 TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3, torch.float16: 2e-2, torch.bfloat16: 8e-2}
 """Largest accepted difference from the model's own computation, relative to its largest value."""
@@ -57,6 +54,39 @@ _LEAST_SHARE = 1e-30
 """Attention below this has no logarithm worth comparing."""
 
 GATED = "up to a gate that depends on the query"
+
+
+@runtime_checkable
+class ReadModel(Protocol):
+    """What was read of a model, as far as it is compared here (:class:`.weights.HeadWeights`)."""
+
+    @property
+    def n_layers(self) -> int: ...
+    @property
+    def layers_with_heads(self) -> list[int]: ...
+    @property
+    def device(self) -> torch.device: ...
+    @property
+    def W_E(self) -> Tensor: ...
+    @property
+    def W_U(self) -> Tensor: ...
+    @property
+    def ln_final(self) -> Norm | None: ...
+    @property
+    def ln2(self) -> Norm | None: ...
+    @property
+    def mlp(self) -> MLP | None: ...
+    @property
+    def ln2_post(self) -> Norm | None: ...
+    @property
+    def residual_scale(self) -> float: ...
+    @property
+    def logit_scale(self) -> float: ...
+    @property
+    def read_layer(self) -> Callable[[int], LayerWeights]: ...
+
+    def embedded(self, ids: Tensor) -> Tensor:
+        """Embeddings as they enter layer 0."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +149,7 @@ class SelfCheck:
         return {seam.name: str(seam) for seam in self.seams}
 
 
-def self_check(weights: "HeadWeights", model: Model) -> SelfCheck:
+def self_check(weights: ReadModel, model: Model) -> SelfCheck:
     """Run the model on a few tokens and compare every seam; the caller isolates it from its user's hooks."""
     seen = forward_pass(model, range(weights.n_layers))
     found: dict[str, Seam] = {}
@@ -134,14 +164,12 @@ def self_check(weights: "HeadWeights", model: Model) -> SelfCheck:
     return SelfCheck(tuple(replace(found[name], note=notes[name]) for name in SEAMS if name in found))
 
 
-def _differences(
-    weights: "HeadWeights", model: Model, seen: ForwardPass
-) -> Iterator[tuple[str, int | None, float, str]]:
+def _differences(weights: ReadModel, model: Model, seen: ForwardPass) -> Iterator[tuple[str, int | None, float, str]]:
     """Seam, layer, difference and note of every comparison."""
     first = _on(weights.device, seen.layers[0])
     yield "embedding", None, embedding_difference(model, seen, weights.embedded(seen.tokens.to(weights.device))), ""
     for number in weights.layers_with_heads:
-        layer, here = weights.layer(number), _on(weights.device, seen.layers[number])
+        layer, here = weights.read_layer(number), _on(weights.device, seen.layers[number])
         block = model.blocks[number]
         yield (
             "norm before attention",
@@ -340,8 +368,9 @@ def sampled_logits(
 ) -> tuple[Tensor, Tensor | None]:
     """Final norm and unembedding of some tokens' columns, and the bias of these columns."""
     normed = x if ln_final is None else ln_final(x)
-    bias = getattr(model.unembed, "b_U", None)
-    chosen = bias.detach().float().to(x)[columns] if isinstance(bias, Tensor) else None
+    with weights_loaded(model.unembed):
+        bias = getattr(model.unembed, "b_U", None)
+        chosen = bias.detach().to(x)[columns] if isinstance(bias, Tensor) else None
     return normed @ rows_of(W_U, columns).to(torch.float32).T, chosen
 
 
@@ -359,7 +388,7 @@ def logit_columns(n_vocab: int, device: torch.device) -> Tensor:
     return torch.arange(0, n_vocab, max(1, n_vocab // _N_COLUMNS), device=device)
 
 
-def _logit_difference(weights: "HeadWeights", model: Model, seen: ForwardPass, x: Tensor | None) -> float:
+def _logit_difference(weights: ReadModel, model: Model, seen: ForwardPass, x: Tensor | None) -> float:
     n_vocab = weights.W_U.shape[0]
     if x is None or seen.logits.shape[-1] != n_vocab or x.shape[-1] != weights.W_U.shape[1]:
         return math.inf

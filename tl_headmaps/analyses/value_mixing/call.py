@@ -5,7 +5,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ...capture.running.activations import LayerActivations
+from ...capture.running.activations import LayerActivations, hook_name
 from ...capture.running.cached import run_or_read
 from ...capture.running.text import EncodedText
 from ...capture.weights import HeadWeights
@@ -64,7 +64,8 @@ def value_mixing(
         parts = (seen["pattern"][0, index.head, rows], values, z, gate)
         kept.append(tuple(part.to("cpu", torch.float32) for part in parts))
 
-    gated: tuple[Literal["gate"], ...] = ("gate",) if weights.gated else ()
+    # Other gates (AFMoE, Laguna) are not shown in this form; the difference below then refuses the head.
+    gated: tuple[Literal["gate"], ...] = ("gate",) if hook_name(index.layer, "gate") in model.hook_dict else ()
     run_or_read(model, prompt.ids, cache, read=("pattern", "v", "z", *gated), layers=[index.layer], reduce=keep)
     ((pattern, values, z, gate),) = kept
     mixed = pattern @ values

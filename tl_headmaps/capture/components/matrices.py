@@ -21,6 +21,7 @@ from torch import Tensor
 from ...core.errors import UnsupportedModelError, UsageError
 from ...core.provenance import Provenance
 from ...core.types import ATTENTION_COMPONENTS, MLP_COMPONENTS, Model
+from ..host import mlp_module
 from ..tensors import check_finite, joint_digest, tensor_digests
 from ..weights import HeadWeights
 
@@ -143,8 +144,8 @@ class ModelComponents(ComponentSource):
 
     def _find(self, layer: int, component: str) -> Tensor | None:
         """The host's view of a matrix, with heads on the first axis of attention matrices."""
-        part, _, _ = component.partition(".")
-        module = getattr(self.model.blocks[layer], part, None)
+        block = self.model.blocks[layer]
+        module = mlp_module(block) if component in MLP_COMPONENTS else getattr(block, "attn", None)
         for name in _HOST_NAMES[component]:
             value = getattr(module, name, None)
             if value is not None:
@@ -152,7 +153,7 @@ class ModelComponents(ComponentSource):
         return None
 
     def _require_plain_mlp(self, layer: int) -> None:
-        module = getattr(self.model.blocks[layer], "mlp", None)
+        module = mlp_module(self.model.blocks[layer])
         if module is None and "mlp.up" not in self.components:
             return
         matrices = {name: self._find(layer, name) for name in MLP_COMPONENTS}

@@ -15,7 +15,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ...core.errors import UnsupportedModelError
-from ..host import evaluating
+from ...core.types import MLP_COMPONENTS
+from ..host import evaluating, mlp_module
 from ..running.batches import TextBatch
 from .matrices import ModelComponents, heads_of
 
@@ -69,7 +70,7 @@ def component_outputs(source: ModelComponents, batch: TextBatch, receive: Receiv
     hooks: list[tuple[str, Callable[..., None]]] = []
     with evaluating(model), ExitStack() as stack:
         for layer, block in enumerate(model.blocks):
-            for name, module in (("attn.in", getattr(block, "attn", None)), ("mlp.in", getattr(block, "mlp", None))):
+            for name, module in (("attn.in", getattr(block, "attn", None)), ("mlp.in", mlp_module(block))):
                 if module is not None:
                     handle = module.register_forward_pre_hook(keep_input(name), with_kwargs=True)
                     stack.callback(handle.remove)
@@ -115,7 +116,8 @@ def _heads_written(source: ModelComponents, layer: int, seen: dict[str, Tensor])
 
 
 def _bias(source: ModelComponents, layer: int, component: str) -> Tensor | None:
-    module = getattr(source.model.blocks[layer], component.partition(".")[0])
+    block = source.model.blocks[layer]
+    module = mlp_module(block) if component in MLP_COMPONENTS else block.attn
     for name in _BIASES[component]:
         value = getattr(module, name, None)
         if isinstance(value, Tensor):

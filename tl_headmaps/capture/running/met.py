@@ -31,6 +31,7 @@ from ...core.errors import UnsupportedModelError, UsageError
 from ...core.files import cache_folder, replacing
 from ...core.runs import DamagedPieceError, pack, unpack
 from ...data.prompts import neutral_prompts
+from ..host import keeps_states
 from ..parts import LayerWeights
 from ..weights import HeadWeights
 from .activations import check_prompts, encode_prompt, hook_name, model_device, prepends_bos, state_restored
@@ -459,8 +460,8 @@ class _Behind:
 
     def __init__(self, model: Any, prefix: Sequence[int], weights: HeadWeights) -> None:
         self.model, self.prefix, self.layers = model, list(prefix), weights.layers_with_heads
-        # Layers without heads keep a state of another kind, which is not copied for many sources: whole passes.
-        continues = bool(prefix) and not weights.mixers
+        # A state that is not keys and values (Mamba, ...) is not copied for many sources: whole passes.
+        continues = bool(prefix) and not keeps_states(model)
         self._past = _past(model, torch.tensor([self.prefix], device=model_device(model))) if continues else None
         self._checked = self._past is None
 
