@@ -314,8 +314,7 @@ def test_every_rank_of_the_loaded_model(family: str, tmp_path: Path) -> None:
         assert_same_scores(loaded, read, circuit=circuit, preset=preset, heads=heads)
 
 
-# The host hides the MLP of Granite 4 from maps of components.
-@pytest.mark.parametrize(("family", "number"), [case for case in LOADED if case[0] != "granitemoehybrid"])
+@pytest.mark.parametrize(("family", "number"), LOADED)
 def test_every_component_of_the_loaded_model(family: str, number: int, tmp_path: Path) -> None:
     source = built(family, number)
     read = HeadWeights.from_checkpoint(save_checkpoint(source, tmp_path))

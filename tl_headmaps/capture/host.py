@@ -615,7 +615,10 @@ class _Reader:
         module = mlp_module(block)
         if module is None:
             unread = _unread_mlp(block)
-            return None, None, None, f"its first MLP ({unread}) has parts that are not known here" if unread else None
+            if unread is None:
+                return None, None, None, None
+            ln2, ln2_post = (self.norm(getattr(block, name, None)) for name in ("ln2", "ln2_post"))
+            return ln2, None, ln2_post, f"its first MLP ({unread}) has parts that are not known here"
         ln2_post = self.norm(getattr(block, "ln2_post", None))
         ln2 = self.norm(getattr(block, "ln2", None))
         if ln2 is None and ln2_post is None:
