@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import softmax
 from transformers import AutoModelForCausalLM
 
-from tl_headmaps import HeadWeights, component_map
+from tl_headmaps import HeadWeights, Relation, component_map, relation_scores
 from tl_headmaps.capture.checkpoint.architectures import ARCHITECTURES
 from tl_headmaps.capture.checkpoint.shards import SINGLE
 from tl_headmaps.capture.parts import LayerWeights, Norm
@@ -346,3 +346,19 @@ def test_the_text_half_of_a_model_with_vision(family: str, tmp_path: Path) -> No
     read = HeadWeights.from_checkpoint(tmp_path)
     assert (read.fingerprint, read.mixers, read.gated) == (fingerprint, alone.mixers, alone.gated)
     assert_same(first, read.layer(first.layer))
+
+
+def test_a_first_mlp_of_experts_leaves_layer_0(tmp_path: Path) -> None:
+    read = HeadWeights.from_checkpoint(save_checkpoint(built("mixtral", 0), tmp_path))
+    relation = Relation.from_pairs("some", [(3, 4)])
+    relation_scores(read, relation, heads="L0H1", progress=False)
+    for preset in ("maps", "folded"):
+        with pytest.raises(UnsupportedModelError, match=r"is a mixture of experts\. .* only layer 0 can be mapped"):
+            relation_scores(read, relation, heads="L1H1", preset=preset, progress=False)
+
+
+def test_without_any_heads_there_is_nothing_to_map(tmp_path: Path) -> None:
+    plain = {"layer_types": ["conv"] * 3, "block_auto_adjust_ff_dim": False}
+    save_checkpoint(source_model("lfm2", **plain), tmp_path, tokenizer=False)
+    with pytest.raises(UnsupportedModelError, match="has no attention heads: its layers are convolution"):
+        HeadWeights.from_checkpoint(tmp_path)
