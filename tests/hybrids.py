@@ -102,8 +102,8 @@ KINDS = {
 
 
 if TL_MAJOR < 4:
-    # TransformerLens 3 boots them, and cannot tell their queries from their gates.
-    KINDS = {name: kind for name, kind in KINDS.items() if not kind.gated}
+    # TransformerLens 3 cannot tell their queries from their gates, and does not show the norm after attention.
+    KINDS = {name: kind for name, kind in KINDS.items() if not kind.gated and kind.after is None}
 
 
 @dataclass(frozen=True)
@@ -134,6 +134,12 @@ REFUSED = {
         {"layers_block_type": ["mamba", "hybrid"] * 2, "mamba_d_state": 8, "mamba_headdim": 16, "n_mamba_heads": 4}
         | {"mamba_ngroups": 1, "chunk_size": 8, "num_mem_blocks": 1},
         _NOT_SHOWN,
+    ),
+    "laguna": Refused(
+        "LagunaConfig",
+        {"num_attention_heads_per_layer": [4, 8] * 2, "mlp_layer_types": ["dense"] * 4, "num_experts": 4}
+        | {"num_experts_per_tok": 2, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16},
+        r"the heads of layer 1 differ from those of layer 0 in number or width \(W_Q is stored as \[64, 32\] there",
     ),
     # Mamba beside attention in every layer.
     "falcon_h1": Refused(

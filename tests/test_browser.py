@@ -248,6 +248,24 @@ def test_unusual_maps_are_drawn(browser: Browser, tmp_path: Path, figure: Figure
     shown.check_quiet()
 
 
+def test_layers_without_heads_say_what_they_are_and_are_stepped_over(browser: Browser, tmp_path: Path) -> None:
+    values = np.full((5, 2), np.nan)
+    values[[1, 3]] = [[0.1, 0.2], [0.3, 0.4]]
+    layers = {"0": "linear attention", "2": "linear attention", "4": "<b>Mamba"}
+    shown = Shown(browser, head_map(values, title="hybrid", empty=layers), tmp_path)
+    shown.check_quiet()
+    texts = "JSON.stringify([...document.querySelectorAll('.tlhm-empty')].map(row => row.textContent))"
+    assert json.loads(browser.run(texts)) == list(layers.values())
+    shown.focus()
+    seen = [browser.text(".tlhm-live")[:4]]
+    for key in ("ArrowUp", "ArrowRight", "ArrowDown", "ArrowDown", "ArrowUp"):
+        browser.key(key)
+        seen.append(browser.text(".tlhm-live")[:4])
+    assert seen == ["L1H0", "L1H0", "L1H1", "L3H1", "L3H1", "L1H1"]
+    assert "missing" not in browser.text(".tlhm-bar")
+    shown.check_quiet()
+
+
 def test_a_figure_shown_twice_on_a_page_works_twice(browser: Browser, tmp_path: Path) -> None:
     figure = head_map(SCORES, title="twice")
     path = tmp_path / "twice.html"

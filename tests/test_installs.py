@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from planted import quiet, word_tokenizer
+from planted import TL_MAJOR, quiet, word_tokenizer
 
 from tl_headmaps import HeadMapsError
 from tl_headmaps.capture.installs import nothing_installed
@@ -131,6 +131,34 @@ def qwen2_vl() -> Any:
     )
 
 
+def qwen3_5() -> Any:
+    from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
+
+    text = TEXT | {
+        "layer_types": ["linear_attention", "full_attention"],
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 2,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8,
+    }
+    vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 24, "num_heads": 2, "patch_size": 4}
+    vision |= {"out_hidden_size": 32, "num_position_embeddings": 16}
+    return Qwen3_5ForConditionalGeneration(
+        Qwen3_5Config(
+            text_config=text,
+            vision_config=vision,
+            image_token_id=60,
+            video_token_id=61,
+            vision_start_token_id=62,
+            vision_end_token_id=63,
+        )
+    )
+
+
+HYBRID = (qwen3_5,) if TL_MAJOR >= 4 else ()
+"""TransformerLens 3 cannot tell its queries from its gates."""
+
+
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Any], Path]:
     def save(make: Any) -> Path:
@@ -156,7 +184,7 @@ def child(script: str, *arguments: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_multimodal_checkpoints_open_as_their_language_model_or_are_refused(saved: Callable[[Any], Path]) -> None:
-    folders = {make.__name__: saved(make) for make in (gemma3, llava, qwen2_vl)}
+    folders = {make.__name__: saved(make) for make in (gemma3, llava, qwen2_vl, *HYBRID)}
     broken = saved(gemma3)
     settings = json.loads((broken / "config.json").read_text())
     # The files of a text half with fewer layers than this: the third would have random weights.
@@ -166,7 +194,9 @@ def test_multimodal_checkpoints_open_as_their_language_model_or_are_refused(save
     done = child(OPEN, *folders.values(), broken)
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout.splitlines()[-1])
-    for name, architecture in (("gemma3", "Gemma3ForCausalLM"), ("llava", "LlamaForCausalLM")):
+    opens = {"gemma3": "Gemma3ForCausalLM", "llava": "LlamaForCausalLM"}
+    opens |= {make.__name__: "Qwen3_5ForCausalLM" for make in HYBRID}
+    for name, architecture in opens.items():
         opened = said[str(folders[name])]
         assert opened.get("architecture") == architecture, opened
         assert opened["heads"] == [2, 4] and opened["word"] == " word9"

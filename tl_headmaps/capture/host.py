@@ -150,8 +150,8 @@ def layers_with_heads(model: Model) -> list[int]:
 def _has_heads(block: Any) -> bool:
     try:
         return hasattr(block, "attn") and hasattr(block.attn, "W_V")
-    except NotImplementedError:
-        # TransformerLens raises this for weights that exist but are not in memory.
+    except (NotImplementedError, ValueError):
+        # TransformerLens raises these for weights that exist but are not in memory, or cannot be split into heads.
         return True
 
 
@@ -236,6 +236,7 @@ class _Reader:
     def fields(self) -> dict[str, Any]:
         model, cfg = self.model, self.model.cfg
         with_heads = layers_with_heads(model)
+        self.require_even_heads(with_heads)
         self.require_heads(with_heads[0])
         first, last = self.layer(with_heads[0]), self.layer(with_heads[-1])
         self.require_whole(first)
@@ -279,6 +280,22 @@ class _Reader:
             "tokenizer": getattr(model, "tokenizer", None),
             "model": model,
         }
+
+    def require_even_heads(self, layers: list[int]) -> None:
+        """Refuse layers whose heads differ in number or width from those of the others."""
+        for name in ("q", "v"):
+            parts = {layer: getattr(self.model.blocks[layer].attn, name, None) for layer in layers}
+            stored = {layer: getattr(part, "weight", None) for layer, part in parts.items()}
+            shapes = {layer: list(getattr(weight, "shape", ())) for layer, weight in stored.items()}
+            first = layers[0]
+            other = next((layer for layer in layers if shapes[layer] != shapes[first]), None)
+            if other is not None:
+                raise UnsupportedModelError(
+                    f"{_architecture(self.model)}: the heads of layer {other} differ from those of layer {first} in "
+                    f"number or width (W_{name.upper()} is stored as {shapes[other]} there and as {shapes[first]} "
+                    "here). Head maps need the same heads in every layer that has any, and TransformerLens does not "
+                    "split others into heads. Use another model of this family."
+                )
 
     def require_heads(self, layer: int) -> None:
         """Refuse latent attention, and embeddings of another width than the stream."""

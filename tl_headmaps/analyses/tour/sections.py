@@ -46,11 +46,12 @@ def the_model(tour: Tour) -> Finding:
     """Size and basis."""
     weights = tour.weights
     total = weights.n_all_heads
+    some = f", {len(weights.layers_with_heads)} of them" if weights.mixers else ""
     return Finding(
         "model",
         describe_model(weights),
         ("model",),
-        f"{weights.model_name} has {weights.n_layers} layers of {weights.n_heads} heads, {total:,} in all, and a "
+        f"{weights.model_name} has {weights.n_layers} layers{some} of {weights.n_heads} heads, {total:,} in all, and a "
         f"vocabulary of {weights.n_vocab:,} tokens. Its weights are {weights.basis}.",
         f"{total:,} heads in {weights.n_layers} layers",
     )
