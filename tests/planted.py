@@ -109,7 +109,7 @@ def config_of(
     if kind == "mamba":
         sizes = special | {"vocab_size": n_vocab, "hidden_size": d_model, "num_hidden_layers": n_layers}
         sizes |= {"state_size": 8}
-    name = {
+    names = {
         "neox": "GPTNeoXConfig",
         "llama": "LlamaConfig",
         "mistral": "MistralConfig",
@@ -121,8 +121,13 @@ def config_of(
         "mixtral": "MixtralConfig",
         "bert": "BertConfig",
         "mamba": "MambaConfig",
-    }[kind]
-    return getattr(transformers, name)(**sizes | changes)
+    }
+    if kind not in names:
+        # Any other family, by its model_type.
+        if hasattr(transformers.AutoConfig.for_model(kind), "num_key_value_heads"):
+            sizes["num_key_value_heads"] = n_kv_heads
+        return transformers.AutoConfig.for_model(kind, **sizes | changes)
+    return getattr(transformers, names[kind])(**sizes | changes)
 
 
 def source_model(

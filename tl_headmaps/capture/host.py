@@ -440,11 +440,19 @@ class _Reader:
 
     def measured_by_head(self, module: Any, n_heads: int, width: int) -> Norm:
         """A norm with a weight for each head; it is given all heads of a token at once, in one of two orders."""
-        probe = _probe(width, next(module.parameters()).device)
+        stored = {
+            kind: [parameter for name, parameter in module.named_parameters() if name.endswith(kind)]
+            for kind in ("weight", "bias")
+        }
+        weights, biases = (
+            torch.stack(every) if len(every) == n_heads else every[0] if every else None for every in stored.values()
+        )
+        assert weights is not None
+        probe = _probe(width, weights.device)
         inner = getattr(module, "original_component", module)
         results = []
         for x in (probe, -probe, probe + 0.5):
-            heads = x.expand(1, n_heads, 1, width)
+            heads = x.to(weights.dtype).expand(1, n_heads, 1, width)
             # Modules that hold one norm for each head expect [batch, head, pos, width], a weight by head the reverse.
             together = any(parameter.ndim == 2 for parameter in module.parameters())
             output = inner(heads.transpose(1, 2)).transpose(1, 2) if together else inner(heads)
@@ -454,7 +462,8 @@ class _Reader:
         weight = (up - down) / 2 * torch.sqrt(probe.square().mean() + eps) / probe
         bias = (up + down) / 2
         centres = bool(torch.allclose(shifted, up, rtol=2e-2, atol=1e-3 * float(up.abs().max())))
-        bias = torch.zeros_like(bias) if _is_rounding(bias, up) else bias
+        weight = _exact(weight, weights)
+        bias = torch.zeros_like(bias) if _is_rounding(bias, up) else _exact(bias, biases, up)
         return Norm(centres, weight.to(self.device), bias.to(self.device), eps)
 
     def score_scale(self, attn: Any, layer: int) -> float:
@@ -495,7 +504,7 @@ class _Reader:
         bias = (up + down) / 2
         centres = bool(torch.allclose(shifted, up, rtol=2e-2, atol=1e-3 * float(up.abs().max())))
         weight = _exact(weight, stored)
-        bias = torch.zeros_like(bias) if _is_rounding(bias, up) else _exact(bias, _bias_of(module))
+        bias = torch.zeros_like(bias) if _is_rounding(bias, up) else _exact(bias, _bias_of(module), up)
         return Norm(centres, weight.to(self.device), bias.to(self.device), eps)
 
     def eps(self, module: Any) -> float:
@@ -565,18 +574,19 @@ class _Reader:
             if self.difference(ours, theirs) > self.tolerance:
                 theirs = uncapped
         theirs = theirs if bias is None else theirs - bias
-        return self.fitting_factor(ours, theirs, "logit_scale")
+        return self.fitting_factor(ours, theirs, "logit_scale", "logits_scaling")
 
     def here(self, seen: ForwardPass, layer: int) -> dict[str, Tensor]:
         """What a layer computed, as float32 where weights are."""
         return {name: value.to(self.device, torch.float32) for name, value in seen.layers[layer].items()}
 
-    def fitting_factor(self, ours: Tensor, theirs: Tensor, name: str) -> float:
+    def fitting_factor(self, ours: Tensor, theirs: Tensor, name: str, divisor: str = "") -> float:
         """1, or another factor if only that makes two tensors equal; a configured one in its exact value."""
         theirs = theirs.reshape(ours.shape)
         if self.difference(ours, theirs) <= self.tolerance:
             return 1.0
-        factor = _factor(ours, theirs, self.stated(name))
+        known = (*self.stated(name), *(1 / stated for stated in self.stated(divisor)))
+        factor = _factor(ours, theirs, known, 1e-3 if self.dtype.itemsize > 2 else 1e-2)
         return factor if self.difference(ours * factor, theirs) <= self.tolerance else 1.0
 
     def stated(self, name: str) -> tuple[float, ...]:
@@ -622,14 +632,17 @@ class _Reader:
         module = mlp_module(block)
         if module is None:
             unread = _unread_mlp(block)
-            return None, None, None, f"its first MLP ({unread}) has parts that are not known here" if unread else None
+            if unread is None:
+                return None, None, None, None
+            ln2, ln2_post = (self.norm(getattr(block, name, None)) for name in ("ln2", "ln2_post"))
+            return ln2, None, ln2_post, f"its first MLP ({unread}) has parts that are not known here"
         ln2_post = self.norm(getattr(block, "ln2_post", None))
         ln2 = self.norm(getattr(block, "ln2", None))
         if ln2 is None and ln2_post is None:
             # Parallel blocks with one norm (Phi, GPT-J) feed it to attention and MLP alike.
             ln2 = self.norm(getattr(block, "ln1", None))
         W_in, W_out, W_gate = (self.tensor(module, name, dtype=None) for name in ("W_in", "W_out", "W_gate"))
-        stated = str(getattr(self.model.cfg, "act_fn", None))
+        stated = self.stated_activation(module)
         if W_in is None or W_out is None or W_in.ndim != 2:
             reason = f"its first MLP is a {type(module).__name__} (mixture of experts or unknown parts)"
             return ln2, None, ln2_post, reason
@@ -659,6 +672,22 @@ class _Reader:
             return ln2, None, ln2_post, f"its activation function {stated!r} is not known here"
         return ln2, None, ln2_post, "its first MLP does not compute act(x W_in) W_out"
 
+    def stated_activation(self, module: Any) -> str:
+        """The function that a module of the MLP computes, else the one that the host states.
+
+        In reduced precision a wrong function may be within the tolerance of the whole MLP.
+        """
+        stated = str(getattr(self.model.cfg, "act_fn", None))
+        x = torch.linspace(-4, 4, 65)
+        for part in getattr(module, "original_component", module).children():
+            if any(True for _ in part.parameters()):
+                continue
+            y = part(x)
+            same = [name for name, act in ACTIVATIONS.items() if torch.allclose(act(x), y, rtol=0, atol=1e-5)]
+            if same:
+                return stated if stated in same else same[0]
+        return stated
+
     def difference(self, ours: Tensor, theirs: Tensor) -> float:
         theirs = theirs.detach().to(ours.device, torch.float32)
         return float((ours - theirs).abs().max() / theirs.abs().max().clamp_min(1e-12))
@@ -673,11 +702,11 @@ def _inner(attn: Any, name: str) -> Any:
     return getattr(getattr(attn, "original_component", None), name, None)
 
 
-def _factor(ours: Tensor, theirs: Tensor, known: tuple[float, ...]) -> float:
+def _factor(ours: Tensor, theirs: Tensor, known: tuple[float, ...], rounding: float = 1e-3) -> float:
     """The factor that makes one tensor most like another; a known one in its exact value."""
     one, other = in_float64(ours).flatten(), in_float64(theirs).flatten()
     factor = float(one @ other / (one @ one).clamp_min(1e-30))
-    return next((exact for exact in known if abs(factor / exact - 1) < 1e-3), factor)
+    return next((exact for exact in known if abs(factor / exact - 1) < rounding), factor)
 
 
 def _probe(width: int, device: torch.device) -> Tensor:
@@ -698,12 +727,16 @@ def _is_rounding(bias: Tensor, output: Tensor) -> bool:
     return float(bias.abs().max()) <= 1e-6 * float(output.abs().max())
 
 
-def _exact(measured: Tensor, stored: Any) -> Tensor:
-    """The stored parameter, 1 + it, or ones, whichever was measured; without the rounding of the measurement."""
+def _exact(measured: Tensor, stored: Any, output: Tensor | None = None) -> Tensor:
+    """The stored parameter, 1 + it, or ones, whichever was measured; without the rounding of the measurement.
+
+    A bias is measured as a difference of outputs, whose size then decides how much it may have been rounded.
+    """
     candidates = [torch.ones_like(measured)]
     if isinstance(stored, Tensor) and stored.shape == measured.shape:
         exact = stored.detach().float()
         candidates += [exact, 1.0 + exact]
     best = min(candidates, key=lambda candidate: float((candidate - measured).abs().max()))
-    agrees = float((best - measured).abs().max()) <= 2e-2 * float(measured.abs().max())
+    size = float((measured if output is None else output).abs().max())
+    agrees = float((best - measured).abs().max()) <= 2e-2 * size
     return best if agrees else measured

@@ -5,11 +5,12 @@ family (:mod:`.architectures`); the numbers of heads and layers have none.
 """
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ...core.errors import ModelLoadError, UnsupportedModelError
-from .architectures import architecture_of
+from .architectures import Architecture, architecture_of
 
 
 class Config:
@@ -19,6 +20,7 @@ class Config:
         self.name, self.path = name, folder / "config.json"
         self.raw = self._read()
         self.architecture = architecture_of(self.raw.get("model_type"), repr(name))
+        self.architecture = self._as_configured()
         named = self.raw.get("architectures")
         self.class_name = str(named[0] if isinstance(named, list) and named else self.raw["model_type"])
         self._require_plain()
@@ -47,8 +49,19 @@ class Config:
             )
         return raw
 
+    def _as_configured(self) -> Architecture:
+        """The family with those variants that this configuration chooses."""
+        known = self.architecture
+        for variant in known.variants:
+            if all(self.setting(field) in values for field, values in variant.when.items()):
+                parts, fixed = {**known.parts, **variant.parts}, {**known.fixed, **variant.fixed}
+                known = replace(known, parts=parts, fixed=fixed)
+        return known
+
     def setting(self, field: str) -> Any:
         """A field of the configuration (of its text half, in a model with vision), or the family's default."""
+        if field in self.architecture.fixed:
+            return self.architecture.fixed[field]
         name = self.architecture.aliases.get(field, field)
         for source in (self.raw.get("text_config"), self.raw):
             if isinstance(source, dict) and source.get(name) is not None:
@@ -96,10 +109,19 @@ class Config:
     def activation(self) -> str:
         """Name of the MLP's activation function."""
         named = (self.setting(field) for field in self.architecture.activation)
-        return str(next((name for name in named if name), None))
+        name = str(next((name for name in named if name), None))
+        return self.architecture.activations.get(name, name)
+
+    def factor(self, name: str) -> float | None:
+        """One of the model's factors, if the family has it."""
+        if name not in self.architecture.factors:
+            return None
+        field, power = self.architecture.factors[name]
+        return float(self._number(field, self.setting(field)) ** power)
 
     def score_scale(self, layer: int) -> float:
         """The factor of attention scores."""
-        divisor = self._number("query_pre_attn_scalar", self.setting("query_pre_attn_scalar") or self.d_head)
-        scale = 1.0 if self.setting("scale_attn_weights") is False else divisor**-0.5
+        scale = self.factor("score_scale") or self.d_head**-0.5
+        if self.setting("scale_attn_weights") is False:
+            scale = 1.0
         return scale / (layer + 1) if self.setting("scale_attn_by_inverse_layer_idx") else scale

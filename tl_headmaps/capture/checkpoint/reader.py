@@ -35,7 +35,8 @@ _COMPONENTS = {
     "mlp.down": "mlp_out",
     "mlp.gate": "mlp_gate",
 }
-_FUSED = ("q", "k", "v")
+_FUSED = {"qkv": ("q", "k", "v"), "q_gate": ("q", "gate"), "mlp_gate_in": ("mlp_gate", "mlp_in")}
+"""Parts that several matrices share, in the order in which they follow each other."""
 
 
 def local_folder(name: str) -> Path | None:
@@ -81,9 +82,14 @@ class CheckpointOrigin:
 
     @property
     def components(self) -> tuple[str, ...]:
-        """The weight matrices every layer has, as ``attn.q`` or ``mlp.up``."""
-        known = self._checkpoint.architecture.parts
-        return tuple(name for name, part in _COMPONENTS.items() if part in known or ("qkv" in known and part in _FUSED))
+        """The weight matrices every layer has, as ``attn.q`` or ``mlp.up``; mixtures of experts are refused."""
+        for layer in sorted(self._checkpoint.mixtures):
+            raise UnsupportedModelError(
+                f"The MLP of layer {layer} of {self.name!r} is a mixture of experts without one up and one down "
+                "matrix, so a map of components is not defined. Use by_head=True (--by-head), which needs the "
+                "attention alone."
+            )
+        return tuple(name for name, part in _COMPONENTS.items() if self._checkpoint.has(part))
 
     def component(self, layer: int, name: str) -> Tensor:
         """One weight matrix of any layer in its stored type, rows inputs and columns outputs, heads side by side."""
@@ -131,6 +137,12 @@ class _Checkpoint:
         inside = "" if layer is None else self.architecture.layer.format(layer=layer)
         return f"{self.body}{inside}{table[part]}"
 
+    def within_layer(self, part: str) -> list[str]:
+        """Names within a layer of the tensors of a part; more than one if each head has its own."""
+        name = self.architecture.parts[part]
+        n_heads = self.n_heads if part == "q_norm" else self.n_kv_heads
+        return [name.format(head=head) for head in range(n_heads)] if "{head}" in name else [name]
+
     @cached_property
     def unembed(self) -> str:
         """Name of the unembedding; that of the embedding where the two are tied."""
@@ -143,13 +155,47 @@ class _Checkpoint:
         assert embed is not None
         return embed
 
+    @cached_property
+    def mixtures(self) -> set[int]:
+        """Layers whose MLP is a mixture of experts."""
+        return {layer for layer, name in self._layer_tensors() if name.startswith(self.architecture.experts)}
+
+    @cached_property
+    def mixers(self) -> dict[int, str]:
+        """Layers without heads, and what mixes their tokens."""
+        found = {
+            layer: mixer
+            for layer, name in self._layer_tensors()
+            for start, mixer in self.architecture.mixers.items()
+            if name.startswith(start)
+        }
+        if len(found) == self.n_layers:
+            raise UnsupportedModelError(
+                f"{self.name!r} has no attention heads: its layers are {', '.join(sorted(set(found.values())))}. Head "
+                "maps need a model with attention in at least one layer."
+            )
+        return dict(sorted(found.items()))
+
+    def _layer_tensors(self) -> Iterator[tuple[int, str]]:
+        """Layer and name within it of every tensor of a layer that the configuration counts."""
+        pattern = re.escape(self.body) + re.escape(self.architecture.layer).replace(r"\{layer\}", r"(\d+)") + "(.*)"
+        for name in self.shards.files:
+            match = re.fullmatch(pattern, name)
+            if match and int(match[1]) < self.n_layers:
+                yield int(match[1]), match[2]
+
     def needed_tensors(self) -> Iterator[str]:
         """Names of all tensors that weight-only analyses read."""
         shared = [self.full_name("embed"), self.full_name("ln_final"), self.unembed]
         parts = self.architecture.parts
-        first_only = {"ln2", "ln2_post", *(part for part in parts if part.startswith("mlp_"))}
+        mlp = {part for part in parts if part.startswith("mlp_")}
+        first = {"ln2", "ln2_post", *mlp}
         for layer in range(self.n_layers):
-            shared += [self.full_name(part, layer) for part in parts if layer == 0 or part not in first_only]
+            left_out = first if layer else mlp if 0 in self.mixtures else set()
+            if layer in self.mixers:
+                left_out = left_out | (parts.keys() - first - {"ln1"})
+            inside = self.body + self.architecture.layer.format(layer=layer)
+            shared += [f"{inside}{name}" for part in parts if part not in left_out for name in self.within_layer(part)]
         for name in dict.fromkeys(shared):
             if f"{name}.weight" not in self.shards:
                 raise self._missing(f"{name}.weight")
@@ -161,80 +207,119 @@ class _Checkpoint:
 
     def _require_known(self) -> None:
         """Refuse tensors of a layer that the table does not know: they would change what it computes."""
-        pattern = re.escape(self.body) + re.escape(self.architecture.layer).replace(r"\{layer\}", r"(\d+)") + "(.*)"
-        known = {f"{part}.{kind}" for part in self.architecture.parts.values() for kind in ("weight", "bias")}
-        for name in self.shards.files:
-            match = re.fullmatch(pattern, name)
-            if match and int(match[1]) < self.n_layers and match[2] not in (*known, *self.architecture.ignored):
+        parts = (name for part in self.architecture.parts for name in self.within_layer(part))
+        known = {*self.architecture.ignored, *(f"{name}.{kind}" for name in parts for kind in ("weight", "bias"))}
+        for layer, name in self._layer_tensors():
+            if name not in known and not name.startswith((*self.architecture.experts, *self.architecture.mixers)):
+                full = f"{self.body}{self.architecture.layer.format(layer=layer)}{name}"
                 raise UnsupportedModelError(
-                    f"{self.name!r} has a tensor {name!r}, which is unknown for a {self.class_name}, so the layer "
+                    f"{self.name!r} has a tensor {full!r}, which is unknown for a {self.class_name}, so the layer "
                     "computes something else. Load the model with TransformerLens and pass the model itself."
                 )
 
-    def matrix(self, part: str, layer: int, n_out: int, n_in: int) -> Tensor:
+    def has(self, part: str) -> bool:
+        """Whether this family has a matrix, on its own or within another."""
+        return self._stored_as(part)[0] in self.architecture.parts
+
+    def _stored_as(self, part: str) -> tuple[str, tuple[str, ...]]:
+        """The part that is stored, and the matrices in it."""
+        for joint, shares in _FUSED.items():
+            if joint in self.architecture.parts and part in shares:
+                return joint, shares
+        return part, (part,)
+
+    def outputs(self, part: str, layer: int) -> int:
+        """Number of outputs of a matrix."""
+        if part in ("o", "mlp_out"):
+            return self.d_model
+        if part in ("k", "v"):
+            return self.n_kv_heads * self.d_head
+        if part in ("q", "gate"):
+            return self.n_heads * self.d_head
+        joint, shares = self._stored_as(part)
+        stored = self.shards.stored(f"{self.full_name(joint, layer)}.weight")
+        return stored.shape[1 if self.architecture.inputs_first else 0] // len(shares)
+
+    def inputs(self, part: str, layer: int) -> int:
+        """Number of inputs of a matrix."""
+        if part == "o":
+            return self.n_heads * self.d_head
+        return self.outputs("mlp_in", layer) if part == "mlp_out" else self.d_model
+
+    def matrix(self, part: str, layer: int) -> Tensor:
         """A matrix [out, in] in its stored type."""
-        name = f"{self.full_name(part, layer)}.weight"
-        if self.architecture.inputs_first:
-            return self.shards.sized(name, n_in, n_out).T
-        return self.shards.sized(name, n_out, n_in)
+        return self._share(part, layer, "weight", self.inputs(part, layer))
+
+    def bias(self, part: str, layer: int) -> Tensor | None:
+        if f"{self.full_name(self._stored_as(part)[0], layer)}.bias" not in self.shards:
+            return None
+        return self.float32(self._share(part, layer, "bias"))
+
+    def _share(self, part: str, layer: int, kind: str, *n_in: int) -> Tensor:
+        """Weight or bias of a part, outputs first, out of the tensor that contains it."""
+        joint, shares = self._stored_as(part)
+        sizes = [self.outputs(share, layer) for share in shares]
+        name = f"{self.full_name(joint, layer)}.{kind}"
+        if n_in and self.architecture.inputs_first:
+            stored = self.shards.sized(name, *n_in, sum(sizes)).T
+        else:
+            stored = self.shards.sized(name, sum(sizes), *n_in)
+        n_groups = 1
+        if joint == "q_gate":
+            n_groups = self.n_heads
+        elif joint == "qkv" and self.architecture.fused == "by group":
+            n_groups = self.n_kv_heads
+        if n_groups > 1:
+            by_group = stored.reshape(n_groups, sum(sizes) // n_groups, *n_in)
+            parts: tuple[Tensor, ...] = by_group.split([size // n_groups for size in sizes], dim=1)
+            return parts[shares.index(part)].reshape(-1, *n_in)
+        parts = stored.split(sizes)
+        return parts[shares.index(part)]
 
     def component(self, layer: int, part: str) -> Tensor:
         """Any matrix of a layer [in, out], stored type."""
-        n_q, n_kv, d_model = self.n_heads * self.d_head, self.n_kv_heads * self.d_head, self.d_model
-        if part in _FUSED and self.architecture.fused is not None:
-            matrix = self._unfused(self.matrix("qkv", layer, 3 * n_q, d_model))[_FUSED.index(part)]
-        elif part.startswith("mlp_"):
-            reads = part != "mlp_out"
-            width = self._mlp_width(layer)
-            matrix = self.matrix(part, layer, width if reads else d_model, d_model if reads else width)
-        elif part == "o":
-            matrix = self.matrix("o", layer, d_model, n_q)
-        else:
-            matrix = self.matrix(part, layer, n_q if part == "q" else n_kv, d_model)
+        matrix = self.matrix(part, layer)
         check_finite(matrix, f"{self.full_name(part, layer) or part} of layer {layer}")
         return matrix.T.to(self.device)
-
-    def _mlp_width(self, layer: int) -> int:
-        stored = self.shards.stored(f"{self.full_name('mlp_in', layer)}.weight")
-        return stored.shape[1 if self.architecture.inputs_first else 0]
-
-    def bias(self, part: str, layer: int, n_out: int) -> Tensor | None:
-        name = f"{self.full_name(part, layer)}.bias"
-        return self.float32(self.shards.sized(name, n_out)) if name in self.shards else None
 
     def float32(self, tensor: Tensor) -> Tensor:
         return tensor.to(device=self.device, dtype=torch.float32)
 
-    def norm(self, part: str, layer: int | None = None, width: int | None = None) -> Norm | None:
+    def norm(self, part: str, layer: int | None = None, *shape: int) -> Norm | None:
         name = self.full_name(part, layer)
         if name is None:
             return None
-        width = width or self.d_model
+        shape = shape or (self.d_model,)
         kind = self.architecture.norm
-        weight = self.float32(self.shards.sized(f"{name}.weight", width))
-        if kind == "rms + 1":
+        weight = self._norm_tensor(f"{name}.weight", shape)
+        if kind.endswith("+ 1"):
             weight = 1.0 + weight
-        if f"{name}.bias" in self.shards:
-            bias = self.float32(self.shards.sized(f"{name}.bias", width))
+        if f"{name}.bias".format(head=0) in self.shards:
+            bias = self._norm_tensor(f"{name}.bias", shape)
         else:
             bias = torch.zeros_like(weight)
         for value in (weight, bias):
             check_finite(value, f"The norm {name}")
-        return Norm(kind == "layer", weight, bias, self.config.eps)
+        return Norm(kind.startswith("layer"), weight, bias, self.config.eps)
+
+    def _norm_tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        if "{head}" not in name:
+            return self.float32(self.shards.sized(name, *shape))
+        return torch.stack([self.float32(self.shards.sized(name.format(head=h), *shape[1:])) for h in range(shape[0])])
+
+    def head_norm(self, part: str, layer: int) -> Norm | None:
+        """Norm of queries or keys."""
+        n_heads = self.n_heads if part == "q_norm" else self.n_kv_heads
+        shapes = {"alike": (self.d_head,), "by head": (n_heads, self.d_head), "joint": (n_heads * self.d_head,)}
+        return self.norm(part, layer, *shapes[self.architecture.head_norms])
 
     def layer(self, layer: int) -> LayerWeights:
         """Attention of one layer."""
-        n_q, n_kv = self.n_heads * self.d_head, self.n_kv_heads * self.d_head
-        if self.architecture.fused is None:
-            weights = [self.matrix(part, layer, n, self.d_model) for part, n in (("q", n_q), ("k", n_kv), ("v", n_kv))]
-            biases = [self.bias(part, layer, n) for part, n in (("q", n_q), ("k", n_kv), ("v", n_kv))]
-        else:
-            weights = self._unfused(self.matrix("qkv", layer, 3 * n_q, self.d_model))
-            joint = self.bias("qkv", layer, 3 * n_q)
-            biases = [None] * 3 if joint is None else [*self._unfused(joint)]
-        W_Q, W_K, W_V = (self.float32(weight).view(-1, self.d_head, self.d_model).mT for weight in weights)
+        stored = (self.float32(self.matrix(part, layer)) for part in ("q", "k", "v"))
+        W_Q, W_K, W_V = (weight.view(-1, self.d_head, self.d_model).mT for weight in stored)
+        biases = (self.bias(part, layer) for part in ("q", "k", "v"))
         b_Q, b_K, b_V = (None if bias is None else bias.reshape(-1, self.d_head) for bias in biases)
-        W_O = self.float32(self.matrix("o", layer, self.d_model, n_q))
+        W_O = self.float32(self.matrix("o", layer))
         return LayerWeights(
             layer=layer,
             W_Q=W_Q,
@@ -247,32 +332,26 @@ class _Checkpoint:
             b_V=b_V,
             ln1=self.norm("ln1", layer),
             ln1_post=self.norm("ln1_post", layer),
-            q_norm=self.norm("q_norm", layer, self.d_head),
-            k_norm=self.norm("k_norm", layer, self.d_head),
+            q_norm=self.head_norm("q_norm", layer),
+            k_norm=self.head_norm("k_norm", layer),
         )
-
-    def _unfused(self, joint: Tensor) -> list[Tensor]:
-        """Queries, keys and values out of one tensor, outputs first."""
-        if self.architecture.fused == "thirds":
-            return [part.contiguous() for part in joint.chunk(3)]
-        by_head = joint.reshape(self.n_heads, 3, self.d_head, *joint.shape[1:])
-        return [by_head[:, part].reshape(-1, *joint.shape[1:]) for part in range(3)]
 
     def first_mlp(self) -> tuple[MLP | None, str | None]:
         """MLP of layer 0 in its stored type, and the reason if it cannot be used."""
+        if 0 in self.mixtures:
+            return None, "its first MLP is a mixture of experts"
         activation = self.config.activation
         if activation not in ACTIVATIONS:
             return None, f"its activation function {activation!r} is not known here"
-        width = self._mlp_width(0)
-        gated = "mlp_gate" in self.architecture.parts
+        gated = self.has("mlp_gate")
         mlp = MLP(
-            W_in=self.matrix("mlp_in", 0, width, self.d_model).T.to(self.device),
-            W_out=self.matrix("mlp_out", 0, self.d_model, width).T.to(self.device),
+            W_in=self.matrix("mlp_in", 0).T.to(self.device),
+            W_out=self.matrix("mlp_out", 0).T.to(self.device),
             activation=activation,
-            W_gate=self.matrix("mlp_gate", 0, width, self.d_model).T.to(self.device) if gated else None,
-            b_in=self.bias("mlp_in", 0, width),
-            b_gate=self.bias("mlp_gate", 0, width) if gated else None,
-            b_out=self.bias("mlp_out", 0, self.d_model),
+            W_gate=self.matrix("mlp_gate", 0).T.to(self.device) if gated else None,
+            b_in=self.bias("mlp_in", 0),
+            b_gate=self.bias("mlp_gate", 0) if gated else None,
+            b_out=self.bias("mlp_out", 0),
         )
         for name, value in vars(mlp).items():
             if isinstance(value, Tensor):
@@ -299,7 +378,7 @@ class _Checkpoint:
         W_U = W_E if tied else self.vocabulary_matrix(self.unembed, "The unembedding W_U")
         ln_final = self.norm("ln_final")
         mlp, refusal = self.first_mlp()
-        scale = 1.0
+        scale = self.config.factor("embed_scale") or 1.0
         if self.architecture.embeds_scaled:
             # In the precision of the stored type, like the model itself.
             scale = float(torch.tensor(self.d_model**0.5, dtype=W_E.dtype, device="cpu"))
@@ -315,11 +394,15 @@ class _Checkpoint:
             "W_E": W_E,
             "W_U": W_U,
             "embed_scale": scale,
+            "residual_scale": self.config.factor("residual_scale") or 1.0,
+            "logit_scale": self.config.factor("logit_scale") or 1.0,
             "ln_final": ln_final,
             "ln2": self.norm("ln2", 0),
             "mlp": mlp,
             "ln2_post": self.norm("ln2_post", 0),
             "mlp_refusal": refusal,
             "read_layer": self.layer,
+            "mixers": self.mixers,
+            "gated": "q_gate" in self.architecture.parts,
             "tokenizer": open_tokenizer(self.name, self.folder, self.config.raw) if with_tokenizer else None,
         }
