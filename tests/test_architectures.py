@@ -260,12 +260,12 @@ def test_a_gate_is_said_in_the_result(name: str) -> None:
     model = booted(next(row for row in ARCHITECTURES if row.name == name))
     grid = token_grid(model, "L0H1", [3, 4], [5, 6])
     assert grid.provenance.seams["mixing"] == "fits up to a gate that depends on the query"
-    line = "Checked against the model's forward pass: mixing fits up to a gate that depends on the query."
+    line = "OV maps, their scores and the values shown here are right only up to it."
     assert str(grid).endswith(line)
     operations = salient_operations(model, "L0H1", n_tokens=3, n_targets=2, progress=False)
     scores = relation_scores(model, Relation.from_pairs("own", [(3, 4)]), heads="L0H1", progress=False)
     assert line in str(operations) and str(scores).endswith(line)
-    assert "Checked" not in str(token_grid(model, "L0H1", [3, 4], [5, 6], circuit="qk"))
+    assert line not in str(token_grid(model, "L0H1", [3, 4], [5, 6], circuit="qk"))
 
 
 @needs_hooked

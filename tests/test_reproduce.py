@@ -135,10 +135,10 @@ def test_interrupted_at_any_piece_it_resumes_with_the_same_bytes(
     out, stored = tmp_path / "out", []
     store = RunFolder.store
 
-    def interrupted(self: RunFolder, piece: str, packed: bytes, seconds: float) -> None:
+    def interrupted(self: RunFolder, piece: str, packed: bytes) -> None:
         if len(stored) == survived:
             raise KeyboardInterrupt
-        store(self, piece, packed, seconds)
+        store(self, piece, packed)
         stored.append(piece)
 
     with monkeypatch.context() as patched:

@@ -310,7 +310,7 @@ moment, count, checkpoint, run, pairs = sys.argv[1], int(sys.argv[2]), *sys.argv
 stored = RunFolder.store
 seen = []
 
-def store(self, layer, data, seconds):
+def store(self, layer, data):
     seen.append(layer)
     if len(seen) == count and moment == "before":
         os.kill(os.getpid(), signal.SIGKILL)
@@ -318,7 +318,7 @@ def store(self, layer, data, seconds):
         # The piece is half written when the process dies.
         from pathlib import Path
         Path.write_bytes = lambda path, data: (path.open("wb").write(data[:100]), os.kill(os.getpid(), signal.SIGKILL))
-    stored(self, layer, data, seconds)
+    stored(self, layer, data)
     if len(seen) == count and moment == "after":
         os.kill(os.getpid(), signal.SIGKILL)
 

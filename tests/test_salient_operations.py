@@ -187,7 +187,7 @@ class TestNames:
             return replace(read, W_O=torch.stack([W @ Q for W, Q in zip(read.W_O, turns, strict=True)]))
 
         real = salient_operations(default_weights, chosen, vocabulary="words", progress=False)
-        random = replace(default_weights, read_layer=rotated)
+        random = replace(default_weights, read_layer=rotated, model=None)
         random.__dict__["fingerprint"] = "rotated"
         cache_of(random).vectors.update(cache_of(default_weights).vectors)
         turned = salient_operations(random, chosen, vocabulary="words", progress=False)

@@ -93,9 +93,9 @@ class Result(ABC):
 
     def _noted(self, text: str, between: str = "\n\n") -> str:
         """A text about this result, with what its model's notes say behind it."""
-        # What the self-check found says less than a note about the same.
-        notes = self.provenance.notes or [self.provenance.caveats if getattr(self, "circuit", "ov") == "ov" else ""]
-        return between.join(part for part in (text, *notes) if part)
+        if getattr(self, "circuit", "ov") == "qk":
+            return text  # notes are about values and what becomes of them
+        return between.join(part for part in (text, *self.provenance.notes) if part)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON, ``kind`` first and ``provenance`` last."""

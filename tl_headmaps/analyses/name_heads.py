@@ -45,7 +45,8 @@ class HeadNames(Result):
         >>> from dataclasses import replace
         >>> from tl_headmaps import HeadWeights, load_default_model, name_heads
         >>> weights = HeadWeights.from_model(load_default_model())
-        >>> names = name_heads(replace(weights, n_layers=1), progress=False)  # the first layer only: all take a minute
+        >>> first = replace(weights, n_layers=1, model=None)  # the first layer alone: all of them take a minute
+        >>> names = name_heads(first, progress=False)
         >>> names.coverage()  # share of heads with a name, by third of the model
         {'all': 0.0, 'early': 0.0}
         >>> round(names.name("L0H5").score, 2), names.named()
@@ -218,7 +219,8 @@ def name_heads(
         >>> from dataclasses import replace
         >>> from tl_headmaps import HeadWeights, load_default_model, name_heads
         >>> weights = HeadWeights.from_model(load_default_model())
-        >>> names = name_heads(replace(weights, n_layers=1), progress=False)  # the first layer only: all take a minute
+        >>> first = replace(weights, n_layers=1, model=None)  # the first layer alone: all of them take a minute
+        >>> names = name_heads(first, progress=False)
         >>> names.name("L0H5").name, names.name("L0H5").best  # dealt at random, punctuation meets punctuation as often
         ('unclear', 'punctuation to punctuation')
     """
