@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from planted import hosted, save_checkpoint, source_model
+from planted import TL_MAJOR, hosted, save_checkpoint, source_model
 from safetensors.torch import load_file, save_file
 from test_checkpoint import assert_same, assert_same_scores, assert_same_weights, own_cache
 from torch import Tensor
@@ -139,8 +139,20 @@ NOT_LOADED: Mapping[tuple[str, int], str] = {
 }
 """Configurations that cannot be compared with the loaded model, and why."""
 
+NOT_LOADED_BY_3: Mapping[tuple[str, int], str] = {
+    ("qwen3_next", 0): "TransformerLens 3 does not part queries from gates",
+    ("qwen3_next", 1): "TransformerLens 3 does not part queries from gates",
+    ("qwen3_5_text", 0): "TransformerLens 3 does not part queries from gates",
+    ("olmo2", 0): "TransformerLens 3 takes norms after attention for norms before it",
+    ("olmo2", 1): "TransformerLens 3 takes norms after attention for norms before it",
+    ("olmo3", 0): "TransformerLens 3 takes norms after attention for norms before it",
+    ("exaone4", 0): "TransformerLens 3 takes norms after attention for norms before it",
+    ("cohere", 1): "TransformerLens 3 refuses norms by head",
+}
+"""The same on TransformerLens 3."""
+
 CASES = [(family, number) for family, every in FAMILIES.items() for number in range(len(every))]
-LOADED = [case for case in CASES if case not in NOT_LOADED]
+LOADED = [case for case in CASES if case not in NOT_LOADED and (TL_MAJOR > 3 or case not in NOT_LOADED_BY_3)]
 
 
 def built(family: str, number: int, **sizes: Any) -> Any:
@@ -304,7 +316,7 @@ def test_every_tensor_of_the_loaded_model(family: str, number: int, dtype: torch
     assert_same_weights(loaded, read)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [family for family in FAMILIES if (family, 0) in LOADED])
 def test_every_rank_of_the_loaded_model(family: str, tmp_path: Path) -> None:
     source = built(family, 0, n_vocab=131)
     save_checkpoint(source, tmp_path)
