@@ -8,6 +8,7 @@ uses tl_headmaps.
 """
 
 import math
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -213,7 +214,10 @@ def booted(row: Architecture, *, processed: bool = False, host: str = "bridge", 
     """The same model in TransformerLens."""
     if host == "hooked":
         return hosted(source(row, seed), HOOKED[row.name], host=host, processed=processed)
-    model = hosted(source(row, seed), row.name, processed=processed)
+    with warnings.catch_warnings():
+        # TransformerLens says which steps of its processing it leaves out.
+        warnings.filterwarnings("ignore", r"\w+ does not support (fold_ln|center_writing_weights)", UserWarning)
+        model = hosted(source(row, seed), row.name, processed=processed)
     # TransformerLens opens the tokenizer again, for some architectures as one of another kind.
     model._tokenizer = word_tokenizer(N_VOCAB)
     return model

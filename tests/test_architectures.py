@@ -6,6 +6,7 @@
 import re
 import sys
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,16 @@ def assert_same(name: str, one: Tensor, other: Tensor) -> None:
     difference = float((one - other).abs().max() / other.abs().max().clamp_min(1e-12))
     if not difference < SAME:
         raise WrongError(f"{name}: differs by {difference:.2g}")
+
+
+@lru_cache(maxsize=1)
+def dense_of(name: str) -> Dense:
+    return Dense(next(row for row in ARCHITECTURES if row.name == name))
+
+
+@lru_cache(maxsize=1)
+def running_of(name: str) -> Running:
+    return Running(next(row for row in ARCHITECTURES if row.name == name))
 
 
 def n_mapped(weights: HeadWeights) -> int:
@@ -105,7 +116,7 @@ def check_scores(model: Any, weights: HeadWeights, row: Architecture, dense: Den
 
 
 def check_mixing(model: Any, weights: HeadWeights, row: Architecture, dense: Dense) -> None:
-    running = Running(row)
+    running = running_of(row.name)
     patterns, outputs = running.heads(TEXT)
     for layer in range(weights.n_layers):
         head = weights.n_heads - 1 - layer
@@ -115,7 +126,7 @@ def check_mixing(model: Any, weights: HeadWeights, row: Architecture, dense: Den
 
 
 def check_ablation(model: Any, weights: HeadWeights, row: Architecture, dense: Dense) -> None:
-    running = Running(row)
+    running = running_of(row.name)
     prompts = torch.tensor([[12, token] for token in range(3, N_VOCAB)])
     answers = running.next_tokens(prompts, ())
     usable = (answers > 2) & (answers != prompts[:, 1])
@@ -159,7 +170,7 @@ def outcomes(row: Architecture, processed: bool, host: str = "bridge") -> dict[s
         if not processed or "does not support compatibility mode" not in str(error):
             raise
         return outcomes(row, processed=False)
-    dense = Dense(row)
+    dense = dense_of(row.name)
     found = {}
     for name, check in CHECKS.items():
         try:
@@ -242,6 +253,20 @@ def test_the_table_has_these_rows() -> None:
     rows = TABLE.read_text(encoding="utf-8").removeprefix(HEADER).splitlines()
     assert [text.split(" | ")[0].removeprefix("| ") for text in rows] == [row.name for row in ARCHITECTURES]
     assert len(rows) >= 60
+
+
+@needs_bridge
+@pytest.mark.parametrize("name", ["afmoe", "laguna"])
+def test_a_gate_is_said_in_the_result(name: str) -> None:
+    model = booted(next(row for row in ARCHITECTURES if row.name == name))
+    grid = token_grid(model, "L0H1", [3, 4], [5, 6])
+    assert grid.provenance.seams["mixing"] == "fits up to a gate that depends on the query"
+    line = "Checked against the model's forward pass: mixing fits up to a gate that depends on the query."
+    assert str(grid).endswith(line)
+    operations = salient_operations(model, "L0H1", n_tokens=3, n_targets=2, progress=False)
+    scores = relation_scores(model, Relation.from_pairs("own", [(3, 4)]), heads="L0H1", progress=False)
+    assert line in str(operations) and str(scores).endswith(line)
+    assert "Checked" not in str(token_grid(model, "L0H1", [3, 4], [5, 6], circuit="qk"))
 
 
 @needs_hooked

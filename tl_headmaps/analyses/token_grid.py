@@ -121,6 +121,8 @@ class TokenGrid(Result):
         title = f"{self.head} {self.circuit.upper()} map, preset {preset}: what it {does} each row"
         columns = [("", "left"), *((visible(target), "right") for target in self.targets)]
         note = f"value #rank among {self.n_vocab:,} tokens (0 is best); * largest of the row"
+        if self.circuit == "ov" and self.provenance.caveats:
+            note += f"\n{self.provenance.caveats}"
         return f"{title}\n\n{table_text(columns, rows)}\n\n{note}"
 
 

@@ -252,6 +252,8 @@ class RelationScores(Result):
                 "prompt: smallest and largest score behind one prompt alone;\nseveral: score of the pairs whose source "
                 "has several tokens"
             )
+        if self.circuit == "ov" and self.provenance.caveats:
+            note += f"\n{self.provenance.caveats}"
         columns = [(title, "left" if title in ("relation", "head") else "right") for title in titles]
         title = f"{self.circuit.upper()} relation scores, preset {self.provenance.options['preset']}"
         return f"{title}\n\n{table_text(columns, rows)}\n\n{note}"
