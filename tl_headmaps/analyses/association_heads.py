@@ -183,6 +183,8 @@ def association_heads(
     if q == k:
         raise UsageError(f"Query and key are the same token, {q} {prompt.tokens[q]!r}. Choose two different ones.")
     weights = HeadWeights.of(model)
+    weights.require_own_values("value vectors and their associations")
+    weights.require_plain_mixing("Associations")
     names = ("before_dot", "after_dot", "others_dot", "before_cosine", "after_cosine", "others_cosine", "attention")
     maps = {name: torch.full((weights.n_layers, weights.n_heads), float("nan")) for name in names}
     others = [token for token in range(q) if token != k]

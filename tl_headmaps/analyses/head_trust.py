@@ -176,6 +176,7 @@ def head_trust(
     if n_null < 1:
         raise UsageError(f"n_null={n_null} must be at least 1.")
     weights = HeadWeights.from_model(model)
+    weights.require_plain_mixing("Shares of a running head's outputs")
     prepend_bos = prepends_bos(model, prepend_bos)
     documents, n_fit = _documents(model, texts, prepend_bos)
     held_out = set(range(n_fit, len(documents)))

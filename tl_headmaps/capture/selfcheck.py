@@ -53,6 +53,9 @@ _N_COLUMNS = 512
 _LEAST_SHARE = 1e-30
 """Attention below this has no logarithm worth comparing."""
 
+_LEAST_SPREAD = 1e-2
+"""Scores that differ by less than this are compared as if they differed by as much."""
+
 GATED = "up to a gate that depends on the query"
 
 
@@ -95,7 +98,7 @@ class Seam:
         name: Which seam.
         fits: Whether the largest difference is within the tolerance of the stored type.
         difference: Largest difference over all layers, relative to the largest value; infinite if the host does not
-            show the value.
+            show the value, or shows NaN.
         layer: Where that is; None for a seam outside the layers.
         note: What stands between the values, if they fit only with it.
     """
@@ -110,7 +113,7 @@ class Seam:
         """One line, as ``tl-headmaps model`` prints it."""
         where = "" if self.layer is None else f" in layer {self.layer}"
         if math.isinf(self.difference):
-            return f"cannot be seen{where}"
+            return f"cannot be seen, or is not finite{where}"
         if not self.fits:
             return f"differs by {self.difference:.2g} of the largest value{where}"
         return "fits" + (f" {self.note}" if self.note else "")
@@ -135,10 +138,11 @@ class SelfCheck:
             plain: It also needs them to fit without anything in between.
         """
         for seam in self.seams:
-            if seam.name in names and not (seam.fits and not (plain and seam.note)):
+            if seam.name in names and (not seam.fits or (plain and seam.note)):
+                how = str(seam) if not seam.fits else f"{seam}, not by itself"
                 raise UnsupportedModelError(
                     f"{model_name!r} was run on a few tokens, and the seam {seam.name!r} is not what its weights say: "
-                    f"it {seam}. {what} could be wrong. Use an analysis that does not depend on it (tl-headmaps model "
+                    f"it {how}. {what} could be wrong. Use an analysis that does not depend on it (tl-headmaps model "
                     "shows what fits), or another model."
                 )
 
@@ -280,7 +284,8 @@ def score_difference(
         ours = ours if cap is None else cap * torch.tanh(ours / cap)
     size = bound if rounded else float(theirs.abs().max())
     factor = float((ours * theirs).sum() / ours.square().sum().clamp_min(1e-20))
-    return float((ours - theirs).abs().max()) / max(size, 1e-6), factor
+    # Attention that is all but even says little about scores: rounding must not count as a difference.
+    return float((ours - theirs).abs().max()) / max(size, _LEAST_SPREAD), factor
 
 
 def _preferences(scores: Tensor, seen: Tensor) -> Tensor:

@@ -237,6 +237,15 @@ class HeadWeights:
         if self.check is not None:
             self.check.require(self.model_name, f"{circuit.upper()} maps", *needed)
 
+    def require_plain_mixing(self, what: str) -> None:
+        """Raise unless the heads' outputs are the pattern times the values that the model shows, and nothing else.
+
+        Args:
+            what: What would be wrong, for the message.
+        """
+        if self.check is not None:
+            self.check.require(self.model_name, what, "values", "mixing", "attention output", plain=True)
+
     def require_own_values(self, what: str, instead: str = "") -> None:
         """Raise if a head's values lack a bias that TransformerLens moved elsewhere.
 

@@ -75,6 +75,7 @@ def validate(
     chosen = common_templates(resolved) if templates is None else check_templates(templates)
     listed = None if prompts is None else (prompts,) if isinstance(prompts, str) else tuple(prompts)
     weights = runnable_weights(model)
+    weights.require_plain_mixing("Scores of a running head's outputs")
     prepend_bos = prepends_bos(model, prepend_bos, preset)
     settings = ValidationSettings(preset, k, sources, multi_token, prepend_bos, seed, listed)
     return validate_with_weights(model, weights, resolved, chosen, settings, progress)
