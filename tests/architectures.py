@@ -183,7 +183,9 @@ def source(row: Architecture, seed: int = 0) -> Any:
     """A transformers model with random weights; norms and biases are far from doing nothing."""
     from transformers import AutoModelForCausalLM
 
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        # transformers' GPT-BigCode, as it is imported.
+        warnings.filterwarnings("ignore", "`torch.jit.script` is deprecated", DeprecationWarning)
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(configuration(row), attn_implementation="eager").float().eval()
     generator = torch.Generator().manual_seed(seed)
