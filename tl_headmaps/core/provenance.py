@@ -75,12 +75,6 @@ class Provenance:
         """Provenance of a result computed from arrays of the caller, without a model."""
         return cls("given arrays", digest, "none", "none", dtype, "cpu", **details)
 
-    @property
-    def caveats(self) -> str:
-        """What holds only with something in between that the weights do not tell (a gate), in a line for results."""
-        found = [f"{name} {how}" for name, how in self.seams.items() if how.startswith("fits ")]
-        return f"Checked against the model's forward pass: {'; '.join(found)}." if found else ""
-
     def __str__(self) -> str:
         """A line for each field that is not empty."""
         lines = []

@@ -277,8 +277,6 @@ class SalientOperations(Result):
         if self.left_out:
             counts = ", ".join(f"{count:,} {reason}" for reason, count in self.left_out.items())
             parts.append(f"Tokens left out: {counts}")
-        if self.circuit == "ov" and self.provenance.caveats:
-            parts.append(self.provenance.caveats)
         token = "token" if self.circuit == "ov" else "query"
         columns = [(token, "left"), ("salience", "right"), *((verb, "left") for verb in self._verbs)]
         for number, head in enumerate(self.heads):
