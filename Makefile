@@ -44,12 +44,12 @@ wheel: .venv/tested
 		--out dist/grid.json --out dist/grid.html
 	.venv-wheel/bin/tl-headmaps cite dist/grid.json
 
-# What never meets TransformerLens is not run twice; a new file runs here until it is listed.
+# What never meets TransformerLens is not run twice, nor are examples of docstrings; a new file runs here until it is listed.
 WITHOUT_HOST = analyses citations cli_signatures drawings examples package ranking relations renderers renderers_cli renderers_notebook \
 	results tasks texts vocabulary
 
 test-tl3: .venv-tl3/tested
-	$(call PYTEST,.venv-tl3) -m 'not browser' $(WITHOUT_HOST:%=--ignore=tests/test_%.py)
+	$(call PYTEST,.venv-tl3) tests -m 'not browser' $(WITHOUT_HOST:%=--ignore=tests/test_%.py)
 
 figures: .venv/tested
 	.venv/bin/python tests/benchmarks/figures.py

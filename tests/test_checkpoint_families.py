@@ -148,6 +148,7 @@ NOT_LOADED_BY_3: Mapping[tuple[str, int], str] = {
     ("olmo3", 0): "TransformerLens 3 takes norms after attention for norms before it",
     ("exaone4", 0): "TransformerLens 3 takes norms after attention for norms before it",
     ("cohere", 1): "TransformerLens 3 refuses norms by head",
+    ("jamba", 0): "TransformerLens 3 does not show what its attention mixes",
 }
 """The same on TransformerLens 3."""
 
