@@ -6,6 +6,7 @@
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from tl_headmaps import (
     HeadWeights,
+    MetVectors,
     Relation,
     ablate,
     component_map,
@@ -268,6 +270,24 @@ def test_a_gate_is_said_in_the_result(name: str) -> None:
     scores = relation_scores(model, Relation.from_pairs("own", [(3, 4)]), heads="L0H1", progress=False)
     assert line in str(operations) and str(scores).endswith(line)
     assert line not in str(token_grid(model, "L0H1", [3, 4], [5, 6], circuit="qk"))
+
+
+@needs_bridge
+def test_scores_behind_one_prompt_are_of_clipped_values(tmp_path: Path) -> None:
+    """In layer 0 of a rotary model every prompt gives the same vectors, so the same score as their mean."""
+    read = HeadWeights.from_model(booted(next(row for row in ARCHITECTURES if row.name == "olmo with clipping")))
+    sources = [(20 + n,) for n in range(15)]
+    vectors = MetVectors.of(read.model, sources, [" word5", " word6 word7"], cache_dir=tmp_path)
+    # So low a limit that most values are cut off; there is no model that computes this to be compared with.
+    weights = replace(read, model=None, read_layer=lambda layer: replace(read.layer(layer), clip=0.02))
+    weights.__dict__["fingerprint"] = read.fingerprint
+    relation = Relation.from_pairs("own", [(word(20 + n), word(40 + n)) for n in range(15)])
+    scores = relation_scores(weights, relation, preset="met", vectors=vectors, k=12, heads=[(0, n) for n in range(4)])
+    assert scores.prompt_low is not None and scores.prompt_high is not None
+    low, high, score = (x[0, 0] for x in (scores.prompt_low, scores.prompt_high, scores.promote))
+    compared = ~low.isnan()
+    assert bool(compared.any())
+    assert low[compared].equal(score[compared]) and high[compared].equal(score[compared])
 
 
 @needs_hooked

@@ -224,7 +224,7 @@ class _ScoreLayers:
         group = tuple(self.weights.group_of(head) for head in heads)
         n_prompts, _, n_rows, _ = values.shape
         # The prompts' rows below each other, so that one scan of the vocabulary serves them all.
-        left = values.transpose(0, 1).flatten(1, 2)
+        left = weights.mixed(values.transpose(0, 1).flatten(1, 2))
         with torch.no_grad():
             maps = written_maps(self.weights, weights, left, group, heads, "met")
             alone = shares(maps, pairs.repeated(n_prompts, n_rows)).view(n_prompts, len(pairs.k), -1)
