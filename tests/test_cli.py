@@ -273,6 +273,16 @@ class TestCannotBeDone:
         name = "no-such-owner/no-such-model"
         run("model", "--model", name).assert_refused(1, f"could not load '{name}'", "Check the name")
 
+    def test_whatever_the_host_raises_is_a_sentence(self, run: Any, tmp_path: Path, monkeypatch: Any) -> None:
+        from transformer_lens.model_bridge import TransformerBridge
+
+        def fails(*_: Any, **__: Any) -> None:
+            raise TypeError("something of its own")
+
+        monkeypatch.setattr(TransformerBridge, "boot_transformers", fails)
+        (tmp_path / "config.json").write_text("{}")
+        run("model", "--model", str(tmp_path)).assert_refused(1, "could not load", "something of its own")
+
     def test_a_preset_the_weights_cannot_serve(
         self, run: Any, monkeypatch: pytest.MonkeyPatch, default_weights: HeadWeights
     ) -> None:

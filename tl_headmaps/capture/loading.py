@@ -42,9 +42,9 @@ def load_model(name: str | None = None, device: str | None = None) -> Model:
             if text is not None:
                 text = text.to(device or get_device())
             model: Model = TransformerBridge.boot_transformers(where, hf_model=text, device=device)
-    except HeadMapsError:
+    except (HeadMapsError, MemoryError):
         raise
-    except (OSError, ValueError, KeyError, RuntimeError, NotImplementedError) as error:
+    except Exception as error:  # a host may raise anything; its users get a sentence, and the cause behind it
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelLoadError(
             f"TransformerLens could not load {name!r}: {reason} Check the name, the network, or give a folder."
