@@ -6,7 +6,7 @@ PYTEST = OMP_NUM_THREADS=1 $(1)/bin/python -m pytest -n 2 --dist loadfile
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo test coverage test-browser lint hooks wheel test-tl3 bench figures figures-check gallery docs clean
+.PHONY: demo test coverage test-browser lint hooks wheel test-tl3 bench figures figures-check gallery docs clean calibrate
 
 demo: .venv/installed
 	.venv/bin/tl-headmaps demo
@@ -63,6 +63,10 @@ gallery: .venv/tested
 # The API reference, pages that open offline: build/reference/index.html
 docs: .venv/documented
 	.venv/bin/python tests/reference.py build/reference
+
+# Every p-value, interval and verdict on heads that know nothing (about 20 minutes): tests/calibration/table.md
+calibrate: .venv/tested
+	.venv/bin/python tests/calibration/run.py $(ARGS)
 
 bench: .venv/tested
 	.venv/bin/python tests/benchmarks/run.py --out tests/benchmarks/figures.json

@@ -3,7 +3,6 @@
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 from jaxtyping import Bool, Float
 from torch import Tensor
 
@@ -30,27 +29,6 @@ def top_heads(scores: Float[Tensor, "layer head"], max_heads: int) -> list[HeadI
     flat = scores.nan_to_num(nan=0.0).flatten()
     order = flat.argsort(descending=True, stable=True)[:max_heads].tolist()
     return [HeadIndex(place // width, place % width) for place in order if flat[place] > 0]
-
-
-def matched_heads(ablated: Sequence[HeadIndex], everything: Iterable[HeadIndex], seed: int) -> list[HeadIndex]:
-    """For each ablated head another one of its layer, drawn at random and never twice.
-
-    Heads of one layer share what they read and when they write, so heads of other layers would be an easier comparison.
-    Where a layer has too few others, the nearest layer that has some gives one (fewer heads if the model has no more).
-    """
-    generator = np.random.default_rng(seed)
-    left: dict[int, list[HeadIndex]] = {}
-    for head in everything:
-        if head not in ablated:
-            left.setdefault(head.layer, []).append(head)
-    for others in left.values():
-        generator.shuffle(others)
-    drawn = []
-    for head in ablated:
-        layers = [layer for layer, others in left.items() if others]
-        if layers:
-            drawn.append(left[min(layers, key=lambda layer: (abs(layer - head.layer), layer))].pop())
-    return drawn
 
 
 def overlap(ablated: Sequence[HeadIndex], others: Collection[HeadIndex]) -> float:

@@ -1,12 +1,24 @@
-"""How sure a score is: intervals, exact tails, false discovery rates."""
+"""How sure a score is: one place for intervals, exact tails, permutations, matched draws and false discovery rates.
 
+What is resampled or permuted is always the unit that could have come out otherwise: clusters of pairs that share a
+target or a stem, documents of a text, heads of the same layers. Items inside a unit are not independent.
+"""
+
+import itertools
+import math
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
 from types import EllipsisType
+from typing import Literal
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
+
+from ..core.errors import UsageError
+from ..core.types import HeadIndex
 
 _Z95 = 1.959963984540054
 
@@ -135,3 +147,167 @@ def q_values(p_values: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     known[order] = adjusted
     result[made] = torch.from_numpy(known).to(result.dtype)
     return result
+
+
+def rank_p_value(own: float, draws: Sequence[float] | Tensor, side: Literal["greater", "less"] = "greater") -> float:
+    """Share of the draws, the own value counted as one of them, that are at least as extreme as the own value.
+
+    Never smaller than ``1 / (1 + number of draws)``; NaN without draws. With all sets there are it is exact.
+
+    Example:
+        >>> rank_p_value(3.0, [1.0, 2.0, 3.0])
+        0.5
+    """
+    drawn = torch.as_tensor(draws, dtype=torch.float64)
+    if not len(drawn):
+        return float("nan")
+    # Equal values that were added up in another order count as equal.
+    slack = 1e-9 * max(1.0, abs(own))
+    extreme = drawn >= own - slack if side == "greater" else drawn <= own + slack
+    return (1 + int(extreme.sum())) / (1 + len(drawn))
+
+
+@dataclass(frozen=True)
+class MatchedSets:
+    """Sets of heads to compare a set with.
+
+    Attributes:
+        sets: Each with as many heads of each layer as the own set, aligned with it, and none of its heads.
+        exact: Whether these are all the sets there are.
+        moved: Heads of the own set whose layer has too few others, so that a neighbouring layer gives one.
+    """
+
+    sets: tuple[tuple[HeadIndex, ...], ...]
+    exact: bool
+    moved: tuple[HeadIndex, ...]
+
+
+def matched_sets(own: Sequence[HeadIndex], everything: Iterable[HeadIndex], n: int, seed: int = 0) -> MatchedSets:
+    """Up to ``n`` different sets of other heads, drawn at random from the layers of the own ones.
+
+    Heads of one layer share what they read and when they write, so heads of other layers would be an easier comparison.
+    Where a layer has too few others, the nearest layer that has some to spare gives one. If there are no more than
+    ``n`` sets, all of them are returned.
+
+    Raises:
+        UsageError: There are fewer other heads than own ones.
+    """
+    others: dict[int, list[HeadIndex]] = {}
+    for head in everything:
+        if head not in own:
+            others.setdefault(head.layer, []).append(head)
+    if sum(map(len, others.values())) < len(own):
+        raise UsageError(
+            f"{len(own)} heads are to be compared with random ones, but the model has only "
+            f"{sum(map(len, others.values()))} others. Choose fewer heads, or no random draws."
+        )
+    # Own layers first, for all heads; only then do neighbours lend what they can spare.
+    taken = dict.fromkeys(others, 0)
+    layer_of: dict[HeadIndex, int] = {}
+    for head in own:
+        if taken.get(head.layer, 0) < len(others.get(head.layer, [])):
+            layer_of[head] = head.layer
+            taken[head.layer] += 1
+    moved = tuple(head for head in own if head not in layer_of)
+    for head in moved:
+        spare = [layer for layer in others if taken[layer] < len(others[layer])]
+        layer_of[head] = min(spare, key=lambda layer: (abs(layer - head.layer), layer))
+        taken[layer_of[head]] += 1
+    wanted = {layer: count for layer, count in taken.items() if count}
+    n_sets = math.prod(math.comb(len(others[layer]), count) for layer, count in wanted.items())
+    if n_sets <= n:
+        choices = itertools.product(*(itertools.combinations(others[layer], count) for layer, count in wanted.items()))
+        chosen = [dict(zip(wanted, choice, strict=True)) for choice in choices]
+    else:
+        generator = np.random.default_rng(seed)
+        different: dict[tuple[tuple[int, ...], ...], dict[int, tuple[HeadIndex, ...]]] = {}
+        while len(different) < n:
+            places = {layer: generator.permutation(len(others[layer]))[:count] for layer, count in wanted.items()}
+            key = tuple(tuple(sorted(place.tolist())) for place in places.values())
+            different[key] = {layer: tuple(others[layer][i] for i in place) for layer, place in places.items()}
+        chosen = list(different.values())
+    sets = []
+    for drawn in chosen:
+        left = {layer: list(heads) for layer, heads in drawn.items()}
+        sets.append(tuple(left[layer_of[head]].pop(0) for head in own))
+    return MatchedSets(tuple(sets), n_sets <= n, moved)
+
+
+def clusters_of(keys: Sequence[Iterable[Hashable]]) -> Int[Tensor, " item"]:
+    """Number of the cluster of each item: items that share a key are in one, and so are those linked through others.
+
+    Example:
+        >>> clusters_of([("he", "John"), ("she", "Mary"), ("he", "Paul"), ("they", "Mary")])
+        tensor([0, 1, 0, 1])
+    """
+    parent = list(range(len(keys)))
+
+    def root(item: int) -> int:
+        while parent[item] != item:
+            parent[item] = item = parent[parent[item]]
+        return item
+
+    first: dict[Hashable, int] = {}
+    for item, own in enumerate(keys):
+        for key in own:
+            one, other = sorted((root(first.setdefault(key, item)), root(item)))
+            parent[other] = one
+    roots = [root(item) for item in range(len(keys))]
+    number = {cluster: place for place, cluster in enumerate(dict.fromkeys(roots))}
+    return torch.tensor([number[cluster] for cluster in roots], dtype=torch.int64, device="cpu")
+
+
+def clustered_interval(
+    hit: Bool[Tensor, "*shape item"], clusters: Int[Tensor, " item"]
+) -> tuple[Float[Tensor, "*shape"], Float[Tensor, "*shape"]]:
+    """95% interval of a share of items that come in clusters: Wilson's, with as many trials as they are worth.
+
+    The variance of the share is that of a mean of clusters; the number of independent trials with the same variance is
+    at most the number of items. Where all items agree, no variance can be seen, and clusters are counted instead. (A
+    percentile bootstrap would say that a share of 1 has no uncertainty at all.)
+    """
+    x = hit.double()
+    n, n_clusters = x.shape[-1], int(clusters.max()) + 1
+    share = x.mean(-1)
+    sums = torch.zeros(*x.shape[:-1], n_clusters, dtype=torch.float64, device=x.device)
+    sums.index_add_(-1, clusters.to(x.device), x - share[..., None])
+    correction = n_clusters / max(1, n_clusters - 1)
+    variance = correction * sums.square().sum(-1) / n**2
+    binomial = share * (1 - share)
+    trials = torch.where(variance > 0, (binomial / variance.clamp_min(1e-300)).clamp(max=n), float(n_clusters))
+    low, high = wilson_interval(share, trials)
+    return low.float(), high.float()
+
+
+def resamples(n_units: int, n_draws: int, seed: int = 0) -> Float[Tensor, "draw unit"]:
+    """How often each unit is drawn when as many units as there are are drawn with replacement."""
+    generator = np.random.default_rng(seed)
+    drawn = generator.multinomial(n_units, np.full(n_units, 1 / n_units), size=n_draws)
+    return torch.from_numpy(drawn).double()
+
+
+def jackknife_half_width(without_each: Float[Tensor, "unit ..."]) -> Float[Tensor, "..."]:
+    """Half of the 95% interval of an estimate, from the same estimate without each unit in turn; NaN for one unit.
+
+    Example:
+        >>> x = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
+        >>> round(float(jackknife_half_width((x.sum() - x) / 2)), 4)  # of a mean it is Student's interval
+        2.4841
+    """
+    n = len(without_each)
+    if n < 2:
+        return torch.full_like(without_each[0], float("nan"))
+    from scipy.special import stdtrit
+
+    spread = (without_each - without_each.mean(0)).square().sum(0) * (n - 1) / n
+    return float(stdtrit(n - 1, 0.975)) * spread.sqrt()
+
+
+def permuted_within(groups: Int[Tensor, " item"], generator: np.random.Generator) -> Int[Tensor, " item"]:
+    """A random order of items in which each stays inside its group: place ``i`` gets item ``order[i]``."""
+    numbers = groups.numpy()
+    order = np.arange(len(numbers))
+    for group in np.unique(numbers):
+        places = np.flatnonzero(numbers == group)
+        order[places] = generator.permutation(places)
+    return torch.from_numpy(order)

@@ -21,11 +21,11 @@ from ...scorers.ablation import (
     accuracy,
     default_max_heads,
     grouped_by_layer,
-    matched_heads,
     overlap,
     switched_off,
     top_heads,
 )
+from ...scorers.statistics import matched_sets
 from ..relation_scores.call import checked_k, relation_scores
 from ..validate.call import runnable_weights
 from .result import AblationCurves, Control, Curve
@@ -252,12 +252,7 @@ class AblationExperiment:
             controls = self._controls(questions, ablated, candidates, all_candidates, static)
         layers = weights.layers_with_heads
         everything = [HeadIndex(layer, head) for layer in layers for head in range(weights.n_heads)]
-        random = [matched_heads(ablated, everything, seed) for seed in range(n_random if ablated else 0)]
-        if any(len(drawn) < len(ablated) for drawn in random):
-            raise UsageError(
-                f"{len(ablated)} heads are ablated, but the model has only {len(random[0])} others to draw at random. "
-                "Choose a smaller max_heads=, or n_random=0."
-            )
+        random = matched_sets(ablated, everything, n_random).sets if ablated and n_random else ()
         with tqdm(
             total=len(ablated) * (1 + len(random) + len(controls)),
             desc=relation.name,

@@ -1,0 +1,1 @@
+"""Calibration: what the package's statements do on heads that know nothing."""
