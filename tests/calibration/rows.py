@@ -119,6 +119,11 @@ class Row:
     def name(self) -> str:
         return f"{self.analysis}: {self.claim}, {self.null}"
 
+    @property
+    def module(self) -> str:
+        """Where it is written: without the folder."""
+        return self.measure.__module__.rpartition(".")[2]
+
 
 ROWS: list[Row] = []
 

@@ -1,4 +1,4 @@
-"""Every p-value, interval and verdict on heads that know nothing: writes table.json and table.md beside this file.
+"""Every p-value, interval and verdict on heads that know nothing: writes table.md, and a JSON for each module of rows.
 
     python tests/calibration/run.py [--only ANALYSIS ...] [--quick]
 
@@ -20,7 +20,6 @@ from calibration.rows import ROWS, Bench, Measured, Row
 from tl_headmaps.core.files import replacing
 
 HERE = Path(__file__).parent
-TABLE = HERE / "table.json"
 MODULES = sorted(path.stem for path in HERE.glob("*_rows.py"))
 
 
@@ -29,6 +28,23 @@ def load_rows() -> list[Row]:
     for module in MODULES:
         import_module(f"calibration.{module}")
     return ROWS
+
+
+def stored() -> dict[str, dict[str, Any]]:
+    """What was measured so far, by the rows' names."""
+    tables = [json.loads(path.read_text()) for path in sorted(HERE.glob("*_rows.json"))]
+    return {name: entry for table in tables for name, entry in table.items()}
+
+
+def store(table: dict[str, dict[str, Any]]) -> None:
+    """Write what was measured: a file for each module of rows, and the table for people."""
+    files = {HERE / "table.md": markdown(table)}
+    for module in MODULES:
+        own = {row.name: table[row.name] for row in load_rows() if row.module == module and row.name in table}
+        files[HERE / f"{module}.json"] = json.dumps(own, indent=1) + "\n"
+    for path, text in files.items():
+        with replacing(path) as temporary:
+            temporary.write_text(text)
 
 
 def markdown(table: dict[str, dict[str, Any]]) -> str:
@@ -52,9 +68,8 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="the slice that CI runs; nothing is written")
     arguments = parser.parse_args()
     bench = Bench(quick=arguments.quick)
-    stored: dict[str, dict[str, Any]] = json.loads(TABLE.read_text()) if TABLE.exists() else {}
-    rows = load_rows()
-    table = {row.name: stored[row.name] for row in rows if row.name in stored}
+    rows, before = load_rows(), stored()
+    table = {row.name: before[row.name] for row in rows if row.name in before}
     for row in rows:
         if arguments.only and row.analysis not in arguments.only:
             continue
@@ -63,9 +78,7 @@ def main() -> None:
         print(f"{row.name}: {measured} in {time.perf_counter() - start:.0f} s", flush=True)
         table[row.name] = {"measured": asdict(measured)}
         if not arguments.quick:
-            for path, text in ((TABLE, json.dumps(table, indent=1) + "\n"), (HERE / "table.md", markdown(table))):
-                with replacing(path) as temporary:
-                    temporary.write_text(text)
+            store(table)
     print(markdown(table))
 
 
