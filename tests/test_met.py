@@ -301,6 +301,35 @@ def test_sources_of_several_tokens_are_scored_apart_and_together() -> None:
     )
 
 
+def test_stream_and_single_prompts_equal_what_they_are_by_themselves() -> None:
+    """The stream by a dense logit lens; a prompt's score by a call with that prompt alone."""
+    model = shared_model("llama")
+    weights = HeadWeights.from_model(model)
+    prompts = [" word5 word6", " word7", " word8 word9"]
+    relations = [
+        Relation.from_pairs(f"shift{by}", [(word(i), word(i + by)) for i in range(20, 40)], k=k)
+        for by, k in ((1, 5), (2, 9), (7, 20))
+    ]
+    scores = relation_scores(model, relations, preset="met", prompts=prompts, progress=False)
+    alone = torch.stack(
+        [relation_scores(model, relations, preset="met", prompts=p, progress=False).promote for p in prompts]
+    )
+    asked = scores.promote >= 0.05
+    assert scores.prompt_low is not None and scores.prompt_high is not None and scores.stream is not None
+    assert bool(asked.any()) and not bool(asked.all())
+    assert torch.equal(scores.prompt_low[asked], alone.amin(0)[asked]) and scores.prompt_low[~asked].isnan().all()
+    assert torch.equal(scores.prompt_high[asked], alone.amax(0)[asked])
+    assert bool((scores.prompt_low < scores.prompt_high)[asked].any())
+    prefixes = [model.to_tokens(prompt)[0].tolist() for prompt in prompts]
+    for layer in range(weights.n_layers):
+        vectors = met_vectors(model, [(i,) for i in range(20, 40)], prefixes, progress=False).layer(layer)
+        logits = weights.ln_final.folded_into(vectors) @ weights.W_U.float().T
+        for number, relation in enumerate(relations):
+            targets = torch.tensor([int(target.removeprefix("word")) for _, target in relation.pairs])
+            rank = (logits > logits.gather(1, targets[:, None])).sum(1)
+            assert float(scores.stream[number, layer]) == pytest.approx(float((rank < relation.k).float().mean()))
+
+
 class TestBadInput:
     RELATION = Relation.from_pairs("some", [(word(20), word(30)), (word(21), word(31))])
 

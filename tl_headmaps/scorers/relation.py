@@ -112,9 +112,16 @@ def score_layer(
     return promote, suppress
 
 
-def shares(maps: LayerMaps, pairs: Pairs, *, budget: int = DEFAULT_BUDGET) -> Float[Tensor, "relation head"]:
-    """Promotion scores alone, without suppression and nulls."""
-    counted = ranks(maps, pairs.rows, pairs.columns, limit=int(pairs.k.max()), budget=budget).greater
+def shares(
+    maps: LayerMaps,
+    pairs: Pairs,
+    *,
+    active: Bool[Tensor, "head pair"] | None = None,
+    budget: int = DEFAULT_BUDGET,
+) -> Float[Tensor, "relation head"]:
+    """Promotion scores alone, without suppression and nulls (meaningless for cells without active pairs)."""
+    limit = int(pairs.k.max())
+    counted = ranks(maps, pairs.rows, pairs.columns, limit=limit, active=active, side="greater", budget=budget).greater
     return pairs.share(counted < pairs.k[pairs.relation])
 
 

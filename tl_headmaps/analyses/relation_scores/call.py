@@ -227,7 +227,9 @@ class _ScoreLayers:
         left = weights.mixed(values.transpose(0, 1).flatten(1, 2))
         with torch.no_grad():
             maps = written_maps(self.weights, weights, left, group, heads, "met")
-            alone = shares(maps, pairs.repeated(n_prompts, n_rows)).view(n_prompts, len(pairs.k), -1)
+            # Only what is asked of each head: most heads know few of the relations that some head knows.
+            needed = asked[numbers][:, places].T[:, pairs.relation.cpu()].repeat(1, n_prompts).to(self.weights.device)
+            alone = shares(maps, pairs.repeated(n_prompts, n_rows), active=needed).view(n_prompts, len(pairs.k), -1)
         for ends, extreme in ((low, alone.amin(0)), (high, alone.amax(0))):
             ends[numbers] = ends[numbers].index_copy(1, torch.tensor(places), extreme)
             ends[~asked] = torch.nan
