@@ -23,6 +23,7 @@ import time
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ ONE_RELATION_IN = 3
 AGREEMENT_PAIRS = 10
 ONE_WORD_IN = 4
 LARGE = 2 << 30
-"""Checkpoints above this many bytes are run in bfloat16."""
+"""Checkpoints above this many bytes are run in bfloat16, on a third of these relations and a quarter of these words."""
 
 
 def halves(names: list[str]) -> dict[str, list[str]]:
@@ -74,22 +75,25 @@ def shortened(relation: Relation, tokenizer: Any, most: int) -> Relation | None:
     return None if len(single) < LEAST_PAIRS else replace(relation, pairs=tuple(single[:most]))
 
 
+def is_large(folder: str | None) -> bool:
+    return folder is not None and sum(path.stat().st_size for path in Path(folder).glob("*.safetensors")) > LARGE
+
+
 def opened(folder: str | None) -> Any:
     if folder is None:
         return load_default_model()
-    size = sum(path.stat().st_size for path in Path(folder).glob("*.safetensors"))
-    return TransformerBridge.boot_transformers(folder, dtype=torch.bfloat16 if size > LARGE else torch.float32)
+    return TransformerBridge.boot_transformers(folder, dtype=torch.bfloat16 if is_large(folder) else torch.float32)
 
 
-def is_sampled_word(text: str) -> bool:
-    """A space and three small letters or more, and in a fixed quarter of such tokens."""
+def is_sampled_word(text: str, one_in: int) -> bool:
+    """A space and three small letters or more, and in a fixed part of such tokens."""
     return (
         len(text) > 3
         and text[0] == " "
         and text[1:].isascii()
         and text[1:].islower()
         and text[1:].isalpha()
-        and (zlib.crc32(text.encode()) % ONE_WORD_IN == 0)
+        and (zlib.crc32(text.encode()) % one_in == 0)
     )
 
 
@@ -155,7 +159,9 @@ def measured(folder: str | None, most: int, parts: Path) -> dict[str, Any]:
         "heads": weights.n_layers * weights.n_heads,
         "halves": halves(list(relations)),
     }
-    asked = [relations[name] for name in sorted(relations)[::ONE_RELATION_IN] if relations[name].eliciting_templates]
+    every = ONE_RELATION_IN * (3 if is_large(folder) else 1)
+    asked = [relations[name] for name in sorted(relations)[::every] if relations[name].eliciting_templates]
+    words = partial(is_sampled_word, one_in=ONE_WORD_IN * (4 if is_large(folder) else 1))
     for preset in PRESETS:
 
         def scored(preset: Any = preset) -> Any:
@@ -181,7 +187,7 @@ def measured(folder: str | None, most: int, parts: Path) -> dict[str, Any]:
             return {name: curve for name, curve in curves.items() if curve is not None}
 
         def named(preset: Any = preset) -> Any:
-            names = name_heads(weights, preset=preset, vocabulary=is_sampled_word, progress=False)
+            names = name_heads(weights, preset=preset, vocabulary=words, progress=False)
             return {name: [str(head) for head in heads] for name, heads in names.named().items()}
 
         entry[preset] = {
@@ -210,9 +216,10 @@ def table_of(entries: list[dict[str, Any]]) -> str:
                 n_cells = sum(len(row["implementing"]) for row in rows)
                 best = mean([next(iter(row["best"].values()), 0.0) for row in rows])
                 agreement = found["agreement"]
-                inside = [place for place, name in enumerate(agreement["relations"]) if name in names]
+                # Only relations that were asked, or switched off, with both presets can be compared.
+                asked = set.intersection(*(set(entry[each]["agreement"]["relations"]) for each in PRESETS))
+                inside = [at for at, name in enumerate(agreement["relations"]) if name in asked.intersection(names)]
                 pearson = [mean([agreement[f"pearson_{w}"][at] for at in inside]) for w in ("without", "with")]
-                # Only relations that were switched off with both presets can be compared.
                 both = [name for name in names if all(name in entry[each]["ablation"] for each in PRESETS)]
                 curves = [found["ablation"][name] for name in both]
                 accuracy = [
