@@ -40,7 +40,7 @@ from tl_headmaps.renderers import (
     top_tokens_view,
     worked_example,
 )
-from tl_headmaps.renderers.colours import AMOUNTS, SIGNED, Scale
+from tl_headmaps.renderers.colours import AMOUNTS, BLUES, ORANGES, SIGNED, Scale
 from tl_headmaps.renderers.page import packed, packed_half
 from tl_headmaps.renderers.static import INCHES, draw
 
@@ -273,7 +273,7 @@ def lightness(colour: str) -> float:
 
 
 def test_lightness_changes_evenly() -> None:
-    for table in (AMOUNTS.split(), SIGNED.split()[16:], SIGNED.split()[16::-1]):
+    for table in (AMOUNTS.split(), BLUES.split(), ORANGES.split(), SIGNED.split()[16:], SIGNED.split()[16::-1]):
         steps = np.diff([lightness(colour) for colour in table])
         assert (np.sign(steps) == np.sign(steps[0])).all()
         assert abs(steps).max() < 1.5 * abs(steps).mean()
@@ -306,6 +306,49 @@ def test_limits_say_when_values_lie_beyond() -> None:
     assert scale.colour(3.0) == "#" + AMOUNTS.split()[-1]
     with pytest.raises(UsageError, match="two finite numbers, the smaller one first"):
         head_map([[1.0]], limits=(2, 1))
+
+
+def test_a_value_of_exactly_the_limit_is_not_beyond_it() -> None:
+    # Maps hold 32-bit floats, and 0.1 as one of them is a little more than 0.1.
+    scale = head_map([[0.0, 0.1]], limits=(0, 0.1)).data.layers[0].scale
+    assert (scale.low, scale.high, scale.below, scale.above) == (0, 0.1, False, False)
+    low = head_map([[0.7, 0.9]], limits=(0.7, 0.9)).data.layers[0].scale  # 0.7 as a 32-bit float is less than 0.7
+    assert not low.below and not low.above
+    assert head_map([[0.0, 0.1001]], limits=(0, 0.1)).data.layers[0].scale.above
+
+
+def test_a_percentile_keeps_a_few_values_from_taking_all_colours() -> None:
+    values = np.linspace(0, 0.00401, 1000)
+    values[7] = 3.0
+    figure = panels({"a": values.reshape(20, 50)}, percentile=99, unit="share")
+    scale = figure.data.layers[0].scale
+    assert (scale.low, scale.high, scale.below, scale.above) == (0, 0.0040, False, True)
+    assert [label for _, label in scale.ticks] == ["0.0000", "0.0020", "0.0040+"]
+    assert '"0.0040+"' in figure.body
+
+
+def test_percentiles_end_both_sides_away_from_zero_and_stay_centred_when_signed() -> None:
+    scale = Scale.over([np.linspace(0.12, 0.18, 101), np.array([0.05, 0.5])], percentile=95)
+    assert (scale.low, scale.high) == pytest.approx((0.122, 0.178), abs=0.001)
+    assert [label for _, label in scale.ticks] == ["≤ 0.122", "0.150", "0.178+"]
+    signed = Scale.over([np.linspace(-1, 1, 101), np.array([50.0])], percentile=95)
+    assert signed.low == -signed.high == -0.96 and signed.above and not signed.below
+    # Nearly all equal: the one that is not is still seen.
+    assert Scale.over([np.array([0.0] * 200 + [1.0])], percentile=99).high == 1.0
+    for wrong in (0, 50, 100, 101, float("nan")):
+        with pytest.raises(UsageError, match="between 50 and 100"):
+            Scale.over([values := np.ones(3)], percentile=wrong)
+    with pytest.raises(UsageError, match="give one of them"):
+        Scale.over([values], limits=(0, 1), percentile=99)
+
+
+@given(st.floats(-1e6, 1e6), st.floats(1e-9, 1e6))
+def test_labels_of_the_bar_say_where_they_stand(low: float, spread: float) -> None:
+    scale = Scale(low, low + spread)
+    for value, label in scale.ticks:
+        said = float(label.replace("−", "-").replace(",", ""))
+        with_exponent = max(abs(low), abs(low + spread)) < 1e-4
+        assert abs(said - value) <= 0.006 * (max(spread, abs(value)) if with_exponent else spread)
 
 
 def test_maps_of_one_unit_share_a_scale_and_others_do_not() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..core.errors import UsageError
 from ..core.types import HeadIndex
-from .colours import Limits, Scale
+from .colours import Limits, Palette, Scale
 from .page import label
 from .text import visible
 
@@ -176,6 +176,8 @@ def heat_of(
     empty: Mapping[Any, object] | None = None,
     signed: bool | None = None,
     limits: Limits | None = None,
+    percentile: float | int | None = None,
+    palette: Palette = "amounts",
     **details: Any,
 ) -> Heat:
     """Check everything a user can get wrong and choose the colour scales: one per unit."""
@@ -202,6 +204,8 @@ def heat_of(
             [array for array, other in zip(arrays, units, strict=True) if other == one],
             signed=signed,
             limits=limits,
+            percentile=percentile,
+            palette=palette,
             unit=one,
         )
         for one in dict.fromkeys(units)

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from .colours import Limits
+from .colours import Limits, Palette
 from .figure import Figure
 from .grids import Heat, Layer, MapLayer, drill_of, heat_of
 from .page import escaped, figure_body, packed, packed_half, table
@@ -36,6 +36,8 @@ def head_map(
     unit: str = "value",
     signed: bool | None = None,
     limits: Limits | None = None,
+    percentile: float | int | None = None,
+    palette: Palette = "amounts",
     switches: tuple[str, str] = ("map", "measure"),
     drill: Mapping[Any, Any] | None = None,
     empty: Mapping[Any, object] | None = None,
@@ -48,7 +50,9 @@ def head_map(
         title: What is shown.
         unit: What the numbers are, written at the colour bar. Maps of one unit share one colour scale.
         signed: Centre the colours on zero; by default if any value is negative.
-        limits: Ends of the colour bar; values beyond them take its end colours.
+        limits: Ends of the colour bar; values beyond them take its end colours, and the bar says so: ``0.0040+``.
+        percentile: End the bar at this percentile of the values instead (99: one value in a hundred is beyond it).
+        palette: Colours of amounts: ``"amounts"`` (viridis), ``"blues"`` or ``"oranges"`` (light to dark).
         switches: What the two switches are called, if there are several maps (and groups of them).
         drill: Lists shown when a head is pinned: ``{"L23H4": {"salient tokens": [["pasta", "Italian"], ...]}}``.
         empty: Layers without heads, and what they have instead: ``{0: "linear attention"}``.
@@ -62,6 +66,8 @@ def head_map(
         columns="head",
         signed=signed,
         limits=limits,
+        percentile=percentile,
+        palette=palette,
         switches=switches,
         empty=empty,
         note=note,
@@ -76,6 +82,8 @@ def panels(
     unit: str = "value",
     signed: bool | None = None,
     limits: Limits | None = None,
+    percentile: float | int | None = None,
+    palette: Palette = "amounts",
     drill: Mapping[Any, Any] | None = None,
     empty: Mapping[Any, object] | None = None,
     note: str = "",
@@ -89,6 +97,8 @@ def panels(
         columns="head",
         signed=signed,
         limits=limits,
+        percentile=percentile,
+        palette=palette,
         panels=True,
         empty=empty,
         note=note,
@@ -104,6 +114,8 @@ def component_map(
     unit: str = "value",
     signed: bool | None = None,
     limits: Limits | None = None,
+    percentile: float | int | None = None,
+    palette: Palette = "amounts",
     row_labels: Sequence[object] | None = None,
     switches: tuple[str, str] = ("metric", "measure"),
     note: str = "",
@@ -125,6 +137,8 @@ def component_map(
             column_labels=columns,
             signed=signed,
             limits=limits,
+            percentile=percentile,
+            palette=palette,
             item="component",
             switches=switches,
             note=note,
@@ -143,6 +157,8 @@ def token_grid(
     columns: str = "target",
     signed: bool | None = None,
     limits: Limits | None = None,
+    percentile: float | int | None = None,
+    palette: Palette = "amounts",
     details: Mapping[str, Any] | None = None,
     score: float | int | None = None,
     note: str = "",
@@ -160,6 +176,8 @@ def token_grid(
         column_labels=targets,
         signed=signed,
         limits=limits,
+        percentile=percentile,
+        palette=palette,
         item="pair",
         note=note,
     )
@@ -259,8 +277,7 @@ def page_data(heat: Heat) -> dict[str, Any]:
                 "high": scale.high,
                 "unit": scale.unit,
                 "signed": scale.signed,
-                "below": scale.below,
-                "above": scale.above,
+                "ticks": [text for _, text in scale.ticks],
                 "colours": " ".join(scale.colours),
             }
             for scale in scales

@@ -239,8 +239,9 @@ def _colour_bar(sheet: Any, image: Any, scale: Scale, axes: Any) -> None:
     bar.outline.set_linewidth(0.4)
     bar.ax.tick_params(length=2)
     bar.set_label(scale.unit)
-    if scale.high <= scale.low:
-        bar.set_ticks([scale.low])
+    places, labels = zip(*scale.ticks, strict=True)
+    bar.set_ticks(places, labels=labels)
+    bar.minorticks_off()
 
 
 @draw.register

@@ -314,11 +314,7 @@ const heat = (root, data) => {
     const none = !shown.some((map) => map.values.some((v) => v === v));
     if (none) make('span', 'k', bar, 'no values');
     strip.hidden = none;
-    const texts = scale.high > scale.low ? [scale.low, (scale.low + scale.high) / 2, scale.high] : [scale.low];
-    texts.forEach((value, i) => {
-      const sign = i === 0 && scale.below ? '≤ ' : i === 2 && scale.above ? '≥ ' : '';
-      make('span', '', ends, sign + show(value, 3));
-    });
+    for (const text of scale.ticks) make('span', '', ends, text);
     topBox.replaceChildren();
     if (shown.length === 1 && data.item !== 'pair' && rows.n * cols.n > 1) highest(shown[0]);
     if (shown.some((map) => map.values.some((v, i) => v !== v && exists(Math.floor(i / cols.n), i % cols.n))))
