@@ -332,7 +332,7 @@ def test_percentiles_end_both_sides_away_from_zero_and_stay_centred_when_signed(
     assert (scale.low, scale.high) == pytest.approx((0.122, 0.178), abs=0.001)
     assert [label for _, label in scale.ticks] == ["≤ 0.122", "0.150", "0.178+"]
     signed = Scale.over([np.linspace(-1, 1, 101), np.array([50.0])], percentile=95)
-    assert signed.low == -signed.high == -0.96 and signed.above and not signed.below
+    assert signed.low == -signed.high == -0.96 and signed.above and signed.below
     # Nearly all equal: the one that is not is still seen.
     assert Scale.over([np.array([0.0] * 200 + [1.0])], percentile=99).high == 1.0
     for wrong in (0, 50, 100, 101, float("nan")):
