@@ -46,6 +46,9 @@ Limits: TypeAlias = tuple[float | int, float | int]
 SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8a6d00", "#56b4e9")
 """Lines and groups (after Okabe and Ito), distinguishable for colour-blind readers; used in this order."""
 
+NAMES = (*SERIES, "#882255", "#44aa99", "#999933", "#332288", "#aa4499", "#7a7a7a")
+"""Names in a map, in this order; the last is for all further ones."""
+
 UNCLEAR = "#dfe2e6"
 """Cells of a map of names that have none."""
 
@@ -141,12 +144,6 @@ class Scale:
         # Maps hold 32-bit floats: 0.1 among them is a little more than a limit of 0.1.
         below, above = np.float32(low) < np.float32(ends[0]), np.float32(high) > np.float32(ends[1])
         return cls(*ends, negative, unit, bool(finite.size and below), bool(finite.size and above), palette)
-
-    @classmethod
-    def of_names(cls, names: Sequence[str], colours: Sequence[str] | None = None, unit: str = "") -> "Scale":
-        """A scale for maps of names: the value of a cell is the place of its name in the list."""
-        chosen = [SERIES[i % len(SERIES)] for i in range(len(names))] if colours is None else colours
-        return cls(0.0, float(len(names) - 1), unit=unit, names=tuple(zip(names, chosen, strict=True)))
 
 
 def _ends(values: np.ndarray, signed: bool, percentile: float | int | None) -> tuple[float, float]:
