@@ -40,5 +40,5 @@ def expected_matrices(parts: Anatomy, layer: int) -> dict[str, Tensor]:
 
 
 def token_ids(model: Any, texts: list[str], **options: Any) -> TextBatches:
-    settings = {"length": 32, "max_tokens": 1000, "batch_tokens": 512} | options
+    settings = {"length": 32, "max_tokens": 1000} | options
     return token_batches(texts, model.tokenizer, **settings)

@@ -155,7 +155,7 @@ def test_a_tokenizer_that_adds_its_own_never_gives_two() -> None:
 def test_a_text_that_brings_its_own_never_gets_two() -> None:
     model, text = shared_model("llama"), f"<bos>{TEXT}"
     assert encode_prompt(model, text) == encode_prompt(model, text, True) == [BOS, *IDS]
-    batches = token_batches([text], model.tokenizer, length=3, max_tokens=100, batch_tokens=100, prepend_bos=True)
+    batches = token_batches([text], model.tokenizer, length=3, max_tokens=100, prepend_bos=True)
     rows = [row[:n].tolist() for item in batches.items for row, n in zip(item.tokens, item.lengths, strict=True)]
     assert rows == [[BOS, 7, 8], [BOS, 9, 8]]
 

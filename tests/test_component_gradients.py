@@ -1,6 +1,7 @@
 """Gradients of every matrix: the derivatives of the loss, dropped as they come, and a model left as it was found."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
@@ -65,7 +66,9 @@ def test_contribution_is_the_derivative_of_the_loss(kind: str, component: str, h
     """Scaling a matrix by 1 + eps changes the loss by eps times the signed sum; the same for one head."""
     model = shared_model(kind, host=host)
     batches = token_ids(model, TEXTS[:3])
-    sums = component_gradients(ModelComponents(model), batches, progress=False)[component]
+    measure = METRICS["contribution"].measure
+    sums = component_gradients(ModelComponents(model), batches, measure, by_head=True, progress=False)[component]
+    whole = component_gradients(ModelComponents(model), batches, measure, progress=False)[component]
     # transformers computes norms in float32 whatever the model: a smaller step would drown in their rounding.
     layer, eps = 1, 5e-3
     heads = [None] if component.startswith("mlp") else [None, 1]
@@ -76,7 +79,7 @@ def test_contribution_is_the_derivative_of_the_loss(kind: str, component: str, h
             slice_of(Anatomy(source, kind), layer, component, head)(factor)
             losses.append([float(loss_of(source, batch)) for batch in batches.items])
         numeric = [(up - down) / (2 * eps) for up, down in zip(*losses, strict=True)]
-        found = sums.product[:, layer].sum(-1) if head is None else sums.product[:, layer, head]
+        found = whole[:, layer, 0] if head is None else sums[:, layer, head]
         assert found.tolist() == pytest.approx(numeric, rel=1e-2, abs=1e-4)
 
 
@@ -85,9 +88,11 @@ def test_gradient_norms_are_those_of_autograd(kind: str) -> None:
     """Against transformers' own backward pass; gradient_ratio and sensitivity follow from them."""
     model = shared_model(kind)
     batch = token_ids(model, TEXTS[:2]).items[0]
-    found = component_gradients(
-        ModelComponents(model), TextBatches((batch,), int(batch.lengths.sum()), ""), progress=False
-    )
+    one = TextBatches((batch,), (0,), 1, int(batch.lengths.sum()), "")
+    found = {
+        name: component_gradients(ModelComponents(model), one, METRICS[name].measure, progress=False)
+        for name in ("sensitivity", "gradient_ratio")
+    }
     source = source_model(kind)
     with torch.enable_grad():
         loss_of(source, batch).backward()
@@ -97,13 +102,9 @@ def test_gradient_norms_are_those_of_autograd(kind: str) -> None:
         parameter.data = parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)
     gradients = expected_matrices(Anatomy(source, kind), 2)
     for name, gradient in gradients.items():
-        sums = found[name]
         close = lambda value: pytest.approx(float(value), rel=1e-3)  # noqa: E731
-        assert float(sums.gradient_square[0, 2].sum()) == close(gradient.square().sum())
-        assert float(sums.absolute_product[0, 2].sum()) == close((gradient * values[name]).abs().sum())
-        assert float(sums.weight_square[2].sum()) == close(values[name].square().sum())
-        ratio = METRICS["gradient_ratio"].measure(sums.whole())[0, 2, 0]
-        assert float(ratio) == close(gradient.norm() / values[name].norm())
+        assert float(found["sensitivity"][name][0, 2]) == close((gradient * values[name]).abs().sum())
+        assert float(found["gradient_ratio"][name][0, 2]) == close(gradient.norm() / values[name].norm())
 
 
 def test_matrices_that_only_multiply_each_other_contribute_the_same() -> None:
@@ -147,13 +148,13 @@ def test_gradients_are_dropped_as_they_come(monkeypatch: pytest.MonkeyPatch) -> 
     model = random_model("neox")
     parameters = list(model.parameters())
     held: list[int] = []
-    reduce = gradients_module._sums
+    contribution = METRICS["contribution"]
 
-    def watching(parts: Tensor) -> Tensor:
+    def watching(slope: Tensor, weight: Tensor) -> Tensor:
         held.append(sum(parameter.grad is not None for parameter in parameters))
-        return reduce(parts)
+        return contribution.measure(slope, weight)
 
-    monkeypatch.setattr(gradients_module, "_sums", watching)
+    monkeypatch.setitem(METRICS, "contribution", replace(contribution, measure=watching))
     component_map(model, "contribution", TEXTS, progress=False)
     assert len(held) > 100 and max(held) == 0
 
@@ -233,15 +234,20 @@ def test_also_after_an_exception(monkeypatch: pytest.MonkeyPatch, where: str) ->
     model = random_model("llama")
     remembered = Remembered(model)
     calls = iter(range(1000))
-    name = {"forward": "mean_loss", "reduce": "_sums"}[where]
-    original = getattr(gradients_module, name)
+    contribution, mean_loss = METRICS["contribution"], gradients_module.mean_loss
 
-    def failing(*arguments: Any) -> Tensor:
-        if next(calls) == {"forward": 1, "reduce": 40}[where]:
-            raise KeyboardInterrupt
-        return original(*arguments)
+    def failing(at: int, original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def call(*arguments: Any) -> Tensor:
+            if next(calls) == at:
+                raise KeyboardInterrupt
+            return original(*arguments)
 
-    monkeypatch.setattr(gradients_module, name, failing)
+        return call
+
+    if where == "forward":
+        monkeypatch.setattr(gradients_module, "mean_loss", failing(1, mean_loss))
+    else:
+        monkeypatch.setitem(METRICS, "contribution", replace(contribution, measure=failing(40, contribution.measure)))
     with pytest.raises(KeyboardInterrupt):
         component_map(model, "contribution", TEXTS)
     remembered.assert_unchanged()

@@ -5,6 +5,7 @@ import re
 import sys
 from dataclasses import replace
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from tl_headmaps.renderers import (
     curve,
     flow,
     head_map,
+    name_layer,
     panels,
     save_page,
     scatter,
@@ -40,9 +42,11 @@ from tl_headmaps.renderers import (
     top_tokens_view,
     worked_example,
 )
-from tl_headmaps.renderers.colours import AMOUNTS, SIGNED, Scale
+from tl_headmaps.renderers.colours import AMOUNTS, BLUES, NAMES, ORANGES, SERIES, SIGNED, UNCLEAR, Scale
 from tl_headmaps.renderers.page import packed, packed_half
-from tl_headmaps.renderers.static import INCHES, draw
+from tl_headmaps.renderers.sheet_maps import ticks_of
+from tl_headmaps.renderers.sheets import INCHES
+from tl_headmaps.renderers.static import draw
 
 FIGURES = every_figure()
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
@@ -160,6 +164,131 @@ def test_same_figure_same_bytes(name: str, suffix: str, tmp_path: Path) -> None:
         assert b"<text" not in first, "letters are outlines: every reader has them"
 
 
+LONG = "What each head of a rather large model writes when it attends to the words of a very long sentence, by layer"
+
+
+def printed(figure: Figure, inches: float = 3.4) -> Any:
+    """The sheet of a figure, laid out."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure as Sheet
+
+    from tl_headmaps.renderers.static import _PRINT
+
+    with mpl.rc_context(_PRINT):
+        sheet = Sheet(figsize=(inches, 1.0), layout="constrained")
+        draw(figure.data, sheet)
+        sheet.draw_without_rendering()
+    return sheet
+
+
+def texts_of(sheet: Any) -> list[Any]:
+    from matplotlib.text import Text
+
+    return [text for text in sheet.findobj(Text) if text.get_text().strip() and text.get_visible()]
+
+
+def words_in(sheet: Any) -> str:
+    return " ".join(" ".join(text.get_text().split()) for text in texts_of(sheet))
+
+
+@pytest.mark.parametrize("inches", [3.4, 7.0])
+@pytest.mark.parametrize(
+    "figure",
+    [
+        head_map([[0.1, 0.7], [None, 0.2]], title=LONG, note=f"{LONG}. {LONG}.", unit="share of pairs"),
+        panels({f"{LONG[:30]} {i}": np.eye(30)[:, :9] for i in range(8)}, title=LONG, note=LONG, unit=LONG[:60]),
+        token_grid(np.eye(2) / 7e9, ["a", LONG], [LONG, "b"], title=LONG, score=0.7, note="k = 10"),
+        curve([0, 1], [Line("a", [0.2, 0.4])], title=LONG, x_name=LONG, y_name=LONG[:70], note=LONG),
+    ],
+    ids=["map", "panels", "grid", "curve"],
+)
+def test_nothing_is_cut_in_print(figure: Figure, inches: float) -> None:
+    sheet = printed(figure, inches)
+    whole = sheet.bbox
+    boxes = [axes.get_tightbbox() for axes in sheet.axes if axes.get_visible()]
+    for box in (*boxes, *(text.get_window_extent() for text in sheet.texts)):
+        assert box.x0 >= -1 and box.x1 <= whole.x1 + 1
+        assert box.y0 >= -1 and box.y1 <= whole.y1 + 1
+    words = words_in(sheet)
+    assert LONG in words and figure.data.note in words
+
+
+def test_notes_and_scores_are_a_caption_in_print() -> None:
+    figure = token_grid(np.eye(2), ["a", "b"], ["c", "d"], score=0.7, note="k = 10, met; 3 of 5 pairs")
+    assert "score 0.7 · k = 10, met; 3 of 5 pairs" in words_in(printed(figure))
+    gaps = head_map([MapLayer("", [[0.1, None]], marked=[[True, False]])], mark="interval includes 0")
+    assert "Dot: interval includes 0. Hatched: missing." in words_in(printed(gaps))
+
+
+def test_eight_panels_fit_a_column_with_one_colour_bar() -> None:
+    sheet = printed(FIGURES["panels"])
+    assert sheet.get_figwidth() == pytest.approx(3.4) and sheet.get_figheight() <= 8.5
+    maps = [axes for axes in sheet.axes if axes.get_title()]
+    assert len(maps) == 8 and len(sheet.axes) == 9
+    for axes in maps:
+        assert axes.get_window_extent().width > 0.7 * sheet.dpi and axes.get_window_extent().height > 0.7 * sheet.dpi
+    assert "0.0040+" in words_in(sheet)
+
+
+def test_numbers_are_printed_only_where_they_fit() -> None:
+    wide = printed(token_grid([[1.23, 4.56]], ["a"], ["b", "c"]))
+    assert "1.23" in words_in(wide) and "4.56" in words_in(wide)
+    narrow = printed(token_grid(np.full((1, 12), -0.000123), ["a"], list("bcdefghijklm")))
+    assert narrow.axes[0].texts == []
+    assert "−4.56" in words_in(printed(token_grid([[-4.56]], ["a"], ["b"])))
+
+
+def test_ticks_count_layers_in_fours_and_name_the_last() -> None:
+    figure = component_map(np.random.default_rng(0).random((28, 7)), [f"attn.{i}" for i in range(7)])
+    axes = printed(figure).axes[0]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["0", "4", "8", "12", "16", "20", "24", "27"]
+    assert ticks_of(9, 1.0, 1.0) == list(range(9)) and ticks_of(1, 0.1, 1.0) == [0]
+
+
+@given(st.integers(1, 400), st.floats(0.01, 1), st.floats(0.01, 1))
+def test_ticks_have_room_and_end_at_the_last(n: int, room: float, need: float) -> None:
+    shown = ticks_of(n, room, need)
+    assert shown[0] == 0 and all((b - a) * room >= need for a, b in pairwise(shown))
+    assert shown[-1] == n - 1 or (n - 1) * room < need
+
+
+def test_print_takes_inches_and_another_title(tmp_path: Path) -> None:
+    from PIL import Image
+
+    for name in ("head_map", "curve", "panels"):
+        with Image.open(FIGURES[name].save(tmp_path / "p.png", width=5.5, height=4, title="Another")) as image:
+            assert (image.width, image.height) == pytest.approx((1100, 800), abs=1)
+    plain, titled = (FIGURES["curve"].save(tmp_path / f"{i}.svg", title=t) for i, t in enumerate(("", None)))
+    assert plain.stat().st_size < titled.stat().st_size
+    for wrong in ({"width": 0.1}, {"height": 500}, {"width": float("nan")}):
+        with pytest.raises(UsageError, match=r"inches cannot be printed\. Give 1 to 50 inches"):
+            FIGURES["curve"].save(tmp_path / "x.png", **wrong)  # type: ignore[arg-type]
+
+
+def test_cells_are_vectors_in_print(tmp_path: Path) -> None:
+    page = FIGURES["head_map"].save(tmp_path / "x.svg").read_text(encoding="utf-8")
+    assert page.count("<path") > 2 * 30 * 9 - 42, "a path for each cell, not an image"
+
+
+def test_names_have_colours_a_legend_and_a_pale_rest() -> None:
+    rows = [["copy", "unclear", "plural"], ["copy", None, "unclear"], ["unclear", "unclear", None]]
+    figure = head_map([name_layer("names", rows, details={"q": np.zeros((3, 3))})], title="Names")
+    layer = figure.data.layers[0]
+    assert layer.scale.names == (("copy (2)", SERIES[0]), ("plural (1)", SERIES[1]), ("unclear (4)", UNCLEAR))
+    assert np.isnan(layer.values).sum() == 2 and layer.values[0].tolist() == [0, 2, 1]
+    assert [layer.scale.colour(float(value)) for value in layer.values[0]] == [SERIES[0], UNCLEAR, SERIES[1]]
+    assert str(figure) == "Names: 3 layers by 3 heads, copy (2), plural (1), unclear (4)."
+    words = words_in(printed(figure))
+    assert "copy (2)" in words and "unclear (4)" in words
+    many = name_layer("", [[f"name {i}" for i in range(20)]])
+    assert many.scale is not None and len({colour for _, colour in many.scale.names}) == len(NAMES)
+
+
+def test_queries_is_the_plural_of_query() -> None:
+    figure = token_grid(np.eye(2), ["a", "b"], ["c", "d"], rows="query", columns="key")
+    assert "2 queries by 2 keys" in str(figure)
+
+
 @pytest.mark.filterwarnings("ignore:Glyph .* missing from")
 @pytest.mark.parametrize("width", ["column", "page"])
 def test_long_labels_leave_room_for_the_map(width: Any) -> None:
@@ -273,7 +402,7 @@ def lightness(colour: str) -> float:
 
 
 def test_lightness_changes_evenly() -> None:
-    for table in (AMOUNTS.split(), SIGNED.split()[16:], SIGNED.split()[16::-1]):
+    for table in (AMOUNTS.split(), BLUES.split(), ORANGES.split(), SIGNED.split()[16:], SIGNED.split()[16::-1]):
         steps = np.diff([lightness(colour) for colour in table])
         assert (np.sign(steps) == np.sign(steps[0])).all()
         assert abs(steps).max() < 1.5 * abs(steps).mean()
@@ -306,6 +435,49 @@ def test_limits_say_when_values_lie_beyond() -> None:
     assert scale.colour(3.0) == "#" + AMOUNTS.split()[-1]
     with pytest.raises(UsageError, match="two finite numbers, the smaller one first"):
         head_map([[1.0]], limits=(2, 1))
+
+
+def test_a_value_of_exactly_the_limit_is_not_beyond_it() -> None:
+    # Maps hold 32-bit floats, and 0.1 as one of them is a little more than 0.1.
+    scale = head_map([[0.0, 0.1]], limits=(0, 0.1)).data.layers[0].scale
+    assert (scale.low, scale.high, scale.below, scale.above) == (0, 0.1, False, False)
+    low = head_map([[0.7, 0.9]], limits=(0.7, 0.9)).data.layers[0].scale  # 0.7 as a 32-bit float is less than 0.7
+    assert not low.below and not low.above
+    assert head_map([[0.0, 0.1001]], limits=(0, 0.1)).data.layers[0].scale.above
+
+
+def test_a_percentile_keeps_a_few_values_from_taking_all_colours() -> None:
+    values = np.linspace(0, 0.00401, 1000)
+    values[7] = 3.0
+    figure = panels({"a": values.reshape(20, 50)}, percentile=99, unit="share")
+    scale = figure.data.layers[0].scale
+    assert (scale.low, scale.high, scale.below, scale.above) == (0, 0.0040, False, True)
+    assert [label for _, label in scale.ticks] == ["0.0000", "0.0020", "0.0040+"]
+    assert '"0.0040+"' in figure.body
+
+
+def test_percentiles_end_both_sides_away_from_zero_and_stay_centred_when_signed() -> None:
+    scale = Scale.over([np.linspace(0.12, 0.18, 101), np.array([0.05, 0.5])], percentile=95)
+    assert (scale.low, scale.high) == pytest.approx((0.122, 0.178), abs=0.001)
+    assert [label for _, label in scale.ticks] == ["≤ 0.122", "0.150", "0.178+"]
+    signed = Scale.over([np.linspace(-1, 1, 101), np.array([50.0])], percentile=95)
+    assert signed.low == -signed.high == -0.96 and signed.above and signed.below
+    # Nearly all equal: the one that is not is still seen.
+    assert Scale.over([np.array([0.0] * 200 + [1.0])], percentile=99).high == 1.0
+    for wrong in (0, 50, 100, 101, float("nan")):
+        with pytest.raises(UsageError, match="between 50 and 100"):
+            Scale.over([values := np.ones(3)], percentile=wrong)
+    with pytest.raises(UsageError, match="give one of them"):
+        Scale.over([values], limits=(0, 1), percentile=99)
+
+
+@given(st.floats(-1e6, 1e6), st.floats(1e-9, 1e6))
+def test_labels_of_the_bar_say_where_they_stand(low: float, spread: float) -> None:
+    scale = Scale(low, low + spread)
+    for value, label in scale.ticks:
+        said = float(label.replace("−", "-").replace(",", ""))
+        with_exponent = max(abs(low), abs(low + spread)) < 1e-4
+        assert abs(said - value) <= 0.006 * (max(spread, abs(value)) if with_exponent else spread)
 
 
 def test_maps_of_one_unit_share_a_scale_and_others_do_not() -> None:

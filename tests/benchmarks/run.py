@@ -333,9 +333,7 @@ def bench_contribution(weights: HeadWeights) -> dict[str, Any]:
     """The contribution map of the bundled text against the plain forward and backward passes of the same batches."""
     source = ModelComponents(load_default_model(device="cpu"))
     model = source.model
-    batches = token_batches(
-        read_texts(), weights.tokenizer, length=256, max_tokens=CONTRIBUTION_TOKENS, batch_tokens=512
-    )
+    batches = token_batches(read_texts(), weights.tokenizer, length=256, max_tokens=CONTRIBUTION_TOKENS)
     parameters = list(model.parameters())
 
     def plain() -> None:

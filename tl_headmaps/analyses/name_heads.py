@@ -15,7 +15,7 @@ from ..core.provenance import Provenance
 from ..core.types import Circuit, HeadIndex, HeadLike, Model, Preset
 from ..naming.namer import UNCLEAR, Describe, HeadName
 from ..renderers.figure import Figure
-from ..renderers.grids import MapLayer
+from ..renderers.grids import MapLayer, name_layer
 from ..renderers.heat import head_map
 from ..renderers.text import table_text
 from ..results import Result
@@ -141,26 +141,26 @@ class HeadNames(Result):
             yield {"layer": head.layer, "head": head.head, **entry.to_dict()}
 
     def figure(self) -> Figure:
-        """Share of salient mappings explained by the best predicate, of all heads or of the named ones alone."""
+        """The name of each head, or the share of its salient mappings that its best predicate explains."""
         null, q = self._map("null_mean"), self._map("q_value")
-        named = self.values.clone()
+        rows: list[list[str | None]] = [[None] * self._width for _ in self.names]
         for head, entry in self._entries():
-            if entry.name == UNCLEAR:
-                named[head.layer, head.head] = float("nan")
+            rows[head.layer][head.head] = entry.name
         drill = {str(head): {entry.name: entry.evidence()} for head, entry in self._entries()}
         parts = []
         for part, share in self.coverage().items():
             published = f" (published: {PUBLISHED_COVERAGE[part]})" if part in PUBLISHED_COVERAGE else ""
             parts.append(f"{part} {share:.0%}{published}")
+        details = {"share explained": self.values, "null": null, "q": q}
         return head_map(
             [
-                MapLayer("named heads", named, null=null, details={"q": q}),
-                MapLayer("all heads", self.values, null=null, details={"q": q}),
+                name_layer("", rows, unclear=UNCLEAR, group="names", details=details),
+                MapLayer("", self.values, group="share explained", null=null, details={"q": q}),
             ],
             title=f"Names of heads, {self.circuit.upper()} circuits, preset {self.provenance.options['preset']}",
             unit="share of mappings explained",
             signed=False,
-            switches=("heads", "measure"),
+            switches=("map", "show"),
             drill=drill,
             empty=self.provenance.mixers,
             note=self._noted(f"Heads with a name: {', '.join(parts)}. Search finds a name, such as copy.", " "),

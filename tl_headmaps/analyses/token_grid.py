@@ -35,7 +35,8 @@ class TokenGrid(Result):
         targets: Column labels, as given.
         token_ids: Token id of each row (``"source"``) and of each column (``"target"``).
         values: Entries of the map.
-        ranks: How many tokens of the whole row have a strictly greater entry (0 is best).
+        ranks: How many tokens of the whole row have a strictly greater entry : 0 is best. Prose
+            counts them from 1.
         n_vocab: Number of tokens ranked against.
 
     Example:
@@ -50,6 +51,8 @@ class TokenGrid(Result):
     kind: ClassVar[str] = "token_grid"
     methods: ClassVar[tuple[str, ...]] = ("elhelo2024maps", "elhage2021framework")
     json_axes: ClassVar[Mapping[str, str | None]] = {"source": "sources", "target": "targets"}
+    json_extra: ClassVar[tuple[str, ...]] = ("ranks_count_from",)
+    ranks_count_from: ClassVar[int] = 0
     head: HeadIndex
     circuit: Circuit
     sources: tuple[str, ...]
@@ -99,7 +102,7 @@ class TokenGrid(Result):
             unit="entry of the map",
             rows=rows,
             columns=columns,
-            details={f"rank among {self.n_vocab:,} tokens (0 is best)": self.ranks},
+            details={f"rank among {self.n_vocab:,} tokens": self.ranks + 1},
             note=self._noted(f"largest of each row: {best}" + (", …" if len(self.sources) > 8 else ""), " · "),
         )
 
@@ -110,7 +113,7 @@ class TokenGrid(Result):
             [
                 source,
                 *(
-                    f"{'*' if j == best[i] else ''}{self.values[i, j]:.2f} #{int(self.ranks[i, j]):,}"
+                    f"{'*' if j == best[i] else ''}{self.values[i, j]:.2f} #{int(self.ranks[i, j]) + 1:,}"
                     for j in range(len(self.targets))
                 ),
             ]
@@ -120,7 +123,7 @@ class TokenGrid(Result):
         preset = self.provenance.options["preset"]
         title = f"{self.head} {self.circuit.upper()} map, preset {preset}: what it {does} each row"
         columns = [("", "left"), *((visible(target), "right") for target in self.targets)]
-        note = f"value #rank among {self.n_vocab:,} tokens (0 is best); * largest of the row"
+        note = f"value #rank among {self.n_vocab:,} tokens (1 is best); * largest of the row"
         return self._noted(f"{title}\n\n{table_text(columns, rows)}\n\n{note}")
 
 

@@ -29,6 +29,9 @@ def components(
         str | None, typer.Option("--against", metavar="NAME_OR_FOLDER", help="Another model to compare with.")
     ] = None,
     by_head: Annotated[bool, typer.Option("--by-head", help="Open q, k, v and o into their heads.")] = False,
+    normalise: Annotated[
+        str | None, typer.Option("--normalise", help="What values are shares of: map (default) or layer.")
+    ] = None,
     relative: Annotated[
         bool, typer.Option("--relative", help="Relative to random matrices of the same shape.")
     ] = False,
@@ -54,7 +57,7 @@ def components(
         metric = "relative_change"
     if metric is not None:
         find_metric(metric)
-    options = given(metric=metric, texts=texts, against=against, k=k, max_tokens=max_tokens, seed=seed)
-    options |= given(prepend_bos=prepend_bos, run_dir=run_dir)
+    options = given(metric=metric, texts=texts, against=against, normalise=normalise, k=k, seed=seed)
+    options |= given(max_tokens=max_tokens, prepend_bos=prepend_bos, run_dir=run_dir)
     loaded = open_weights(model, checkpoint, device)
     show_and_save(component_map(loaded, by_head=by_head, relative=relative, **options), paths)

@@ -10,6 +10,7 @@ from .figure import Figure as Figure
 from .figure import save_page as save_page
 from .flowchart import flow as flow
 from .grids import MapLayer as MapLayer
+from .grids import name_layer as name_layer
 from .heat import component_map as component_map
 from .heat import head_map as head_map
 from .heat import panels as panels

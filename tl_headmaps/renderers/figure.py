@@ -13,6 +13,8 @@ from .page import assets, whole_page
 Width: TypeAlias = Literal["column", "page"]
 """Widths of figures in print: one column of two (3.4 inches) or the whole page (7 inches)."""
 
+_LEAST_INCHES, _MOST_INCHES = 1, 50
+
 
 @dataclass(frozen=True)
 class Figure:
@@ -62,13 +64,32 @@ class Figure:
 
         return RenderedHTML(self.html, self.html)
 
-    def save(self, path: str | Path, *, width: Width = "page") -> Path:
+    def save(
+        self,
+        path: str | Path,
+        *,
+        width: Width | float | int = "page",
+        height: float | int | None = None,
+        title: str | None = None,
+    ) -> Path:
         """Write the figure; the suffix chooses the form.
 
-        ``.html`` is one page that opens offline; ``.svg``, ``.pdf`` and ``.png`` are for print (``width`` is one column
-        or the page) and need ``pip install 'tl-headmaps[figures]'``.
+        ``.html`` is one page that opens offline; ``.svg``, ``.pdf`` and ``.png`` are for print and need
+        ``pip install 'tl-headmaps[figures]'``.
+
+        Args:
+            path: The file.
+            width: For print: ``"column"`` (3.4 inches), ``"page"`` (7 inches), or inches.
+            height: For print: inches; by default what the figure needs.
+            title: For print: another title; none if it is empty, for figures with a caption of their own.
         """
-        check_choice(width, Width, "width")
+        if isinstance(width, str):
+            check_choice(width, Width, "width")
+        for name, inches in (("width", width), ("height", height)):
+            if isinstance(inches, float | int) and not _LEAST_INCHES <= inches <= _MOST_INCHES:
+                raise UsageError(
+                    f"{name}={inches} inches cannot be printed. Give {_LEAST_INCHES} to {_MOST_INCHES} inches."
+                )
         path = Path(path)
         suffix = path.suffix.lower()
         if suffix not in FIGURE_SUFFIXES:
@@ -83,7 +104,7 @@ class Figure:
         else:
             from .static import save_static
 
-            save_static(self, path, width=width)
+            save_static(self, path, width=width, height=height, title=title)
         return path
 
 

@@ -1,5 +1,6 @@
 """Plain values of a heat map: arrays, axes and layers, checked and converted from what a caller passes."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -8,7 +9,7 @@ import numpy as np
 
 from ..core.errors import UsageError
 from ..core.types import HeadIndex
-from .colours import Limits, Scale
+from .colours import NAMES, UNCLEAR, Limits, Palette, Scale
 from .page import label
 from .text import visible
 
@@ -30,7 +31,9 @@ class MapLayer:
         null: What each value would be by chance.
         interval: Lower and upper bounds of each value, at 95%.
         details: More numbers to show with each value, by name.
+        marked: Cells to put a dot in; the figure's ``mark`` says what it means.
         unit: What the numbers are, if it differs from the figure's unit.
+        scale: Its colours, if they are not chosen from the values; see :func:`name_layer`.
     """
 
     name: str
@@ -39,7 +42,33 @@ class MapLayer:
     null: Any = None
     interval: tuple[Any, Any] | None = None
     details: Mapping[str, Any] = field(default_factory=dict)
+    marked: Any = None
     unit: str | None = None
+    scale: Scale | None = None
+
+
+def name_layer(
+    name: str, names: Sequence[Sequence[str | None]], *, unclear: str = "unclear", unit: str = "name", **rest: Any
+) -> MapLayer:
+    """A map of names: each has a colour and a place in the legend, the most frequent first.
+
+    Args:
+        name: What the map is called.
+        names: The name of each cell by row and column, or None where there is no cell.
+        unclear: The name of cells that have none; it is pale and last.
+        unit: What the names are, written at the legend.
+        **rest: Other fields of :class:`MapLayer`.
+    """
+    counts = Counter(entry for row in names for entry in row if entry is not None)
+    kinds = sorted(counts.keys() - {unclear}, key=lambda kind: (-counts[kind], kind))
+    colours = [NAMES[min(i, len(NAMES) - 1)] for i in range(len(kinds))]
+    if unclear in counts:
+        kinds, colours = [*kinds, unclear], [*colours, UNCLEAR]
+    place = {kind: float(i) for i, kind in enumerate(kinds)}
+    values = [[None if entry is None else place[entry] for entry in row] for row in names]
+    legend = tuple((f"{label(kind)} ({counts[kind]:,})", colour) for kind, colour in zip(kinds, colours, strict=True))
+    scale = Scale(0.0, max(0.0, len(kinds) - 1.0), unit=visible(unit), names=legend)
+    return MapLayer(name, values, unit=unit, scale=scale, **rest)
 
 
 @dataclass(frozen=True)
@@ -70,13 +99,15 @@ class Layer:
     null: np.ndarray | None = None
     interval: tuple[np.ndarray, np.ndarray] | None = None
     details: tuple[tuple[str, np.ndarray], ...] = ()
+    marked: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
 class Heat:
     """Everything a heat map shows, in plain values.
 
-    ``item`` says how cells are named: ``"head"`` (``L23H4``), ``"pair"`` (row to column) or ``"component"``.
+    ``item`` says how cells are named: ``"head"`` (``L23H4``), ``"pair"`` (row to column) or ``"component"``; ``mark``
+    what a dot in a cell means.
     """
 
     title: str
@@ -89,6 +120,7 @@ class Heat:
     switches: tuple[str, str] = ("map", "measure")
     numbers: bool = False
     drill: Mapping[str, Any] = field(default_factory=dict)
+    mark: str = ""
     note: str = ""
 
     def cell_name(self, row: int, column: int) -> str:
@@ -176,6 +208,8 @@ def heat_of(
     empty: Mapping[Any, object] | None = None,
     signed: bool | None = None,
     limits: Limits | None = None,
+    percentile: float | int | None = None,
+    palette: Palette = "amounts",
     **details: Any,
 ) -> Heat:
     """Check everything a user can get wrong and choose the colour scales: one per unit."""
@@ -202,6 +236,8 @@ def heat_of(
             [array for array, other in zip(arrays, units, strict=True) if other == one],
             signed=signed,
             limits=limits,
+            percentile=percentile,
+            palette=palette,
             unit=one,
         )
         for one in dict.fromkeys(units)
@@ -215,7 +251,10 @@ def heat_of(
         rows=replace(_axis(rows, shape[0], row_labels), empty=without),
         columns=_axis(columns, shape[1], column_labels),
         lengths=ragged,
-        layers=tuple(_layer(entry, array, scales[one]) for entry, array, one in zip(maps, arrays, units, strict=True)),
+        layers=tuple(
+            _layer(entry, array, entry.scale or scales[one])
+            for entry, array, one in zip(maps, arrays, units, strict=True)
+        ),
         **details,
     )
 
@@ -233,7 +272,9 @@ def _layer(entry: MapLayer, array: np.ndarray, scale: Scale) -> Layer:
         low, high = entry.interval
         interval = (like(low, f"interval of {entry.name!r}"), like(high, f"interval of {entry.name!r}"))
     details = tuple((str(name), like(values, str(name))) for name, values in entry.details.items())
-    return Layer(label(entry.name) if entry.name else "", visible(entry.group), array, scale, null, interval, details)
+    marked = None if entry.marked is None else like(entry.marked, f"marks of {entry.name!r}") > 0
+    name = label(entry.name) if entry.name else ""
+    return Layer(name, visible(entry.group), array, scale, null, interval, details, marked)
 
 
 def _axis(name: str, n: int, labels: Sequence[object] | None) -> Axis:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from .colours import Limits
+from .colours import Limits, Palette
 from .figure import Figure
 from .grids import Heat, Layer, MapLayer, drill_of, heat_of
 from .page import escaped, figure_body, packed, packed_half, table
@@ -36,9 +36,12 @@ def head_map(
     unit: str = "value",
     signed: bool | None = None,
     limits: Limits | None = None,
+    percentile: float | int | None = None,
+    palette: Palette = "amounts",
     switches: tuple[str, str] = ("map", "measure"),
     drill: Mapping[Any, Any] | None = None,
     empty: Mapping[Any, object] | None = None,
+    mark: str = "",
     note: str = "",
 ) -> Figure:
     """Layers by heads, one map at a time; layers may have different numbers of heads.
@@ -48,10 +51,13 @@ def head_map(
         title: What is shown.
         unit: What the numbers are, written at the colour bar. Maps of one unit share one colour scale.
         signed: Centre the colours on zero; by default if any value is negative.
-        limits: Ends of the colour bar; values beyond them take its end colours.
+        limits: Ends of the colour bar; values beyond them take its end colours, and the bar says so: ``0.0040+``.
+        percentile: End the bar at this percentile of the values instead (99: one value in a hundred is beyond it).
+        palette: Colours of amounts: ``"amounts"`` (viridis), ``"blues"`` or ``"oranges"`` (light to dark).
         switches: What the two switches are called, if there are several maps (and groups of them).
         drill: Lists shown when a head is pinned: ``{"L23H4": {"salient tokens": [["pasta", "Italian"], ...]}}``.
         empty: Layers without heads, and what they have instead: ``{0: "linear attention"}``.
+        mark: What a dot in a cell means, where a :class:`MapLayer` has ``marked`` ones.
         note: A sentence under the figure.
     """
     heat = heat_of(
@@ -62,8 +68,11 @@ def head_map(
         columns="head",
         signed=signed,
         limits=limits,
+        percentile=percentile,
+        palette=palette,
         switches=switches,
         empty=empty,
+        mark=mark,
         note=note,
     )
     return heat_figure(replace(heat, drill=drill_of(drill, (heat.rows.n, heat.columns.n))))
@@ -76,6 +85,8 @@ def panels(
     unit: str = "value",
     signed: bool | None = None,
     limits: Limits | None = None,
+    percentile: float | int | None = None,
+    palette: Palette = "amounts",
     drill: Mapping[Any, Any] | None = None,
     empty: Mapping[Any, object] | None = None,
     note: str = "",
@@ -89,6 +100,8 @@ def panels(
         columns="head",
         signed=signed,
         limits=limits,
+        percentile=percentile,
+        palette=palette,
         panels=True,
         empty=empty,
         note=note,
@@ -104,8 +117,11 @@ def component_map(
     unit: str = "value",
     signed: bool | None = None,
     limits: Limits | None = None,
+    percentile: float | int | None = None,
+    palette: Palette = "amounts",
     row_labels: Sequence[object] | None = None,
     switches: tuple[str, str] = ("metric", "measure"),
+    mark: str = "",
     note: str = "",
 ) -> Figure:
     """Layers by named components such as ``attn.q`` or ``mlp.up``; several metrics by name, to switch between.
@@ -125,8 +141,11 @@ def component_map(
             column_labels=columns,
             signed=signed,
             limits=limits,
+            percentile=percentile,
+            palette=palette,
             item="component",
             switches=switches,
+            mark=mark,
             note=note,
         )
     )
@@ -143,6 +162,8 @@ def token_grid(
     columns: str = "target",
     signed: bool | None = None,
     limits: Limits | None = None,
+    percentile: float | int | None = None,
+    palette: Palette = "amounts",
     details: Mapping[str, Any] | None = None,
     score: float | int | None = None,
     note: str = "",
@@ -160,6 +181,8 @@ def token_grid(
         column_labels=targets,
         signed=signed,
         limits=limits,
+        percentile=percentile,
+        palette=palette,
         item="pair",
         note=note,
     )
@@ -194,7 +217,9 @@ def _without_cells(heat: Heat) -> str:
 
 
 def _plural(name: str, n: int) -> str:
-    return name if n == 1 else f"{name}s"
+    if n == 1:
+        return name
+    return f"{name[:-1]}ies" if name.endswith("ry") else f"{name}s"
 
 
 def _layer_summary(heat: Heat, layer: Layer) -> str:
@@ -204,6 +229,8 @@ def _layer_summary(heat: Heat, layer: Layer) -> str:
     if not finite.size:
         return f"{prefix}no values."
     cells = sum(heat.lengths) if heat.lengths else layer.values.size
+    if layer.scale.names:
+        return f"{prefix}{', '.join(name for name, _ in layer.scale.names)}."
     unit = f" {layer.scale.unit}" if layer.scale.unit else ""
     missing = f", {cells - finite.size:,} missing" if finite.size < cells else ""
     highest = ", ".join(f"{name} {value:.4g}" for name, value in heat.highest(layer, 3))
@@ -219,6 +246,8 @@ def _alternative(heat: Heat, text: str) -> str:
             for i in range(heat.rows.n)
         ]
         return paragraphs + table(["", *(heat.columns.label(j) for j in range(heat.columns.n))], rows)
+    if first.scale.names:
+        return paragraphs
     listed = [[name, f"{value:.4g}"] for name, value in heat.highest(first, _LISTED)]
     title = f"The {len(listed)} highest" + (f" of {first.name}" if first.name else "")
     return paragraphs + table([heat.item, first.scale.unit or "value"], listed, title)
@@ -253,21 +282,22 @@ def page_data(heat: Heat) -> dict[str, Any]:
         "switches": heat.switches,
         "lengths": heat.lengths,
         "drill": heat.drill,
+        "mark": heat.mark,
         "scales": [
             {
                 "low": scale.low,
                 "high": scale.high,
                 "unit": scale.unit,
                 "signed": scale.signed,
-                "below": scale.below,
-                "above": scale.above,
+                "ticks": [text for _, text in scale.ticks],
                 "colours": " ".join(scale.colours),
+                "names": scale.names or None,
             }
             for scale in scales
         ],
         "maps": [_map_data(layer, scales.index(layer.scale)) for layer in heat.layers],
     }
-    return {name: value for name, value in data.items() if value not in (None, {}, False)}
+    return {name: value for name, value in data.items() if value not in (None, {}, False, "")}
 
 
 def _map_data(layer: Layer, scale: int) -> dict[str, Any]:
@@ -278,6 +308,8 @@ def _map_data(layer: Layer, scale: int) -> dict[str, Any]:
         data["null"] = packed_half(layer.null)
     if layer.interval is not None:
         data["interval"] = [packed_half(bound) for bound in layer.interval]
+    if layer.marked is not None:
+        data["marked"] = np.flatnonzero(layer.marked).tolist()
     if layer.details:
         data["details"] = [[name, packed(values)] for name, values in layer.details]
     return data

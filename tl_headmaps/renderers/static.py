@@ -8,7 +8,6 @@ from dataclasses import replace
 from functools import singledispatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from unicodedata import east_asian_width
 
 import numpy as np
 
@@ -19,27 +18,22 @@ from .colours import SERIES, Scale, text_on
 from .example import Example, ExampleMatrix, cell_text
 from .flowchart import ROW as _FLOW_ROW
 from .flowchart import Flow, layout
-from .grids import Axis, Heat, Layer
+from .grids import Heat
 from .listing import Listing
-from .text import significant, true_minus
+from .sheet_maps import cell_inches, draw_heat, map_axes, scale_beside
+from .sheets import INCHES, TICK_SIZE, TITLE_SIZE, frame, lines_of
 from .views import View
 
 if TYPE_CHECKING:
     from .figure import Figure, Width
 
-INCHES = {"column": 3.4, "page": 7.0}
-_LETTER_INCHES, _LINE_INCHES = 0.065, 0.12
-"""Width of a letter and height of a line, at the size of the ticks."""
-
 _LINE = 0.18
 _FORMULA_SIZE, _FORMULA_LINE = 6, 0.11
-_STEPS = (1, 2, 4, 5, 8, 10, 16, 20, 25, 32, 50, 64, 100, 128, 200, 250, 500)
-_MOST_ROWS = 12
 _MOST_LINES = 90
 _PRINT = {
     "font.family": "DejaVu Sans",
-    "font.size": 7,
-    "axes.titlesize": 8,
+    "font.size": TICK_SIZE,
+    "axes.titlesize": TITLE_SIZE,
     "axes.linewidth": 0.5,
     "xtick.major.width": 0.5,
     "ytick.major.width": 0.5,
@@ -65,8 +59,15 @@ def require_matplotlib() -> None:
         ) from error
 
 
-def save_static(figure: "Figure", path: Path, *, width: "Width") -> None:
-    """Write a figure as .svg, .pdf or .png."""
+def save_static(
+    figure: "Figure",
+    path: Path,
+    *,
+    width: "Width | float | int",
+    height: float | int | None = None,
+    title: str | None = None,
+) -> None:
+    """Write a figure as .svg, .pdf or .png, in inches, with a title of its own or (empty) none."""
     require_matplotlib()
     import warnings
 
@@ -76,12 +77,35 @@ def save_static(figure: "Figure", path: Path, *, width: "Width") -> None:
     with mpl.rc_context(_PRINT), warnings.catch_warnings():
         # Letters that no installed font has are drawn as boxes.
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
-        sheet = Sheet(figsize=(INCHES[width], 1.0), layout="constrained")
-        draw(figure.data, sheet)
+        sheet = Sheet(figsize=(INCHES[width] if isinstance(width, str) else width, 1.0), layout="constrained")
+        draw(figure.data if title is None else _titled(figure.data, title), sheet)
+        if not isinstance(width, str):
+            sheet.set_figwidth(width)
+        if height is not None:
+            _stretch(sheet, height)
         suffix = path.suffix.lower()
         metadata = {".pdf": {"CreationDate": None, "Producer": None, "Creator": None}, ".svg": {"Date": None}}
         with replacing(path) as temporary:
             sheet.savefig(temporary, format=suffix[1:], metadata=metadata.get(suffix, {"Software": None}))
+
+
+def _titled(data: Any, title: str) -> Any:
+    """The same values under another title; a listing has none."""
+    if isinstance(data, View):
+        return replace(data, printed=_titled(data.printed, title))
+    return replace(data, title=title) if hasattr(data, "title") else data
+
+
+def _stretch(sheet: Any, height: float | int) -> None:
+    """Another height for a drawing that can be stretched."""
+    if sheet.get_layout_engine() is None:
+        raise UsageError(
+            f"height={height} was given, but the height of this figure follows from its text. Leave height out, or "
+            "choose another width."
+        )
+    sheet.set_figheight(height)
+    for axes in sheet.axes:
+        axes.set_aspect("auto")
 
 
 @singledispatch
@@ -103,149 +127,16 @@ def _(data: Listing, sheet: Any) -> None:
     sheet.text(*at, "\n".join(lines), va="top", family="DejaVu Sans Mono", size=size, linespacing=1.2)
 
 
-def _colour_map(layer: Layer) -> Any:
-    from matplotlib.colors import LinearSegmentedColormap
-
-    colours = LinearSegmentedColormap.from_list("tl_headmaps", [f"#{c}" for c in layer.scale.colours], N=1025)
-    return colours.with_extremes(bad="#ffffff00")
-
-
-def _map_axes(axes: Any, heat: Heat, layer: Layer, cell: tuple[float, float]) -> Any:
-    """One map on its axes, cells about this many inches: colours, hatching where values are missing, ticks."""
-    from matplotlib.patches import Rectangle
-
-    low, high = layer.scale.low, layer.scale.high
-    if high <= low:
-        low, high = low - 1, high + 1
-    image = axes.imshow(
-        np.ma.masked_invalid(layer.values),
-        cmap=_colour_map(layer),
-        vmin=low,
-        vmax=high,
-        aspect=cell[1] / cell[0],
-        interpolation="nearest",
-    )
-    for row, column in np.argwhere(np.isnan(layer.values)):
-        if not heat.lengths or column < heat.lengths[row]:
-            axes.add_patch(
-                Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, hatch="//////", edgecolor="0.6", linewidth=0)
-            )
-    for row, what in heat.rows.empty.items():
-        axes.text((heat.columns.n - 1) / 2, row, what, ha="center", va="center", color="0.5", size=min(5, 60 * cell[1]))
-    widest = _widest(heat.columns)
-    upright = heat.columns.labels is not None and widest > cell[0]
-    for axis, labels, room, need in (
-        (axes.xaxis, heat.columns, cell[0], _LINE_INCHES if upright else widest + _LETTER_INCHES),
-        (axes.yaxis, heat.rows, cell[1], _LINE_INCHES),
-    ):
-        step = next((step for step in _STEPS if step * room >= need), labels.n)
-        shown = range(0, labels.n, step)
-        axis.set_ticks(shown, [labels.label(i) for i in shown])
-    if upright:
-        axes.tick_params(axis="x", rotation=90)
-    axes.tick_params(length=2)
-    if heat.numbers:
-        for (row, column), value in np.ndenumerate(layer.values):
-            if np.isfinite(value):
-                colour = text_on(layer.scale.colour(float(value)))
-                axes.text(column, row, true_minus(significant(float(value))), ha="center", va="center", color=colour)
-    return image
-
-
-def _short(axis: Axis, wide: float) -> Axis:
-    """Labels cut so that the map keeps two thirds of the width."""
-    if axis.labels is None:
-        return axis
-    return replace(axis, labels=tuple(_cut(text, wide / 3) for text in axis.labels))
-
-
-def _cut(text: str, room: float) -> str:
-    if _inches(text) <= room:
-        return text
-    while text and _inches(text) > room - _LETTER_INCHES:
-        text = text[:-1]
-    return text + "…"
-
-
-def _inches(text: str) -> float:
-    """About how wide a text is at the size of the ticks, rather too wide than too narrow."""
-    return sum(map(_letter_inches, text))
-
-
-def _letter_inches(letter: str) -> float:
-    if ord(letter) > 0xFFFF:
-        return 0.16
-    if letter in "MWmw@%—…" or east_asian_width(letter) in "WF":
-        return 0.105
-    return 0.08 if letter.isupper() else 0.066
-
-
-def _widest(axis: Axis) -> float:
-    return max(_inches(axis.label(i)) for i in range(axis.n))
-
-
-def _cell_inches(heat: Heat, room: float) -> tuple[float, float]:
-    """Width and height of a cell in a map that is at most ``room`` wide."""
-    columns, rows = heat.columns.n, heat.rows.n
-    if heat.numbers:
-        return min(room / columns, 0.7), 0.28
-    width = min(room / columns, 0.55 if heat.item == "component" else 0.25)
-    return width, min(0.15 if heat.item == "component" else width, 5.5 / rows)
-
-
 @draw.register
 def _(data: Heat, sheet: Any) -> None:
-    shown = [layer for layer in data.layers if layer.group == data.layers[0].group]
-    wide = sheet.get_figwidth()
-    data = replace(data, rows=_short(data.rows, wide), columns=_short(data.columns, wide))
-    across = min(len(shown), 4 if wide > 5 else 2)
-    down = -(-len(shown) // across)
-    if down > _MOST_ROWS:
-        raise UsageError(
-            f"{len(shown)} maps do not fit on a printed page at this width; draw up to {_MOST_ROWS * across} of them "
-            "(a result has select()), or write .html."
-        )
-    left = _widest(data.rows)
-    cell = _cell_inches(data, max((wide - 0.9) / across - left - 0.25, 0.3))
-    # A small map needs no whole page.
-    needed = across * (cell[0] * data.columns.n + left + 0.45) + (1.0 if len(shown) == 1 else 0.9)
-    sheet.set_figwidth(min(wide, max(needed, 0.06 * len(data.title) + 0.3, 2.0)))
-    below = _widest(data.columns)
-    below = below if data.columns.labels is not None and below > cell[0] else 0.12
-    sheet.set_figheight(0.35 + down * (cell[1] * data.rows.n + below + 0.45))
-    grid = sheet.subplots(down, across, squeeze=False)
-    for axes in grid.flat[len(shown) :]:
-        axes.set_visible(False)
-    used = list(grid.flat[: len(shown)])
-    one_scale = len({layer.scale for layer in shown}) == 1
-    for number, (axes, layer) in enumerate(zip(used, shown, strict=True)):
-        image = _map_axes(axes, data, layer, cell)
-        if len(shown) > 1:
-            room = max(cell[0] * data.columns.n, 0.8) + 0.2
-            axes.set_title(layer.name, fontsize=min(8.0, room * 72 / (0.6 * max(len(layer.name), 1))))
-        if number + across >= len(shown):
-            axes.set_xlabel(data.columns.name)
-        if number % across == 0:
-            axes.set_ylabel(data.rows.name)
-        if not one_scale or number == len(shown) - 1:
-            _colour_bar(sheet, image, layer.scale, used if one_scale else axes)
-    sheet.suptitle(data.title, fontsize=8)
-
-
-def _colour_bar(sheet: Any, image: Any, scale: Scale, axes: Any) -> None:
-    ends = {(True, True): "both", (True, False): "min", (False, True): "max"}
-    extend = ends.get((scale.below, scale.above), "neither")
-    bar = sheet.colorbar(image, ax=axes, extend=extend, fraction=0.05, pad=0.02, aspect=25)
-    bar.outline.set_linewidth(0.4)
-    bar.ax.tick_params(length=2)
-    bar.set_label(scale.unit)
-    if scale.high <= scale.low:
-        bar.set_ticks([scale.low])
+    draw_heat(data, sheet)
 
 
 @draw.register
 def _(data: Chart, sheet: Any) -> None:
-    sheet.set_figheight(0.62 * sheet.get_figwidth())
+    wide = float(sheet.get_figwidth())
+    tall = 0.62 * wide
+    frame(sheet, tall, title=data.title, note=data.note)
     axes = sheet.subplots()
     for number, one in enumerate(data.series):
         colour = SERIES[number % len(SERIES)]
@@ -259,7 +150,9 @@ def _(data: Chart, sheet: Any) -> None:
     if data.diagonal:
         ends = [max(data.x_limits[0], data.y_limits[0]), min(data.x_limits[1], data.y_limits[1])]
         axes.plot(ends, ends, "--", color="0.6", linewidth=0.7)
-    axes.set(xlim=data.x_limits, ylim=data.y_limits, xlabel=data.x_name, ylabel=data.y_name, title=data.title)
+    axes.set(xlim=data.x_limits, ylim=data.y_limits)
+    axes.set_xlabel("\n".join(lines_of(data.x_name, wide - 0.6)))
+    axes.set_ylabel("\n".join(lines_of(data.y_name, tall - 0.4)))
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", linewidth=0.3)
     if len(data.series) > 1:
@@ -269,7 +162,7 @@ def _(data: Chart, sheet: Any) -> None:
 @draw.register
 def _(data: Flow, sheet: Any) -> None:
     token_at, head_at, height = layout(data)
-    wide = sheet.get_figwidth()
+    wide = float(sheet.get_figwidth())
     sheet.set_figheight(min(max(0.25 * height / _FLOW_ROW, 1.2) + 0.3, 9.0))
     columns = sheet.subplots(1, 2, width_ratios=[1, 1]) if data.matrix is not None else [sheet.subplots()]
     axes = columns[0]
@@ -289,9 +182,10 @@ def _(data: Flow, sheet: Any) -> None:
             axes.text(2.4, token_at[position], text, ha="center", va="center", bbox={**frame, "edgecolor": colour})
     if data.matrix is not None:
         layer = data.matrix.layers[0]
-        image = _map_axes(columns[1], data.matrix, layer, _cell_inches(data.matrix, wide / 2 - 1.0))
+        cell = cell_inches(data.matrix, wide / 2 - 1.0, 5.5)
+        image = map_axes(columns[1], data.matrix, layer, cell)
         columns[1].set(xlabel=data.matrix.columns.name, ylabel=data.matrix.rows.name)
-        _colour_bar(sheet, image, layer.scale, columns[1])
+        scale_beside(sheet, image, layer.scale, columns[1], cell[1] * data.matrix.rows.n)
 
 
 @draw.register

@@ -5,7 +5,7 @@ Four kinds of evidence, and what a metric of each kind is given:
 * ``weights``: one :class:`~.spectra.WeightMatrix`. The same function is applied to random matrices of the same shape
   (independent normal entries of variance 1 / inputs), which is the baseline a value can be divided by.
 * ``change``: a :class:`Change`, the matrix and the same matrix of another model.
-* ``gradients``: the :class:`GradientSums` of a component, per batch of a text.
+* ``gradients``: the gradient of the mean loss of a batch of text with respect to a component, and its weights.
 * ``outputs``: what the component writes for every token, and the stream it belongs to.
 
 To add a metric, write one more function with the decorator; nothing else changes.
@@ -18,13 +18,12 @@ from functools import lru_cache
 from typing import Any, Literal, TypeAlias
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ..capture.components.gradients import GradientSums
 from ..core.errors import UsageError
 from .spectra import WeightMatrix, random_matrix
-from .statistics import RunningRatio
+from .statistics import jackknife_half_width
 
 Kind: TypeAlias = Literal["weights", "change", "gradients", "outputs"]
 
@@ -42,7 +41,7 @@ class Metric:
     Attributes:
         unit: What a value is, for the colour bar.
         measure: The registered function.
-        normalised: Whether values are divided by their sum over the map.
+        normalised: Whether values are divided by their sum, over the map or the layer.
         chance: For ``change``: what unrelated matrices give, None if nothing is known.
         cites: Publications the metric is from, by their keys in ``core/references.bib``.
     """
@@ -112,29 +111,37 @@ class Change:
     k: int
 
 
-@metric("gradients", "share of |sum(w * dLoss/dw)| over the map", normalised=True, cites=("molchanov2019importance",))
-def contribution(sums: GradientSums) -> Float[Tensor, "batch layer part"]:
+def _total(entries: Float[Tensor, "part ..."]) -> Float[Tensor, " part"]:
+    total: Tensor = entries.sum(tuple(range(1, entries.ndim)), dtype=torch.float64)
+    return total
+
+
+@metric("gradients", "share of |sum(w * dLoss/dw)|", normalised=True, cites=("molchanov2019importance",))
+def contribution(slope: Float[Tensor, "part ..."], weight: Float[Tensor, "part ..."]) -> Float[Tensor, " part"]:
     """First-order effect on the loss of scaling the matrix: |sum of weight times gradient|.
 
-    It sees a matrix as a whole, so matrices that are only ever multiplied with each other contribute the same: q and k,
-    v and o, up and down of a gated MLP are equal where no bias, norm or activation is between them (Llama). A norm
-    right behind them (of queries and keys in Qwen 3, of all that is written in Gemma) undoes any scaling: they
-    contribute zero. ``sensitivity`` tells such matrices apart.
+    The sum has a sign and is averaged with it over all tokens; what is shown is its size. It sees a matrix as a whole,
+    so matrices that are only ever multiplied with each other contribute the same: q and k, v and o, up and down of a
+    gated MLP are equal where no bias, norm or activation is between them (Llama). A norm right behind them (of queries
+    and keys in Qwen 3, of all that is written in Gemma) undoes any scaling: they contribute zero. ``sensitivity`` tells
+    such matrices apart.
     """
-    return sums.product.abs()
+    return _total(slope * weight)
 
 
-@metric("gradients", "share of sum|w * dLoss/dw| over the map", normalised=True, cites=("molchanov2019importance",))
-def sensitivity(sums: GradientSums) -> Float[Tensor, "batch layer part"]:
-    """First-order effect on the loss of removing the entries one by one: sum of |weight times gradient|."""
-    return sums.absolute_product
+@metric("gradients", "share of sum|w * dLoss/dw|", normalised=True, cites=("molchanov2019importance",))
+def sensitivity(slope: Float[Tensor, "part ..."], weight: Float[Tensor, "part ..."]) -> Float[Tensor, " part"]:
+    """First-order effect on the loss of removing the entries one by one: sum of |weight times gradient|.
+
+    The gradient is that of one sequence of text, so the value does not depend on how many are read at once.
+    """
+    return _total((slope * weight).abs_())
 
 
 @metric("gradients", "|dLoss/dw| / |w| (Frobenius norms)")
-def gradient_ratio(sums: GradientSums) -> Float[Tensor, "batch layer part"]:
-    """Norm of the gradient of the mean loss relative to the norm of the matrix."""
-    ratio: Tensor = (sums.gradient_square / sums.weight_square).sqrt()
-    return ratio
+def gradient_ratio(slope: Float[Tensor, "part ..."], weight: Float[Tensor, "part ..."]) -> Float[Tensor, " part"]:
+    """Norm of the gradient of a sequence's mean loss relative to the norm of the matrix."""
+    return (_total(slope.square()) / _total(weight.square())).sqrt()
 
 
 @metric("outputs", "|output| / |stream| (o, down: the residual stream they add to; others: what they read)")
@@ -221,35 +228,109 @@ def random_baseline(measured: Metric, rows: int, columns: int, seed: int) -> flo
     return float(sum(draws) / _DRAWS)
 
 
+Share: TypeAlias = Literal["map", "layer"]
+"""What the values of a map are shares of: the sum of all of them, or of those of the same layer."""
+
+LEAST_DOCUMENTS = 4
+"""Fewer documents say too little about others for an interval."""
+
+
 @dataclass(frozen=True)
 class Estimate:
-    """Mean over batches with its 95% interval; None where there is one batch only."""
+    """A map estimated from documents.
 
-    values: Float[Tensor, "*cells"]
-    low: Float[Tensor, "*cells"] | None
-    high: Float[Tensor, "*cells"] | None
-
-
-def mean_over_batches(measured: Float[Tensor, "batch ..."], *, normalised: bool) -> Estimate:
-    """Mean and 95% t-interval over batches; with ``normalised``, of the share in the sum over all cells.
-
-    The share is a ratio of two means over the same batches, see :class:`~.statistics.RunningRatio`. NaN cells are none
-    at all.
+    Attributes:
+        values: Its cells.
+        low, high: 95% interval over documents; None for fewer than four.
+        without_each: The map without each document in turn, None where there is no interval.
     """
-    if normalised:
-        totals = measured.nansum(tuple(range(1, measured.ndim)))
-        if not totals.mean() > 0:
+
+    values: Float[Tensor, "component layer part"]
+    low: Float[Tensor, "component layer part"] | None = None
+    high: Float[Tensor, "component layer part"] | None = None
+    without_each: Float[Tensor, "document component layer part"] | None = None
+
+
+def over_documents(
+    measured: Float[Tensor, "batch component layer part"],
+    weights: Float[Tensor, " batch"],
+    documents: Int[Tensor, " batch"],
+    share: Share | None = None,
+) -> Estimate:
+    """The size of the weighted mean over batches, as a share if asked for, with its jackknife interval over documents.
+
+    The mean is taken with signs, so values that cancel over the text come out small; which batch a token was in makes
+    no difference to it. The interval is that of the signed share: it reaches 0 where the sign is not known. NaN cells
+    are none at all.
+
+    Args:
+        measured: Mean value of each batch, with its sign.
+        weights: Number of tokens each of them is a mean over.
+        documents: Number of the document of each batch, counted from 0.
+        share: Divide sizes by their sum over the map, or over the layer.
+    """
+    n = int(documents.max()) + 1
+    weights = weights.double()
+    sums = measured.new_zeros(n, *measured.shape[1:]).index_add_(0, documents, measured * _like(weights, measured))
+    tokens = weights.new_zeros(n).index_add_(0, documents, weights)
+
+    def signed(total: Tensor, count: Tensor) -> Tensor:
+        mean = total / count
+        if share is None:
+            return mean
+        axes = (-3, -2, -1) if share == "map" else (-3, -1)
+        whole = mean.abs().nansum(axes, keepdim=True)
+        # A layer that is all NaN has no cells to take shares of.
+        if bool(((whole == 0) & ~mean.isnan().amin(axes, keepdim=True)).any()):
             raise UsageError(
-                "Nothing in this map has any effect on the loss of this text, so shares of it are not defined. Use "
-                "another text or metric."
+                "Nothing in this map, or in one of its layers, has any effect on the loss of this text, so shares of "
+                "it are not defined. Use another text or metric."
             )
-    else:
-        totals = torch.ones(len(measured))
-    share = RunningRatio(*measured.shape[1:])
-    for cells, total in zip(measured, totals, strict=True):
-        share.add(cells, total)
-        share.next_unit()
-    means, half = share.ratio(), share.half_width()
-    if len(measured) < 2:
-        return Estimate(means, None, None)
-    return Estimate(means, (means - half).clamp_min(0), means + half)
+        return mean / whole
+
+    values = signed(sums.sum(0), tokens.sum())
+    if n < LEAST_DOCUMENTS:
+        return Estimate(values.abs())
+    without = signed(sums.sum(0) - sums, _like(tokens.sum() - tokens, sums))
+    half = jackknife_half_width(without)
+    return Estimate(values.abs(), (values.abs() - half).clamp_min(0), values.abs() + half, without.abs())
+
+
+def attention_share(
+    cells: Float[Tensor, "*document component layer part"], attention: Bool[Tensor, " component"]
+) -> Float[Tensor, "*document layer"]:
+    """What the components of attention have of the sum of their layer; NaN in layers that have none."""
+    by_component = cells.nansum(-1)
+    share: Tensor = by_component[..., attention, :].sum(-2) / by_component.sum(-2)
+    absent = cells[..., attention, :, :].isnan().all(-1).all(-2)
+    return share.masked_fill(absent, math.nan)
+
+
+def trend_over_layers(
+    values: Float[Tensor, "*document layer"],
+) -> tuple[Float[Tensor, "*document third"], Float[Tensor, "*document"]]:
+    """Means over the thirds of the layers, and the slope from the first layer to the last by least squares.
+
+    Layers without a value are left out.
+    """
+    n = values.shape[-1]
+    known = ~values.reshape(-1, n).isnan().any(0)
+    thirds = [values[..., part][..., known[part]].mean(-1) for part in thirds_of(n)]
+    depth = torch.linspace(0, 1, n, dtype=values.dtype)[known]
+    centred = depth - depth.mean()
+    return torch.stack(thirds, -1), (values[..., known] * centred).sum(-1) / centred.square().sum()
+
+
+def thirds_of(n_layers: int) -> tuple[slice, slice, slice]:
+    """The layers of each third, as equal as possible.
+
+    Example:
+        >>> thirds_of(10)
+        (slice(0, 3, None), slice(3, 7, None), slice(7, 10, None))
+    """
+    first, second = round(n_layers / 3), round(2 * n_layers / 3)
+    return slice(0, first), slice(first, second), slice(second, n_layers)
+
+
+def _like(values: Float[Tensor, " unit"], cells: Float[Tensor, "unit component layer part"]) -> Tensor:
+    return values.reshape(-1, *[1] * (cells.ndim - 1))

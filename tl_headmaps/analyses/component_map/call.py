@@ -26,15 +26,23 @@ from ...capture.running.batches import TextBatches, token_batches
 from ...capture.weights import HeadWeights
 from ...core.errors import UsageError, WeightBasisError
 from ...core.provenance import Provenance
-from ...core.types import WRITING_COMPONENTS, Model
+from ...core.types import ATTENTION_COMPONENTS, WRITING_COMPONENTS, Model, check_choice
 from ...data.texts import describe_source, read_texts
-from ...scorers.components import Change, Estimate, find_metric, mean_over_batches, names_of, random_baseline
+from ...scorers.components import (
+    Change,
+    Estimate,
+    Share,
+    attention_share,
+    find_metric,
+    names_of,
+    over_documents,
+    random_baseline,
+)
 from ...scorers.spectra import WeightMatrix, side_by_side
 from ..sweep import LayerStep, sweep_layers
 from .result import ComponentMap, HeadComponentMap
 
 _SEQUENCE = 256
-_BATCH_TOKENS = 512
 _SUBSPACE = 16
 
 Cells = Float[Tensor, "component layer part"]
@@ -50,6 +58,7 @@ def component_map(
     against: Any = ...,
     *,
     by_head: Literal[False] = ...,
+    normalise: Share | None = ...,
     relative: bool = ...,
     k: int | None = ...,
     column: str = ...,
@@ -67,6 +76,7 @@ def component_map(
     against: Any = ...,
     *,
     by_head: Literal[True],
+    normalise: Share | None = ...,
     relative: bool = ...,
     k: int | None = ...,
     column: str = ...,
@@ -84,6 +94,7 @@ def component_map(
     against: Any = ...,
     *,
     by_head: bool,
+    normalise: Share | None = ...,
     relative: bool = ...,
     k: int | None = ...,
     column: str = ...,
@@ -100,6 +111,7 @@ def component_map(
     against: Any = None,
     *,
     by_head: bool = False,
+    normalise: Share | None = None,
     relative: bool = False,
     k: int | None = None,
     column: str = "text",
@@ -112,9 +124,10 @@ def component_map(
     """One value for every weight matrix of every layer: rows layers, columns attn.q to mlp.gate.
 
     From text: ``sensitivity`` (first-order effect on the loss of removing entries, as shares of the map),
-    ``contribution`` (of scaling the matrix as a whole), ``gradient_ratio``, ``output_share``. From the weights alone:
-    ``frobenius``, ``spectral``, ``stable_rank``, ``effective_rank``, ``tail_exponent``. Between two models:
-    ``relative_change``, ``changed_share``, ``subspace_overlap``.
+    ``contribution`` (of scaling the matrix as a whole), ``gradient_ratio``, ``output_share``; with intervals over the
+    documents of the text, if there are four. From the weights alone: ``frobenius``, ``spectral``, ``stable_rank``,
+    ``effective_rank``, ``tail_exponent``. Between two models: ``relative_change``, ``changed_share``,
+    ``subspace_overlap``.
 
     Args:
         model: A TransformerBridge or HookedTransformer, or HeadWeights for metrics that need no text: of a checkpoint
@@ -125,6 +138,8 @@ def component_map(
         against: For metrics between two models: the other model, its weights, or its folder. Change is relative to it.
         by_head: Give a value to the q, k, v and o of every head instead (k and v: of every key/value head), as a
             HeadComponentMap. Shares are shares of that map, so heads compare with heads.
+        normalise: What ``sensitivity`` and ``contribution`` are shares of: the ``"map"`` (default), or of their
+            ``"layer"``, so that every row sums to 1.
         relative: Divide by the baseline: what random matrices of the same shape give (independent normal entries of
             variance 1 / inputs, mean of three), or random subspaces.
         k: Dimensions of the subspaces of ``subspace_overlap``; by default 16, or half of the smallest matrix.
@@ -144,19 +159,21 @@ def component_map(
         >>> [(component, str(head), round(value)) for (component, head), value in heads.top(2)]
         [('attn.k', 'L0H1', 90), ('attn.q', 'L0H3', 74)]
     """
-    options = _Options(texts, against, relative, k, column, max_tokens, prepend_bos, seed, run_dir, progress)
-    fields = _Measurement(model, metric, options, by_head=by_head).fields()
+    options = _Options(texts, against, normalise, relative, k, column, max_tokens, prepend_bos, seed, run_dir, progress)
+    measurement = _Measurement(model, metric, options, by_head=by_head)
+    fields = measurement.fields()
     if by_head:
         return HeadComponentMap(**fields)
     for name in ("values", "interval_low", "interval_high", "baseline"):
         fields[name] = None if fields[name] is None else fields[name][:, :, 0].T.contiguous()
-    return ComponentMap(**fields)
+    return ComponentMap(**fields, attention_without=measurement.attention_without)
 
 
 @dataclass(frozen=True)
 class _Options:
     texts: Any
     against: Any
+    normalise: Share | None
     relative: bool
     k: int | None
     column: str
@@ -191,9 +208,12 @@ class _Measurement:
         self._check_options()
         self.source = component_source(model, attention_only=by_head)
         self.recorded: dict[str, Any] = {"metric": metric, "relative": options.relative}
+        if self._share is not None:
+            self.recorded["normalise"] = self._share
         self.data: dict[str, str] = {}
         self.created: str | None = None
-        self.n_batches = self.n_tokens = 0
+        self.n_batches = self.n_documents = self.n_tokens = 0
+        self.attention_without: Float[Tensor, "document layer"] | None = None
 
     def _check_options(self) -> None:
         metric, options = self.metric, self.options
@@ -212,6 +232,13 @@ class _Measurement:
                 f"{metric.name} reads the weights alone, but texts were given. Leave them out, or choose one of "
                 f"{names_of('gradients', 'outputs')}."
             )
+        if options.normalise is not None:
+            check_choice(options.normalise, Share, "normalise")
+            if not metric.normalised:
+                raise UsageError(
+                    f"{metric.name} is no share of anything, but normalise={options.normalise!r} was given. Leave it "
+                    "out, or choose sensitivity or contribution."
+                )
         if options.relative and not metric.has_baseline:
             raise UsageError(
                 f"{metric.name} has no random baseline to be relative to. Leave relative out, or choose a metric of "
@@ -235,13 +262,15 @@ class _Measurement:
             assert baseline is not None
             maps = {name: None if cells is None else cells / baseline for name, cells in maps.items()}
         maps["baseline"] = baseline
-        unit = f"{self.metric.unit}{', relative to random' if self.options.relative else ''}"
+        of = {None: "", "map": " over the map", "layer": " of its layer"}[self._share]
+        unit = f"{self.metric.unit}{of}{', relative to random' if self.options.relative else ''}"
         provenance = self._provenance()
         return {
             "metric": self.metric.name,
             "unit": unit,
             "relative": self.options.relative,
             "n_batches": self.n_batches,
+            "n_documents": self.n_documents,
             "n_tokens": self.n_tokens,
             "components": self.source.components,
             **{name: None if cells is None else _finite(cells) for name, cells in maps.items()},
@@ -264,8 +293,26 @@ class _Measurement:
                 "itself, or choose a metric of the weights alone."
             )
         batches = self._batches(self.source)
-        by_batch = (self._gradients if self.metric.kind == "gradients" else self._outputs)(self.source, batches)
-        return mean_over_batches(self._joined(by_batch), normalised=self.metric.normalised), None
+        if self.metric.kind == "gradients":
+            by_batch = component_gradients(
+                self.source, batches, self.metric.measure, by_head=self.by_head, progress=self.options.progress
+            )
+            sizes = [float(batch.n_targets) for batch in batches.items]
+        else:
+            by_batch = self._outputs(self.source, batches)
+            sizes = [float(batch.lengths.sum()) for batch in batches.items]
+        weights = torch.tensor(sizes, dtype=torch.float64, device="cpu")
+        documents = torch.tensor(batches.units, device="cpu")
+        estimate = over_documents(self._joined(by_batch), weights, documents, self._share)
+        if self._share is not None and estimate.without_each is not None:
+            attention = torch.tensor([name in ATTENTION_COMPONENTS for name in self.source.components], device="cpu")
+            self.attention_without = attention_share(estimate.without_each, attention).float()
+        return estimate, None
+
+    @property
+    def _share(self) -> Share | None:
+        """What values are shares of."""
+        return (self.options.normalise or "map") if self.metric.normalised else None
 
     def _keys(self) -> list[Key]:
         return [
@@ -327,7 +374,7 @@ class _Measurement:
         seed = self.options.seed
         random = side_by_side(lambda shape: random_baseline(self.metric, *shape, seed), distinct)
         by_shape = dict(zip(distinct, random, strict=True))
-        return Estimate(values, None, None), self._cells({key: by_shape[shape] for key, shape in shapes.items()})
+        return Estimate(values), self._cells({key: by_shape[shape] for key, shape in shapes.items()})
 
     def _of_change(self) -> tuple[Estimate, Cells | None]:
         against = self.options.against
@@ -351,9 +398,9 @@ class _Measurement:
         values, _ = self._filled(lambda new, key: float(self.metric.measure(change(new, key))))
         chance = self.metric.chance
         if chance is None:
-            return Estimate(values, None, None), None
+            return Estimate(values), None
         by_chance = {key: chance(change(self._matrix(self.source, key), key)) for key in self._keys()}
-        return Estimate(values, None, None), self._cells(by_chance)
+        return Estimate(values), self._cells(by_chance)
 
     def _require_same_shapes(self, other: ComponentSource) -> int:
         """The smallest side of any matrix, if all are alike."""
@@ -404,27 +451,18 @@ class _Measurement:
             source.weights.tokenizer,
             length=length,
             max_tokens=options.max_tokens,
-            batch_tokens=_BATCH_TOKENS,
             prepend_bos=prepend_bos,
             device=model.embed.W_E.device,
         )
-        self.n_batches, self.n_tokens = len(batches.items), batches.n_tokens
+        self.n_batches, self.n_documents, self.n_tokens = len(batches.items), batches.n_documents, batches.n_tokens
         self.recorded |= {
             "texts": describe_source(options.texts),
             "max_tokens": options.max_tokens,
             "sequence": length,
-            "batch_tokens": _BATCH_TOKENS,
             "prepend_bos": prepend_bos,
         }
         self.data["tokens"] = batches.digest
         return batches
-
-    def _gradients(self, source: ModelComponents, batches: TextBatches) -> dict[str, Tensor]:
-        sums = component_gradients(source, batches, progress=self.options.progress)
-        return {
-            component: self.metric.measure(by_part if self.by_head else by_part.whole())
-            for component, by_part in sums.items()
-        }
 
     def _outputs(self, source: ModelComponents, batches: TextBatches) -> dict[str, Tensor]:
         shares = {

@@ -6,20 +6,27 @@ from dataclasses import dataclass
 from types import EllipsisType
 from typing import Any, ClassVar
 
-from jaxtyping import Float
+import torch
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ...core.errors import UsageError
 from ...core.provenance import Provenance
-from ...core.types import HeadIndex
+from ...core.types import ATTENTION_COMPONENTS, HeadIndex
 from ...renderers import heat
 from ...renderers.figure import Figure
 from ...renderers.grids import MapLayer
-from ...renderers.text import significant, table_text, visible
+from ...renderers.text import interval, significant, table_text, true_minus, visible, wrapped
 from ...results import Result, cells
-from ...scorers.components import find_metric
+from ...scorers.components import LEAST_DOCUMENTS, attention_share, find_metric, thirds_of, trend_over_layers
+from ...scorers.statistics import jackknife_half_width
 
 _MAPS = ("values", "interval_low", "interval_high", "baseline")
+_MARK = "95% interval includes 0"
+_LEAST_LAYERS = 3
+_SHOWN = 95
+"""Percentile at which the colours of shares end: the first and last layers would take all of them."""
+
 _STRONGEST = 5
 """Heads of each component in the table of a head map."""
 
@@ -33,6 +40,7 @@ class MeasuredComponents(Result):
     unit: str
     relative: bool
     n_batches: int
+    n_documents: int
     n_tokens: int
     components: tuple[str, ...]
     values: Float[Tensor, "*cells"]
@@ -66,7 +74,13 @@ class MeasuredComponents(Result):
         if self.relative:
             # Chance is 1 everywhere; what was divided by is worth a look.
             return MapLayer(name, self.values[at], interval=interval, details={"divided by": random})
-        return MapLayer(name, self.values[at], interval=interval, null=random)
+        marked = None if self.zeros is None else self.zeros[at]
+        return MapLayer(name, self.values[at], interval=interval, null=random, marked=marked)
+
+    @property
+    def zeros(self) -> Bool[Tensor, "*cells"] | None:
+        """Cells whose interval includes 0: that they contribute at all was not shown. None without intervals."""
+        return None if self.interval_low is None else self.interval_low <= 0
 
     @property
     def _bar_title(self) -> str:
@@ -78,8 +92,8 @@ class MeasuredComponents(Result):
     def _note(self) -> str:
         """What the map was made from."""
         parts = []
-        if self.n_batches:
-            parts.append(f"{self.n_tokens:,} tokens in {self.n_batches} batches.")
+        if self.n_documents:
+            parts.append(f"{self._read}.{self._no_interval}")
         if self.relative:
             parts.append(f"Divided by the values of random matrices or subspaces: {self._random}.")
         return " ".join(parts)
@@ -90,9 +104,19 @@ class MeasuredComponents(Result):
         ends = dict.fromkeys(f"{end(known):.3g}" for end in (min, max)) if known else {}
         return " to ".join(ends)
 
+    @property
+    def _read(self) -> str:
+        return f"{self.n_tokens:,} tokens of {self.n_documents} document{'' if self.n_documents == 1 else 's'}"
+
+    @property
+    def _no_interval(self) -> str:
+        if self.interval_low is not None:
+            return ""
+        return f" No intervals: they need {LEAST_DOCUMENTS} documents."
+
     def _text(self, what: str, table: str, note: str) -> str:
         """A table under its title, with the colour bar in words below."""
-        read = f", {self.n_tokens:,} tokens in {self.n_batches} batches" if self.n_batches else ""
+        read = f", {self._read}" if self.n_documents else ""
         title = f"{what} of {visible(self.provenance.model)}: {self.metric}{read}"
         defined = self.values[~self.values.isnan()]
         parts = [self.unit]
@@ -103,7 +127,15 @@ class MeasuredComponents(Result):
             known = list(dict.fromkeys(map(significant, ascending)))
             listed = ", ".join(known) if len(known) <= 6 else f"{known[0]} to {known[-1]}"
             parts.append(f"{'divided by' if self.relative else 'random:'} {listed}")
-        return f"{title}\n\n{table}\n\n{'; '.join([*parts, note])}"
+        if self.zeros is not None and bool(self.zeros.any()):
+            parts.append(f"({int(self.zeros.sum())} cells in brackets: the 95% interval includes 0)")
+        below = "; ".join([*parts, note]) + (f".{self._no_interval}" if self.n_documents else "")
+        return f"{title}\n\n{table}\n\n{below}"
+
+    def _cell_text(self, index: tuple[int, ...]) -> str:
+        """A value, in brackets if its interval includes 0."""
+        text = significant(float(self.values[index]))
+        return f"({text})" if self.zeros is not None and bool(self.zeros[index]) else text
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -114,12 +146,14 @@ class ComponentMap(MeasuredComponents):
         metric: Name of the metric.
         unit: What a value is, for the colour bar.
         relative: Whether values and intervals were divided by ``baseline``.
-        n_batches: Batches of text averaged over, 0 if the weights alone were looked at.
+        n_batches: Batches the text was read in, 0 if the weights alone were looked at.
+        n_documents: Documents of the text.
         n_tokens: Tokens of text read.
         components: Column names, as ``attn.q``.
         values: The map; a value that is not defined is NaN.
-        interval_low, interval_high: 95% t-interval over batches; None without text or with a single batch.
+        interval_low, interval_high: 95% interval over documents (jackknife); None with fewer than four, or no text.
         baseline: What random matrices of the same shape give, or random subspaces; None where there is no such thing.
+        attention_without: What attention has of each layer without each document in turn, for :meth:`shift`.
 
     Example:
         >>> from tl_headmaps import component_map, load_default_model
@@ -133,6 +167,7 @@ class ComponentMap(MeasuredComponents):
     kind: ClassVar[str] = "component_map"
     json_axes: ClassVar[Mapping[str, str | None]] = {"layer": None, "component": "components"}
     values: Float[Tensor, "layer component"]
+    attention_without: Float[Tensor, "document layer"] | None = None
 
     def top(self, n: int = 5) -> list[tuple[tuple[int, str], float]]:
         """The ``n`` largest cells as ((layer, component), value); ties go to the lower layer."""
@@ -152,25 +187,108 @@ class ComponentMap(MeasuredComponents):
         for index, labels in cells(self.axes, self.values.nan_to_num()):
             yield self._record(index, labels)
 
+    @property
+    def _has_shift(self) -> bool:
+        both = set(self.components) - set(ATTENTION_COMPONENTS)
+        return find_metric(self.metric).normalised and bool(both) and len(self.values) >= _LEAST_LAYERS
+
+    def shift(self) -> "ComponentShift":
+        """Does the weight move from attention to the MLP? Attention's share of its layer, over the depth of the model.
+
+        Example:
+            >>> from tl_headmaps import component_map, load_default_model
+            >>> shares = component_map(load_default_model(), texts="Birds sometimes walk.", progress=False)
+            >>> [round(share, 2) for share in shares.shift().thirds]
+            [0.26, 0.26, 0.21]
+        """
+        if not self._has_shift:
+            raise UsageError(
+                f"A shift from attention to the MLP is seen in shares of both (sensitivity, contribution) over at "
+                f"least {_LEAST_LAYERS} layers; this is {self.metric} of {', '.join(self.components)} in "
+                f"{len(self.values)} layers. Map one of those metrics, and the whole model."
+            )
+        attention = torch.tensor([name in ATTENTION_COMPONENTS for name in self.components])
+        thirds, slope = trend_over_layers(attention_share(self.values.double().T[..., None], attention))
+        found = torch.cat([thirds, slope[None]])
+        half = torch.full_like(found, math.nan)
+        if self.attention_without is not None:
+            without = trend_over_layers(self.attention_without.double())
+            half = jackknife_half_width(torch.cat([without[0], without[1][:, None]], 1))
+        # Shares end at 0 and 1; the slope, the last, does not.
+        low, high = found - half, found + half
+        low[:3], high[:3] = low[:3].clamp_min(0), high[:3].clamp_max(1)
+        intervals = tuple(zip(low.tolist(), high.tolist(), strict=True))
+        return ComponentShift(
+            layers=tuple((part.start, part.stop - 1) for part in thirds_of(len(self.values))),
+            thirds=tuple(thirds.tolist()),
+            slope=float(slope),
+            intervals=None if self.attention_without is None else intervals,
+            n_documents=self.n_documents,
+        )
+
     def figure(self) -> Figure:
         """Layers by components, each value with its interval and random baseline where there is one."""
+        shares = find_metric(self.metric).normalised
         return heat.component_map(
             [self._layer(self.metric)],
             self.components,
             title=f"{self.metric.replace('_', ' ').capitalize()} of every matrix of {self.provenance.model}",
             unit=self._bar_title,
-            note=self._note,
+            percentile=_SHOWN if shares else None,
+            palette="oranges",
+            mark=_MARK,
+            note=" ".join(part for part in (self._note, str(self.shift()) if self._has_shift else "") if part),
         )
 
     def __str__(self) -> str:
         """The map as a table, the largest cell of each column marked."""
         best = self.values.nan_to_num(nan=-math.inf).argmax(0).tolist()
         rows = [
-            [layer, *(f"{'*' if best[j] == layer else ''}{significant(value)}" for j, value in enumerate(values))]
-            for layer, values in enumerate(self.values.tolist())
+            [layer, *(f"{'*' if best[j] == layer else ''}{self._cell_text((layer, j))}" for j in range(len(best)))]
+            for layer in range(len(self.values))
         ]
         columns = [("layer", "right"), *((name, "right") for name in self.components)]
-        return self._text("Component map", table_text(columns, rows), "* largest of the column")
+        text = self._text("Component map", table_text(columns, rows), "* largest of the column")
+        return f"{text}\n\n{wrapped(str(self.shift()))}" if self._has_shift else text
+
+
+@dataclass(frozen=True)
+class ComponentShift:
+    """Attention's share of its layer over the depth of a model.
+
+    Attributes:
+        layers: First and last layer of each third.
+        thirds: Mean share in each of them.
+        slope: Change from the first layer to the last, along the straight line of least squares.
+        intervals: 95% intervals over documents of the three thirds and the slope; None with fewer than four documents.
+        n_documents: Documents read.
+    """
+
+    layers: tuple[tuple[int, int], ...]
+    thirds: tuple[float, ...]
+    slope: float
+    intervals: tuple[tuple[float, float], ...] | None
+    n_documents: int
+
+    def __str__(self) -> str:
+        """In words, with what follows from the slope."""
+        shown = [""] * 4 if self.intervals is None else [f" ({interval(*ends)})" for ends in self.intervals]
+        parts = [
+            f"{share:.2f}{ends} in layers {first} to {last}"
+            for share, ends, (first, last) in zip(self.thirds, shown[:3], self.layers, strict=True)
+        ]
+        text = f"Attention's share of its layer: {'; '.join(parts)}. "
+        change = f"{'rises' if self.slope > 0 else 'falls'} by {abs(self.slope):.2f}"
+        if self.intervals is None:
+            return f"{text}It {change} from the first layer to the last."
+        low, high = self.intervals[3]
+        if low <= 0 <= high:
+            verdict = f"Over all layers its slope, {self.slope:.2f} ({interval(low, high)}), shows no shift"
+        else:
+            ends = sorted((abs(low), abs(high)))
+            towards = "from the MLP to attention" if self.slope > 0 else "from attention to the MLP"
+            verdict = f"It {change} ({interval(*ends)}) from the first layer to the last, a shift {towards}"
+        return true_minus(f"{text}{verdict} (95% over {self.n_documents} documents).")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -183,7 +301,7 @@ class HeadComponentMap(MeasuredComponents):
     Attributes:
         components: The attention components, the first axis of every map.
         values: The maps.
-        interval_low, interval_high: 95% t-interval over batches; None without text or with a single batch.
+        interval_low, interval_high: 95% interval over documents (jackknife); None with fewer than four, or no text.
         baseline: What random matrices of the same shape give, or random subspaces; None where there is no such thing.
         metric, unit, relative, n_batches, n_tokens: As in :class:`ComponentMap`.
 
@@ -231,6 +349,9 @@ class HeadComponentMap(MeasuredComponents):
             unit=self._bar_title,
             switches=("component", "map"),
             empty=self.provenance.mixers,
+            percentile=_SHOWN if find_metric(self.metric).normalised else None,
+            palette="oranges",
+            mark=_MARK,
             note=note.strip(),
         )
 
@@ -239,9 +360,9 @@ class HeadComponentMap(MeasuredComponents):
         low, high, random = self.interval_low, self.interval_high, self.baseline
         rows = []
         for name in self.components:
-            for place, ((_, head), value) in enumerate(self.top(_STRONGEST, name)):
+            for place, ((_, head), _) in enumerate(self.top(_STRONGEST, name)):
                 at = (self.index_of(name), head.layer, head.head)
-                row: list[object] = [name if place == 0 else "", head, significant(value)]
+                row: list[object] = [name if place == 0 else "", head, self._cell_text(at)]
                 if low is not None and high is not None:
                     row.append(f"{significant(float(low[at]))} to {significant(float(high[at]))}")
                 if random is not None:

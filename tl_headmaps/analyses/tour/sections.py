@@ -105,14 +105,14 @@ def grid(tour: Tour) -> Finding:
     head = _head(tour)
     table = token_grid(tour.weights, head, SOURCES, TARGETS)
     pairs = [
-        f"{source} → {target} (rank {int(table.ranks[row, table.targets.index(target)]):,})"
+        f"{source} → {target} (rank {int(table.ranks[row, table.targets.index(target)]) + 1:,})"
         for row, (source, target) in enumerate(table.best())
     ]
     return Finding(
         "token_grid",
         table,
         ("grid", "--head", str(head), "--sources", ",".join(SOURCES), "--targets", ",".join(TARGETS)),
-        f"The largest entry of each row: {', '.join(pairs)}. Ranks count the tokens written more strongly, out of "
+        f"The largest entry of each row: {', '.join(pairs)}. Rank 1 is the token written most strongly, out of "
         f"{table.n_vocab:,}.",
         ", ".join(f"{source} → {target}" for source, target in table.best()),
         str(table),

@@ -1,8 +1,8 @@
-"""How the loss on a text depends on every component: gradients reduced to a few sums the moment they exist.
+"""How the loss on a text depends on every component: gradients reduced to a number the moment they exist.
 
 For a matrix W of the model, ``sum(W * dLoss/dW)`` is the derivative of the loss with respect to a factor of W: how much
 the loss grows, per unit, when the whole matrix is scaled up. The hook of a parameter runs as soon as its gradient is
-complete, adds up what is needed and drops the gradient, so only the gradients of a few matrices exist at once.
+complete, reduces it to what is needed and drops it, so only the gradients of a few matrices exist at once.
 
 The model is left unchanged: which parameters require gradients, the gradients they already have, their hooks and the
 training mode are restored, also after an exception; nothing random is drawn.
@@ -11,7 +11,6 @@ training mode are restored, also after an exception; nothing random is drawn.
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -28,37 +27,25 @@ from .matrices import Location, ModelComponents, n_parts
 _PARAMETER_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
-@dataclass(frozen=True)
-class GradientSums:
-    """Sums over the entries of one component, by batch, layer and head (one head for the MLP's).
-
-    Attributes:
-        product: Sum of weight times gradient of the mean loss per token.
-        absolute_product: Sum of the absolute values of the same.
-        gradient_square: Sum of squared gradients.
-        weight_square: Sum of squared weights (the same for every batch).
-    """
-
-    product: Float[Tensor, "batch layer part"]
-    absolute_product: Float[Tensor, "batch layer part"]
-    gradient_square: Float[Tensor, "batch layer part"]
-    weight_square: Float[Tensor, "layer part"]
-
-    def whole(self) -> "GradientSums":
-        """The same for whole matrices: all heads together."""
-        return replace(self, **{name: value.sum(-1, keepdim=True) for name, value in vars(self).items()})
+Measure = Callable[[Float[Tensor, "part ..."], Float[Tensor, "part ..."]], Float[Tensor, " part"]]
+"""Reduces a gradient and its weights, in float32, to a number for each part, in float64."""
 
 
 @torch.inference_mode(False)
 def component_gradients(
-    source: ModelComponents, batches: TextBatches, *, progress: bool = True
-) -> dict[str, GradientSums]:
-    """Forward and backward pass of every batch, reduced per component.
+    source: ModelComponents, batches: TextBatches, measure: Measure, *, by_head: bool = False, progress: bool = True
+) -> dict[str, Float[Tensor, "batch layer part"]]:
+    """Forward and backward pass of every batch, the gradient of each component reduced.
 
     Args:
         source: The model's components.
         batches: The text.
+        measure: Reduces the gradient of a component, of the mean loss per token, to what is wanted.
+        by_head: Reduce each head by itself, instead of all together.
         progress: Show a progress bar on a terminal.
+
+    Returns:
+        Values by component; NaN in layers that do not have it.
     """
     if any(parameter.is_inference() for parameter in source.model.parameters()):
         raise UnsupportedModelError(
@@ -70,9 +57,13 @@ def component_gradients(
         for component in source.components
         if source.has(layer, component)
     }
-    sums = {component: _empty(source, component, len(batches.items)) for component in source.components}
-    for (layer, component), place in places.items():
-        sums[component].weight_square[layer] = _sums(place.of(place.parameter).double().square())
+    shape = (len(batches.items), source.n_layers)
+    found = {
+        component: torch.full(
+            (*shape, n_parts(source, component) if by_head else 1), torch.nan, dtype=torch.float64, device="cpu"
+        )
+        for component in source.components
+    }
     with _only_gradients(source.model, places) as collect:
         for number, batch in enumerate(tqdm(batches.items, unit="batch", disable=None if progress else True)):
             arrived: set[tuple[int, str]] = set()
@@ -83,10 +74,8 @@ def component_gradients(
                 layer, component = key
                 place = places[key]
                 slope, weight = place.of(gradient).float(), place.of(place.parameter).float()
-                product = slope * weight
-                sums[component].product[number, layer] = _sums(product)
-                sums[component].absolute_product[number, layer] = _sums(product.abs_())
-                sums[component].gradient_square[number, layer] = _sums(slope.square())
+                whole = (slope, weight) if by_head else (slope[None], weight[None])
+                found[component][number, layer] = measure(*whole).cpu()
                 arrived.add(key)
 
             with collect(reduce):
@@ -97,33 +86,13 @@ def component_gradients(
                     "copy of that matrix. Load the model without weight processing, or use a metric of the weights "
                     "alone."
                 )
-    return {component: _only_where_it_is(source, component, found) for component, found in sums.items()}
-
-
-def _only_where_it_is(source: ModelComponents, component: str, sums: GradientSums) -> GradientSums:
-    """NaN in layers that do not have the component."""
-    absent = torch.tensor([not source.has(layer, component) for layer in range(source.n_layers)])
-    return replace(sums, **{name: value.masked_fill(absent[:, None], torch.nan) for name, value in vars(sums).items()})
-
-
-def _empty(source: ModelComponents, component: str, n_batches: int) -> GradientSums:
-    shape = (source.n_layers, n_parts(source, component))
-    return GradientSums(
-        product=torch.zeros(n_batches, *shape, dtype=torch.float64),
-        absolute_product=torch.zeros(n_batches, *shape, dtype=torch.float64),
-        gradient_square=torch.zeros(n_batches, *shape, dtype=torch.float64),
-        weight_square=torch.zeros(shape, dtype=torch.float64),
-    )
+    return found
 
 
 def mean_loss(model: Model, batch: TextBatch) -> Float[Tensor, ""]:
     """Mean cross-entropy of the next token over the real positions of a batch, in float32."""
     logits = model(batch.tokens, return_type="logits")[:, :-1]
     return torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), batch.targets.flatten())
-
-
-def _sums(parts: Float[Tensor, "part rows columns"]) -> Float[Tensor, " part"]:
-    return parts.sum((1, 2), dtype=torch.float64).cpu()
 
 
 Reducer = Callable[[tuple[int, str], Tensor], None]

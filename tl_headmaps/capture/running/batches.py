@@ -1,6 +1,6 @@
-"""Text as batches of token ids of about equal size.
+"""Text as batches of token ids, none of which mixes documents that an interval has to tell apart.
 
-Every text is split into sequences of at most ``length`` tokens, as equal as possible; they are padded on the right,
+Every document is split into sequences of at most ``length`` tokens, as equal as possible; they are padded on the right,
 where a causal model cannot see it, and padded positions count nowhere.
 """
 
@@ -8,7 +8,7 @@ import hashlib
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import torch
@@ -17,8 +17,8 @@ from torch import Tensor
 
 from ...core.errors import UnsupportedModelError, UsageError
 
-_LEAST_BATCHES = 8
-"""Short texts are spread over this many batches, if they have enough sequences: an interval needs several."""
+_MOST_UNITS = 128
+"""More documents than this are taken together in groups of about equal size: each costs a pass through the model."""
 
 
 @dataclass(frozen=True)
@@ -38,17 +38,27 @@ class TextBatch:
         """The next token of every position but the last, -100 where there is none."""
         return self.tokens[:, 1:].masked_fill(~self.real[:, 1:], -100)
 
+    @property
+    def n_targets(self) -> int:
+        """Tokens that the loss of the batch is a mean over."""
+        return int((self.lengths - 1).sum())
+
 
 @dataclass(frozen=True)
 class TextBatches:
     """All batches of a call.
 
     Attributes:
+        units: For each batch, the number of the document it is from (or of the group of documents, where there are very
+            many): what could have come out otherwise.
+        n_documents: Documents read.
         n_tokens: Tokens in all of them, padding not counted.
         digest: SHA-256 of the token ids, sequence by sequence.
     """
 
     items: tuple[TextBatch, ...]
+    units: tuple[int, ...]
+    n_documents: int
     n_tokens: int
     digest: str
 
@@ -59,25 +69,23 @@ def token_batches(
     *,
     length: int,
     max_tokens: int,
-    batch_tokens: int,
     prepend_bos: bool = False,
     device: torch.device | None = None,
 ) -> TextBatches:
-    """Tokenise texts until ``max_tokens`` are read and pack them into batches of about ``batch_tokens``.
+    """Tokenise documents until ``max_tokens`` are read; a batch is a sequence, or several that are short.
 
     Args:
-        texts: Texts; only as many as needed are taken.
+        texts: Documents; only as many as needed are taken.
         tokenizer: The model's tokenizer, used without special tokens.
-        length: Longest sequence.
+        length: Longest sequence, and most tokens of a batch.
         max_tokens: Read at most this many tokens.
-        batch_tokens: Approximate number of tokens in a batch.
         prepend_bos: Start every sequence with the tokenizer's beginning-of-text token.
         device: Where the batches go.
     """
     if tokenizer is None:
         raise UnsupportedModelError("The model has no tokenizer, so text cannot be read. Load it with its tokenizer.")
     start = _bos(tokenizer) if prepend_bos else []
-    sequences: list[list[int]] = []
+    documents: list[list[list[int]]] = []
     read = longest = 0
     for text in texts:
         ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
@@ -86,19 +94,26 @@ def token_batches(
             ids = ids[1:]
         ids = ids[: max_tokens - read]
         longest = max(longest, len(ids))
-        sequences += [[*start, *part] for part in _cut(ids, length - len(start)) if len(part) + len(start) >= 2]
+        parts = [[*start, *part] for part in _cut(ids, length - len(start)) if len(part) + len(start) >= 2]
+        if parts:
+            documents.append(parts)
         read += len(ids)
         if read >= max_tokens:
             break
-    if not sequences:
+    if not documents:
         problem = f"the longest text has {longest} token{'' if longest == 1 else 's'}" if read else "there is no text"
         raise UsageError(
             f"The text is too short: {problem}, but a loss needs at least two tokens in a row. Give a longer text."
         )
+    sequences = list(chain.from_iterable(documents))
     digest = hashlib.sha256(repr(sequences).encode()).hexdigest()
-    n_tokens = sum(map(len, sequences))
-    items = tuple(_padded(group, device) for group in _groups(sequences, n_tokens, batch_tokens))
-    return TextBatches(items, n_tokens, digest)
+    batches = [
+        (unit, _padded(group, device))
+        for unit, together in enumerate(_units(documents))
+        for group in _filled(together, length)
+    ]
+    units, items = zip(*batches, strict=True)
+    return TextBatches(items, units, len(documents), sum(map(len, sequences)), digest)
 
 
 def _bos(tokenizer: Any) -> list[int]:
@@ -122,16 +137,28 @@ def _cut(ids: list[int], length: int) -> list[list[int]]:
     return [ids[first:last] for first, last in pairwise(edges)]
 
 
-def _groups(sequences: list[list[int]], n_tokens: int, batch_tokens: int) -> list[list[list[int]]]:
-    """Neighbouring sequences in groups of about equal size, none empty."""
-    wanted = max(math.ceil(n_tokens / batch_tokens), min(_LEAST_BATCHES, len(sequences)))
+def _units(documents: list[list[list[int]]]) -> list[list[list[int]]]:
+    """The sequences of each document, or of groups of neighbouring documents with about equally many tokens."""
+    if len(documents) <= _MOST_UNITS:
+        return documents
+    sizes = [sum(map(len, document)) for document in documents]
     groups: dict[int, list[list[int]]] = {}
     before = 0
-    for sequence in sequences:
-        middle = before + len(sequence) / 2
-        groups.setdefault(int(middle * wanted / n_tokens), []).append(sequence)
-        before += len(sequence)
+    for document, size in zip(documents, sizes, strict=True):
+        groups.setdefault(int((before + size / 2) * _MOST_UNITS / sum(sizes)), []).extend(document)
+        before += size
     return list(groups.values())
+
+
+def _filled(sequences: list[list[int]], most: int) -> list[list[list[int]]]:
+    """Neighbouring sequences together, as long as they have at most so many tokens."""
+    groups: list[list[list[int]]] = []
+    for sequence in sequences:
+        if groups and sum(map(len, groups[-1])) + len(sequence) <= most:
+            groups[-1].append(sequence)
+        else:
+            groups.append([sequence])
+    return groups
 
 
 def _padded(group: list[list[int]], device: torch.device | None) -> TextBatch:

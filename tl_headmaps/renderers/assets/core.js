@@ -28,10 +28,12 @@ const position = (scale, value) =>
   scale.high > scale.low ? clamp((value - scale.low) / (scale.high - scale.low), 0, 1) : 0.5;
 const colour = (scale, value) => {
   scale.table ||= scale.colours.split(' ').map((h) => [0, 2, 4].map((i) => parseInt(h.slice(i, i + 2), 16)));
+  if (scale.names) return scale.table[value];
   const place = position(scale, value) * (scale.table.length - 1);
   const i = Math.min(Math.floor(place), scale.table.length - 2);
   return scale.table[i].map((a, k) => Math.floor(a + (scale.table[i + 1][k] - a) * (place - i) + 0.5));
 };
+const inkOn = ([red, green, blue]) => (0.299 * red + 0.587 * green + 0.114 * blue > 140 ? '#000' : '#fff');
 const STEPS = [1, 2, 4, 5, 8, 10, 16, 20, 25, 32, 50, 64, 100, 128, 200, 250, 500];
 const lists = (parent, entries) => {
   for (const list of entries || []) {

@@ -8,6 +8,7 @@ const heat = (root, data) => {
     null: map.null && unpack(map.null),
     interval: map.interval && map.interval.map(unpack),
     details: (map.details || []).map(([name, values]) => [name, unpack(values)]),
+    marked: new Set(map.marked),
     scale: scales[map.scale],
   }));
   const exists = (r, c) => r >= 0 && r < rows.n && c >= 0 && c < (lengths ? lengths[r] : cols.n);
@@ -28,11 +29,13 @@ const heat = (root, data) => {
   };
   const facts = (map, r, c, brief) => {
     const i = r * cols.n + c, value = map.values[i];
-    const lines = [[brief ? '' : map.scale.unit, show(value)]];
+    const { names } = map.scale;
+    const lines = [[brief ? '' : map.scale.unit, names && value === value ? names[value][0] : show(value)]];
     if (value !== value) return lines;
-    if (data.item !== 'pair') lines.push(['rank', `${rank(map, value)} of ${ranked(map).length}`]);
+    if (data.item !== 'pair' && !names) lines.push(['rank', `${rank(map, value)} of ${ranked(map).length}`]);
     if (map.null) lines.push(['null', show(map.null[i], 3)]);
     if (map.interval) lines.push(['95%', map.interval.map((bound) => show(bound[i], 3)).join(' to ')]);
+    if (map.marked.has(i)) lines.push(['note', data.mark]);
     for (const [name, values] of map.details) {
       // Probabilities may be smaller than a 32-bit float can say.
       const tiny = (name === 'p' || name === 'q') && values[i] < 1e-9;
@@ -126,8 +129,13 @@ const heat = (root, data) => {
         }
       }
   };
-  const boxAt = (plot, r, c, name) => {
-    const box = make('div', name, plot.marks);
+  const width = (node) => {
+    const range = document.createRange();
+    range.selectNodeContents(node);
+    return range.getBoundingClientRect().width;
+  };
+  const boxAt = (parent, r, c, name) => {
+    const box = make('div', name, parent);
     Object.assign(box.style, {
       left: (100 * c) / cols.n + '%', top: (100 * r) / rows.n + '%', width: 100 / cols.n + '%', height: 100 / rows.n + '%',
     });
@@ -136,9 +144,9 @@ const heat = (root, data) => {
   const mark = () => {
     for (const plot of plots) {
       plot.marks.replaceChildren();
-      for (const [r, c] of now.hits.slice(0, 300)) boxAt(plot, r, c, 'hit');
-      if (now.pinned) boxAt(plot, ...now.pinned, 'pin');
-      plot.cursor = boxAt(plot, now.r, now.c, 'cursor');
+      for (const [r, c] of now.hits.slice(0, 300)) boxAt(plot.marks, r, c, 'hit');
+      if (now.pinned) boxAt(plot.marks, ...now.pinned, 'pin');
+      plot.cursor = boxAt(plot.marks, now.r, now.c, 'cursor');
     }
   };
   const at = (plot, r, c, aloud) => {
@@ -195,10 +203,19 @@ const heat = (root, data) => {
       const room = (count === rows.n && which === rows ? plot.box.clientHeight : plot.box.clientWidth) / count;
       const upright = which === cols && which.labels && (room < 7 * Math.max(...which.labels.map((l) => [...l].length)));
       const need = which === rows || upright ? 13 : which.labels ? 1 : 8 + 7 * String(count).length;
-      const step = STEPS.find((s) => s * room >= need) || count;
+      // Layers of a component map are counted in fours, if there are many; the last is always named.
+      const least = data.item === 'component' && which === rows && !which.labels && count > 12 ? 4 : 1;
+      const step = STEPS.find((s) => s >= least && s * room >= need) || count;
+      const shown = [];
+      for (let i = 0; i < count; i += step) shown.push(i);
+      if (shown.at(-1) !== count - 1) {
+        if ((count - 1 - shown.at(-1)) * room < need) shown.pop();
+        if (shown.length) shown.push(count - 1);
+        else shown.push(0);
+      }
       box.replaceChildren();
       box.classList.toggle('tlhm-up', !!upright);
-      for (let i = 0; i < count; i += step) {
+      for (const i of shown) {
         const text = make('span', '', box);
         text.append(make('bdi', '', null, tick(which, i)));
         text.style[which === rows ? 'gridRow' : 'gridColumn'] = String(i + 1);
@@ -229,15 +246,23 @@ const heat = (root, data) => {
       over.style.gridTemplateColumns = `repeat(${cols.n},1fr)`;
       for (let i = 0; i < rows.n * cols.n; i++) {
         const value = map.values[i], number = make('span', '', over, value === value ? show(value, 3) : '');
-        const [red, green, blue] = colour(map.scale, value === value ? value : 0);
-        number.style.color = 0.299 * red + 0.587 * green + 0.114 * blue > 140 ? '#000' : '#fff';
+        number.style.color = inkOn(colour(map.scale, value === value ? value : 0));
       }
+      // A number that does not fit into its cell is left to the tooltip.
+      const fit = () => {
+        const room = box.clientWidth / cols.n;
+        for (const number of over.children) number.style.visibility = number.firstChild && width(number) > room ? 'hidden' : '';
+      };
+      new ResizeObserver(fit).observe(box);
     }
     for (const [r, what] of Object.entries(data.empty || {})) {
       const row = make('div', 'empty', box, what);
       row.title = `${rows.name} ${r}: ${what}`;
       Object.assign(row.style, { top: (100 * r) / rows.n + '%', height: 100 / rows.n + '%' });
     }
+    const dots = make('div', 'dots', box);
+    for (const i of map.marked)
+      boxAt(dots, Math.floor(i / cols.n), i % cols.n).style.setProperty('--c', inkOn(colour(map.scale, map.values[i])));
     plot.marks = make('div', 'marks', box);
     make('div', '', grid);
     make('div', '', grid);
@@ -285,6 +310,7 @@ const heat = (root, data) => {
 
   // The highest cells (and the lowest, if the values are signed) as a list that can be clicked.
   const highest = (map) => {
+    if (map.scale.names) return;
     const order = Array.from(map.values.keys()).filter((i) => map.scale.signed ? map.values[i] === map.values[i] : map.values[i] > 0);
     order.sort((a, b) => map.values[b] - map.values[a] || a - b);
     const both = map.scale.signed && order.length > 8;
@@ -307,6 +333,17 @@ const heat = (root, data) => {
     bar.replaceChildren();
     const scale = shown[0].scale;
     make('span', 'k', bar, scale.unit);
+    bar.needle = null;
+    if (scale.names) {
+      for (const [name, shade] of scale.names) make('span', 'patch', bar, name).style.setProperty('--c', shade);
+    } else gradient(scale, shown);
+    topBox.replaceChildren();
+    if (shown.length === 1 && data.item !== 'pair' && rows.n * cols.n > 1) highest(shown[0]);
+    if (shown.some((map) => map.marked.size)) make('span', 'dot', bar, data.mark);
+    if (shown.some((map) => map.values.some((v, i) => v !== v && exists(Math.floor(i / cols.n), i % cols.n))))
+      make('span', 'gone', bar, 'missing');
+  };
+  const gradient = (scale, shown) => {
     const strip = make('div', 'strip', bar);
     strip.style.background = `linear-gradient(to right,${scale.colours.split(' ').map((h) => '#' + h).join()})`;
     bar.needle = make('div', 'needle', strip);
@@ -314,15 +351,7 @@ const heat = (root, data) => {
     const none = !shown.some((map) => map.values.some((v) => v === v));
     if (none) make('span', 'k', bar, 'no values');
     strip.hidden = none;
-    const texts = scale.high > scale.low ? [scale.low, (scale.low + scale.high) / 2, scale.high] : [scale.low];
-    texts.forEach((value, i) => {
-      const sign = i === 0 && scale.below ? '≤ ' : i === 2 && scale.above ? '≥ ' : '';
-      make('span', '', ends, sign + show(value, 3));
-    });
-    topBox.replaceChildren();
-    if (shown.length === 1 && data.item !== 'pair' && rows.n * cols.n > 1) highest(shown[0]);
-    if (shown.some((map) => map.values.some((v, i) => v !== v && exists(Math.floor(i / cols.n), i % cols.n))))
-      make('span', 'gone', bar, 'missing');
+    for (const text of scale.ticks) make('span', '', ends, text);
   };
   draw();
   root.headmap = { maps, now };
