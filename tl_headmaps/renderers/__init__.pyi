@@ -9,6 +9,7 @@ from .example import worked_example as worked_example
 from .figure import Figure as Figure
 from .figure import save_page as save_page
 from .flowchart import flow as flow
+from .formulas import Equation as Equation
 from .grids import MapLayer as MapLayer
 from .heat import component_map as component_map
 from .heat import head_map as head_map

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ..capture.components.gradients import GradientSums
 from ..core.errors import UsageError
-from .spectra import WeightMatrix, random_matrix
+from .spectra import WeightMatrix, entropy_rank, random_matrix
 from .statistics import RunningRatio
 
 Kind: TypeAlias = Literal["weights", "change", "gradients", "outputs"]
@@ -169,8 +169,7 @@ def stable_rank(matrix: WeightMatrix) -> float:
 @metric("weights", "effective rank (exp of the entropy of singular values)", cites=("roy2007effective",))
 def effective_rank(matrix: WeightMatrix) -> float:
     """Exponential of the entropy of the singular values divided by their sum (Roy and Vetterli, 2007)."""
-    values = matrix.singular_values
-    return float(torch.special.entr(values / values.sum()).sum().exp())
+    return float(entropy_rank(matrix.singular_values))
 
 
 @metric("weights", "tail exponent (Hill, upper half of the spectrum of W'W)", cites=("hill1975simple",))
