@@ -376,6 +376,7 @@ class TestTokens:
             ("walk#3", r"has 'walk' 2 times \(positions 1, 3\)"),
             ("and#0", r"has 'and' 1 time \(position 2\), counted from #1"),
             ("fly#1", "not a token"),
+            ("walk and", r"'walk and' is 2 tokens of the text \(1 ' walk', 2 ' and'\), and one is needed"),
             (8, "has tokens 0 to 7"),
             (-1, "has tokens 0 to 7"),
             ("8", "has tokens 0 to 7"),
@@ -386,6 +387,76 @@ class TestTokens:
     def test_that_cannot_be_meant_are_refused_with_their_places(self, token: Any, sentence: str) -> None:
         with pytest.raises(TokenError, match=sentence):
             token_position(self.TOKENS, token)
+
+
+class TestDimensions:
+    def test_parts_add_up_and_shared_ones_are_counted(self) -> None:
+        mixing = value_mixing_of(5)
+        found = mixing.dimensions(4, 0, against=3, control=[2, 1])
+        assert found.words == ("5", "4", "3", "2") and found.key == "1"
+        after = mixing.after_dot[[4, 3, 2, 1], 0]
+        torch.testing.assert_close(found.parts.sum(1), after.float())
+        sets = [set(np.argsort(-np.abs(row.numpy()), kind="stable")[:8]) for row in found.parts]
+        assert found.shared.tolist() == [len(sets[0] & each) for each in sets] and found.chance == 1.0
+        assert {place for place, _ in found.top(8)} == sets[0]
+        assert found.cosine.tolist() == pytest.approx(cosines(mixing.V_hat, mixing.V_hat)[4, [4, 3, 2, 1]].tolist())
+
+    def test_a_turned_basis_changes_the_count_but_not_what_stands_beside_it(self) -> None:
+        mixing = value_mixing_of(4)
+        generator = torch.Generator().manual_seed(3)
+        turned = torch.linalg.qr(torch.randn(64, 64, generator=generator, dtype=torch.float64)).Q
+        other = ValueMixing.from_arrays(mixing.A, mixing.V @ turned)
+        one, two = (each.dimensions(3, 0, against=2, control=1) for each in (mixing, other))
+        torch.testing.assert_close(one.cosine, two.cosine)
+        torch.testing.assert_close(one.parts.sum(1), two.parts.sum(1), atol=1e-4, rtol=1e-4)
+        assert not torch.allclose(one.parts, two.parts, atol=0.1)
+        # Means over 200 turned bases each: the same up to a few tenths.
+        torch.testing.assert_close(one.turned, two.turned, atol=0.4, rtol=0)
+        assert one.turned[0] == 8 and one.turned_low[0] == one.turned_high[0] == 8
+
+    def test_a_planted_partition(self) -> None:
+        """Two words in different dimensions, a third in those of the first."""
+        values = torch.full((4, 16), 1e-3, dtype=torch.float64)
+        values[0] = 1.0  # the key
+        values[1, :4], values[2, 4:8], values[3, :4] = 1.0, 1.0, 2.0
+        mixing = ValueMixing.from_arrays(torch.eye(4), values, ["birds", "walk", "flying", "math"])
+        found = mixing.dimensions("walk", "birds", against="flying", control="math", n=4)
+        assert found.shared.tolist() == [4, 0, 4] and float(found.cosine[1]) < 0.01 < 0.99 < float(found.cosine[2])
+        assert "'flying' shares no more of them than a control word does" in found.verdict()
+        back = mixing.dimensions("walk", "birds", against="math", control="flying", n=4)
+        assert "'math' shares 4 more than any control word does" in back.verdict()
+        assert "Without a control word this says little" in mixing.dimensions("walk", "birds", against="math").verdict()
+        assert "arbitrary up to rotation" in str(found) and found.verdict() in found.figure().data.note
+
+    def test_words_of_other_texts(self, tmp_path: Path) -> None:
+        model = shared_model("llama")
+        one, other = (value_mixing(model, text, "L1H2") for text in (" word9 word3 word7", " word4 word9 word8"))
+        found = one.dimensions("word7", "word9", against=(other, "word8"), n=3)
+        row = other.V_hat[3] * other.V[2]
+        torch.testing.assert_close(found.parts[1], row)
+        loaded = Result.load(found.save(tmp_path / "d.json"))
+        assert loaded == found and str(loaded) == str(found) and len(list(found.to_rows())) == 2 * found.parts.shape[1]
+        elsewhere = value_mixing(model, " word9 word8", "L1H3")
+        for call, sentence in (
+            (
+                lambda: one.dimensions("word7", "word9", against=(elsewhere, "word8")),
+                "is of L1H3 of .* Give a mixing of L1H2",
+            ),
+            (lambda: one.dimensions("word7", "word3", against=(other, "word8")), "'word3' is not in the text"),
+            (lambda: one.dimensions("word7", "word9", against="word8"), "'word8' is not a token of the text"),
+            (lambda: one.dimensions("word7", "word9", against="word3", n=99), "n=99 dimensions cannot be compared"),
+            (lambda: one.dimensions("word7", "word9", against=17), "There is no token 17"),
+        ):
+            with pytest.raises(HeadMapsError, match=sentence):
+                call()
+
+    @pytest.mark.model
+    def test_birds(self, default_model: Any) -> None:
+        text = "But birds walk, and birds are good at flying, not at math"
+        found = value_mixing(default_model, text, "L13H8").dimensions(
+            "walk", "birds#1", against="flying", control="math"
+        )
+        assert found.shared.tolist() == [8, 6, 5]
 
 
 class TestBadInput:
@@ -426,6 +497,11 @@ class TestBadInput:
             (lambda: value_mixing(model, ids, "L0H0", key=1), "without a query"),
             (lambda: value_mixing(model, " word7 word8", "L0H0", "word9"), "'word9' is not a token of the text"),
             (lambda: value_mixing(model, " word7 word7", "L0H0", "word7"), "positions 1, 2"),
+            (
+                lambda: value_mixing(model, " word7- word8", "L0H0", "word7-"),
+                r"is 2 tokens of the text \(1 ' word7', 2 '-'",
+            ),
+            (lambda: value_mixing(model, ids, "L0H0", 3), "There is no token 3: the text has tokens 0 to 2"),
             (lambda: association_heads(model, ids, 1, 1), "the same token"),
             (lambda: association_heads(model, [3], 0, 0), "an association needs two"),
         ):

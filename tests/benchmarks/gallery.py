@@ -1,8 +1,12 @@
-"""The README's pictures, made from real results of the default model: ``make gallery`` (needs Chromium)."""
+"""The README's pictures, made from real results of the default model: ``make gallery`` (needs Chromium).
+
+Before them, the page that sets the five documents' figures beside their descriptions: ``build/gallery.html``.
+"""
 
 import tempfile
 from pathlib import Path
 
+import documents
 from browser import Browser
 from every_figure import A, V
 from PIL import Image
@@ -21,6 +25,7 @@ from tl_headmaps import (
 )
 
 FOLDER = Path(__file__).parents[2] / "examples" / "gallery"
+PAGE = FOLDER.parents[1] / "build" / "gallery.html"
 RELATIONS = (
     "country_to_capital",
     "country_to_language",
@@ -62,6 +67,7 @@ def pictures() -> dict[str, tuple[Figure, int, bool]]:
 
 def main() -> None:
     FOLDER.mkdir(exist_ok=True)
+    print(documents.write(load_default_model(), PAGE))
     drawn = pictures()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
         browser = Browser(Path(scratch))

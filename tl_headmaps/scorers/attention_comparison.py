@@ -37,7 +37,7 @@ def word_correlations(
 
 def _correlations(attention: Tensor) -> Tensor:
     centred = attention.double() - attention.double().mean(1, keepdim=True)
-    unit = centred / centred.norm(dim=1, keepdim=True)
+    unit: Tensor = centred / centred.norm(dim=1, keepdim=True)
     return unit @ unit.mT
 
 

@@ -131,7 +131,8 @@ def product_singular_values(
 def entropy_rank(singular_values: Float[Tensor, "*batch rank"]) -> Float[Tensor, "*batch"]:
     """Effective rank: exponential of the entropy of singular values divided by their sum (Roy and Vetterli, 2007)."""
     shares = singular_values / singular_values.sum(-1, keepdim=True)
-    return torch.special.entr(shares).sum(-1).exp()
+    rank: Tensor = torch.special.entr(shares).sum(-1).exp()
+    return rank
 
 
 def random_matrix(rows: int, columns: int, seed: int) -> Float[Tensor, "rows columns"]:

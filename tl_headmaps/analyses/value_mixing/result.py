@@ -222,7 +222,7 @@ class ValueMixing(Result):
         )
 
     def dimensions(
-        self, query: TokenLike, key: TokenLike, *, against: "Other", control: "Other | list[Other]" = (), n: int = 8
+        self, query: TokenLike, key: TokenLike, *, against: "Other", control: "Other | Sequence[Other]" = (), n: int = 8
     ) -> ValueDimensions:
         """Which dimensions carry the association of ``query`` with ``key``, and which of them another word shares.
 
@@ -238,9 +238,9 @@ class ValueMixing(Result):
         if not 1 <= n <= width:
             raise UsageError(f"n={n} dimensions cannot be compared: the values have {width}. Give 1 to {width}.")
         place = self._position(key)
-        controls = control if isinstance(control, list) else [] if control == () else [control]
-        chosen: list[Other] = [query, against, *controls]
-        rows = [self._other(other, place) for other in chosen]
+        one = isinstance(control, str | int) or (len(control) == 2 and isinstance(control[0], ValueMixing))
+        controls: Any = [control] if one else control
+        rows = [self._other(other, place) for other in (query, against, *controls)]
         words, vectors, keys = zip(*rows, strict=True)
         options = {"query": words[0], "key": word(self.tokens[place]), "n": n}
         return ValueDimensions.of(
