@@ -71,6 +71,7 @@ class AttentionComparison(Result):
     """
 
     kind: ClassVar[str] = "attention_comparison"
+    methods: ClassVar[tuple[str, ...]] = ("elhage2021framework", "westfall1993resampling")
     json_axes: ClassVar[dict[str, str | None]] = {"word": "words", "phrase": None, "layer": None, "head": None}
     json_extra: ClassVar[tuple[str, ...]] = ("notes",)
     nullable: ClassVar[tuple[str, ...]] = (
@@ -198,7 +199,8 @@ class AttentionComparison(Result):
         """One point per head: attention of the one word against that of the other, equal on the diagonal."""
         one, other = self.words[:2]
         groups = [
-            "differs" if float(p) <= _ALPHA else "as other deals" for p in self.p_value.nan_to_num(nan=1.0).flatten()
+            "differs" if float(p) <= _ALPHA else "not more than by chance"
+            for p in self.p_value.nan_to_num(nan=1.0).flatten()
         ]
         return scatter(
             self.mean(one),

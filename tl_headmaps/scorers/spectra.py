@@ -118,10 +118,10 @@ def _one_thread_each() -> Iterator[None]:
 
 def product_singular_values(
     left: Float[Tensor, "*batch d rank"], right: Float[Tensor, "*batch other rank"]
-) -> Float[Tensor, "*batch rank"]:
+) -> Float[Tensor, "*batch smallest"]:
     """Singular values of ``left @ right.mT``, largest first, float64, from its factors: the product is never formed.
 
-    With ``left = Q R`` and ``right = Q' R'`` they are those of ``R @ R'.mT``, which is rank x rank.
+    With ``left = Q R`` and ``right = Q' R'`` they are those of ``R @ R'.mT``, which is at most rank x rank.
     """
     triangles = [torch.linalg.qr(in_float64(factor), mode="r").R for factor in (left, right)]
     values: Tensor = torch.linalg.svdvals(triangles[0] @ triangles[1].mT)

@@ -287,6 +287,7 @@ class ValueDimensions(Result):
     """
 
     kind: ClassVar[str] = "value_dimensions"
+    methods: ClassVar[tuple[str, ...]] = ("elhage2021framework",)
     json_axes: ClassVar[dict[str, str | None]] = {"word": "words", "dimension": None}
     words: tuple[str, ...]
     head: HeadIndex | None
@@ -324,6 +325,11 @@ class ValueDimensions(Result):
             cosine=cosines(vectors, vectors)[0].float(),
             **fields,
         )
+
+    @property
+    def values(self) -> Float[Tensor, "word dimension"]:
+        """The parts."""
+        return self.parts
 
     @property
     def chance(self) -> float:
