@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,12 @@ class TestTheCall:
         for bos in (True, False):
             found = compare_attention(shared_model("llama"), phrases, "word9", prepend_bos=bos)
             assert "in 1 of 2 phrases 'word9' is the first word" in found.notes[0]
+
+    def test_a_word_of_the_letters_of_bos_is_a_word_in_front(self, found: AttentionComparison) -> None:
+        changed = replace(found.phrases[0], tokens=("<bos>", "sob", " word9", " word7"), query=3, key=2)
+        assert not any("is the first word" in note for note in replace(found, phrases=(changed,)).notes)
+        changed = replace(changed, tokens=("<bos>", "word", "9", " word7"))
+        assert "in 1 of 1 phrases 'word9' is the first word" in replace(found, phrases=(changed,)).notes[0]
 
     def test_words_of_several_tokens_are_their_last_one(self) -> None:
         phrases = {" word9- word7": "word7", " word3 word9- word8": "word8"}

@@ -126,7 +126,9 @@ class AttentionComparison(Result):
     def notes(self) -> tuple[str, ...]:
         """What to keep in mind, as sentences."""
         notes = []
-        first = [phrase for phrase in self.phrases if not "".join(phrase.tokens[: phrase.key]).strip(self._bos)]
+        skipped = int(bool(self.provenance.options.get("prepend_bos")))
+        up_to_key = ["".join(phrase.tokens[skipped : phrase.key + 1]) for phrase in self.phrases]
+        first = [text for text in up_to_key if len(text.split()) == 1]
         if first:
             notes.append(
                 f"in {len(first)} of {len(self.phrases)} phrases {self.key!r} is the first word, where many heads park "
@@ -145,10 +147,6 @@ class AttentionComparison(Result):
                 f"with {sizes} phrasings no p-value can be below {self.smallest_p:.2g}; give at least 4 of each word"
             )
         return tuple(notes)
-
-    @property
-    def _bos(self) -> str:
-        return self.phrases[0].tokens[0] if self.provenance.options.get("prepend_bos") else ""
 
     def verdict(self) -> str:
         """The answer in words."""
