@@ -5,6 +5,7 @@ from functools import cache
 import numpy as np
 
 from tl_headmaps.renderers import (
+    Equation,
     ExampleMatrix,
     ExampleStep,
     Figure,
@@ -22,6 +23,7 @@ from tl_headmaps.renderers import (
     top_tokens_view,
     worked_example,
 )
+from tl_headmaps.renderers.formulas import Product, Sum, Symbol
 
 FUNCTIONS = (
     "Knowledge recall",
@@ -95,7 +97,10 @@ def every_figure() -> dict[str, Figure]:
                 ExampleStep(
                     "So walk now holds",
                     [ExampleMatrix("v̂₃", [[0.18, 0.11, 0.01]], ["walk"])],
-                    "v̂₃ = 0.6 × v₁ + 0.1 × v₂ + 0.4 × v₃\nv₃ · v₁ = −0.09    v̂₃ · v₁ = 0.043",
+                    [
+                        Equation(Symbol("v", 3, 1, hat=True), Sum(Product(0.6, 0.1), Product(0.1, -0.8)), -0.02),
+                        Equation(Product(Symbol("v", 3), Symbol("v", 1), sign="dot"), -0.09, "tiny <b>", 1.17e-5),
+                    ],
                 ),
             ],
             title="Attention with a worked-out example",

@@ -60,9 +60,33 @@ def test_mixing_prints_the_worked_example(run: Any, opened: None, tmp_path: Path
     assert done.code == 0 and "bring 'walk' closer to 'Birds' (dot" in done.out
 
 
+def test_compare_attention_and_dimensions(run: Any, opened: None, tmp_path: Path) -> None:
+    file = tmp_path / "c.json"
+    phrases = ("--phrases", "But birds sometimes walk=walk", "--phrases", "But birds are good at flying=flying")
+    done = run(
+        "compare-attention", *phrases, "--key", "birds", "--control", "Why do birds like math=math", "--out", str(file)
+    )
+    assert done.code == 0 and "Control: 'walk' and 'math'" in done.out, done
+    assert json.loads(file.read_text("utf-8"))["axes"]["word"] == ["walk", "flying", "math"]
+    arguments = (
+        "--text",
+        "But birds walk or go flying, not math",
+        "--head",
+        "L13H8",
+        "--query",
+        "walk",
+        "--key",
+        "birds",
+    )
+    done = run("mixing", *arguments, "--against", "flying", "--control", "math", "--out", str(file))
+    assert done.code == 0 and "of their 8 strongest dimensions" in done.out, done
+    assert json.loads(file.read_text("utf-8"))["kind"] == "value_dimensions"
+
+
 @pytest.mark.parametrize(
     ("arguments", "option"),
     [
+        (["compare-attention", "--phrases", "a b=b"], "--key"),
         (["groups"], "--text"),
         (["profile"], "--texts"),
         (["mixing", "--text", TEXT], "--head"),
@@ -81,6 +105,9 @@ def test_a_missing_option_is_named(run: Any, never_loaded: None, arguments: list
         (["groups", "--text", TEXT, "--layers", "x"], ["'x' is not the number of a layer"]),
         (["groups", "--text", TEXT, "--out", "g.xyz"], ["the suffix chooses"]),
         (["mixing", "--text", TEXT, "--head", "5.3"], ["'5.3' is not the name of a head"]),
+        (["mixing", "--text", TEXT, "--head", "L5H3", "--control", "old"], ["Give --against, too"]),
+        (["mixing", "--text", TEXT, "--head", "L5H3", "--against", "old"], ["Give --query and --key, too"]),
+        (["compare-attention", "--phrases", "Birds walk", "--key", "birds"], ["'Birds walk' has no query"]),
     ],
 )
 def test_wrong_usage_is_seen_before_the_model_is_loaded(

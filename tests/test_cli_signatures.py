@@ -20,6 +20,7 @@ CALLS = {
     "ablate": "ablate",
     "association": "association_heads",
     "cite": "cite",
+    "compare-attention": "compare_attention",
     "components": "component_map",
     "grid": "token_grid",
     "groups": "attention_groups",
@@ -45,6 +46,7 @@ COMMAND_LINE_ONLY = {"--model", "--checkpoint", "--device", "--out", "--workers"
 """Where the model comes from, where results go, who computes: the same in every command."""
 
 OWN_OPTIONS = {
+    "mixing": {"--against", "--control"},  # about ValueMixing.dimensions
     "relations": {"--list", "--category"},  # about the bundled relations
     "salient": {"--all"},  # thousands of lines only when asked for
     # about the items, and about verify_tasks, which --verify calls

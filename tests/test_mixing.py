@@ -1,8 +1,10 @@
 """Value mixing: seed 002 to the last digit, the invariants, and real heads against the model's own output."""
 
+import html
 import inspect
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from planted import DECODERS, random_model, shared_model
 from tl_headmaps import AssociationHeads, Result, ValueMixing, WorkedExample, association_heads, value_mixing
 from tl_headmaps.core.errors import HeadMapsError, TokenError, UsageError
 from tl_headmaps.core.vocabulary import token_position
+from tl_headmaps.renderers.formulas import UNICODE, Product, Rest, Sum
 from tl_headmaps.scorers.mixing import cosines
 
 V = [[0.1, 0.2, 0.3], [-0.8, 0.3, -0.1], [0.5, -0.1, -0.4]]
@@ -24,6 +27,25 @@ WORDS = ["Birds", "sometimes", "walk"]
 TEXT = "Birds sometimes walk"
 EXACT = {"abs": 1e-15}
 """Sums of a few products of float64 numbers below one."""
+
+
+def numbers(text: str) -> list[str]:
+    """The numbers of a formula in any notation, in their order."""
+    text = re.sub(r"\(\d+ (others|more)[^)]*\)|[av](?:_hat)?\d+(,\d+)?", " ", text)
+    return re.findall(r"(?<![\w.,])\d+\.\d+(?!\w)", text)
+
+
+def total(term: Any) -> float | None:
+    """What a term comes to; None if it has symbols in it."""
+    if isinstance(term, Product):
+        factors = [total(factor) for factor in term.factors]
+        return None if None in factors else math.prod(factors)  # type: ignore[arg-type]
+    if isinstance(term, Sum):
+        parts = [total(part) for part in term.terms]
+        return None if None in parts else math.fsum(parts)  # type: ignore[arg-type]
+    if isinstance(term, Rest):
+        return term.value
+    return term if isinstance(term, float) else None
 
 
 def value_mixing_of(n: int) -> ValueMixing:
@@ -63,48 +85,79 @@ class TestSeed:
     def test_the_worked_example_line_by_line(self, seed: ValueMixing) -> None:
         lines = str(seed.explain("walk", "Birds")).splitlines()
         for line in (
-            "  v1 (Birds) = [0.1, 0.2, 0.3]",
-            "  v2 (sometimes) = [-0.8, 0.3, -0.1]",
-            "  v3 (walk) = [0.5, -0.1, -0.4]",
-            "  v3 . v1 = 0.1 * 0.5 + 0.2 * -0.1 + 0.3 * -0.4",
+            "v2 (sometimes)    -0.8     0.3    -0.1",
+            "walk          0.6         0.1    0.4",
+            "sometimes     0.1         0.9      0",
+            "  v3 · v1 = 0.1 × 0.5 + 0.2 × (-0.1) + 0.3 × (-0.4)",
             "          = 0.05 - 0.02 - 0.12",
             "          = -0.09",
-            "  v_hat3[1] = 0.6 * 0.1 + 0.1 * -0.8 + 0.4 * 0.5",
-            "            = 0.06 - 0.08 + 0.2",
-            "            = 0.18",
-            "  v_hat3[2] = 0.6 * 0.2 + 0.1 * 0.3 + 0.4 * -0.1",
-            "            = 0.12 + 0.03 - 0.04",
-            "  v_hat3[3] = 0.6 * 0.3 + 0.1 * -0.1 + 0.4 * -0.4",
-            "            = 0.18 - 0.01 - 0.16",
-            "  v_hat3 = [0.18, 0.11, 0.01]",
-            "  v_hat3 . v1 = 0.18 * 0.1 + 0.11 * 0.2 + 0.01 * 0.3",
+            "  v_hat3 = a3,1 × v1 + a3,2 × v2 + a3,3 × v3",
+            "  v_hat3,1 = 0.6 × 0.1 + 0.1 × (-0.8) + 0.4 × 0.5",
+            "           = 0.06 - 0.08 + 0.2",
+            "           = 0.18",
+            "  v_hat3,2 = 0.6 × 0.2 + 0.1 × 0.3 + 0.4 × (-0.1)",
+            "           = 0.12 + 0.03 - 0.04",
+            "  v_hat3,3 = 0.6 × 0.3 + 0.1 × (-0.1) + 0.4 × (-0.4)",
+            "           = 0.18 - 0.01 - 0.16",
+            "walk    0.18    0.11    0.01",
+            "  v_hat3 · v1 = 0.18 × 0.1 + 0.11 × 0.2 + 0.01 × 0.3",
             "              = 0.018 + 0.022 + 0.003",
             "              = 0.043",
-            "  v_hat3 . v1 = 0.6 (v1 . v1) + 0.1 (v2 . v1) + 0.4 (v3 . v1)",
+            "  v_hat3 · v1 = 0.6 × (v1 · v1) + 0.1 × (v2 · v1) + 0.4 × (v3 · v1)",
             "              = 0.084 - 0.005 - 0.036",
             "after, by source: Birds +0.084, sometimes -0.005, walk -0.036",
             "note: row 3 of A ('walk') sums to 1.1, not to 1, and is used as it is",
         ):
             assert line in lines
+        assert "three significant digits" not in str(seed.explain("walk", "Birds")), "nothing was rounded"
+        assert "three significant digits" in str(value_mixing_of(3).explain(2, 0))
 
-    def test_markdown_and_latex_hold_the_same_numbers(self, seed: ValueMixing) -> None:
+    def test_the_slip_of_the_document_is_named_rightly(self, seed: ValueMixing) -> None:
+        """It writes 0.043 as the product of the mixed value with v3; that one is 0.075."""
+        lines = str(seed.explain("walk", "walk")).splitlines()
+        assert "  v_hat3 · v3 = 0.18 × 0.5 + 0.11 × (-0.1) + 0.01 × (-0.4)" in lines
+        assert "              = 0.09 - 0.011 - 0.004" in lines and "              = 0.075" in lines
+
+    def test_every_form_is_of_one_list_of_steps(self, seed: ValueMixing) -> None:
+        """The numbers of all lines, in their order, are the same in text, Markdown, LaTeX, on the page and in print."""
+        for example in (seed.explain("walk", "Birds"), value_mixing_of(20).explain(19, 3)):
+            data = example.figure().data
+            page = html.unescape(re.sub(r"<msup><mn>10</mn><mrow>(.*?)</mrow></msup>", r"10^\1", example.figure().body))
+            page = re.sub(r"<[^>]*>", " ", page[page.index("<ol") :])
+            printed = "\n".join(
+                "".join(line)
+                for step in data.steps
+                for line in [
+                    *((UNICODE.number(float(x)),) for matrix in step.matrices for x in matrix.values.flatten()),
+                    *(line for equation in step.equations for line in UNICODE.lines(equation, 40)),
+                ]
+            )
+            expected = numbers(printed)
+            assert len(expected) > 60
+            in_text = numbers("\n".join(line for line in str(example).splitlines() if "=" in line))
+            for text in (example.markdown(), example.latex(), page):
+                found = numbers(text)
+                for part in (expected, in_text):
+                    places = iter(found)
+                    assert all(number in places for number in part), "in this order"
+
+    def test_latex_and_markdown(self, seed: ValueMixing) -> None:
         example = seed.explain("walk", "Birds")
         for text in (example.markdown(), example.latex()):
-            assert r"\hat{v}_{3} \cdot \vec{v}_{1} &= 0.18 \times 0.1 + 0.11 \times 0.2 + 0.01 \times 0.3" in text
-            assert r"&= 0.05 - 0.02 - 0.12" in text and "&= 0.043" in text
-            assert text.count(r"\begin{aligned}") == text.count(r"\end{aligned}") == 5
-        assert example.markdown().count("$$") == 10 and "$" not in example.latex()
+            assert r"\hat{v}_{3} \cdot v_{1} &= 0.18 \times 0.1 + 0.11 \times 0.2 + 0.01 \times 0.3" in text
+            assert r"\text{v2 (sometimes)} & -0.8 & 0.3 & -0.1 \\" in text
+            assert text.count(r"\begin{aligned}") == text.count(r"\end{aligned}") == 4
+            assert text.count(r"\begin{array}") == text.count(r"\end{array}") == 3
+        assert example.markdown().count("$$") == 14 and "$" not in example.latex()
+        assert "gain $+0.133$" in example.markdown() and r"gain \(+0.133\)" in example.latex()
 
-    def test_every_form_has_the_same_steps(self, seed: ValueMixing) -> None:
-        example = seed.explain("walk", "Birds")
-        page = str(example.figure())
-        for text in (str(example), example.markdown(), example.latex(), page):
-            for part in ("values of the tokens", "Before", "Attention mixes", "After", "by source"):
-                assert part in text
-            for part in ("= 0.05 - 0.02 - 0.12", "= 0.12 + 0.03 - 0.04", "= 0.018 + 0.022 + 0.003", "= 0.043"):
-                assert part in text
-        assert "v̂₃ · v₁ = 0.18 × 0.1 + 0.11 × 0.2 + 0.01 × 0.3\n        = 0.018" in page
-        assert "a₃,₁ v₁ + a₃,₂ v₂" in page and "0.2 × (-0.1)" in page
+    def test_the_page_has_mathml_and_a_scale_for_each_matrix(self, seed: ValueMixing) -> None:
+        figure = seed.explain("walk", "Birds").figure()
+        assert '<msub><mover accent="true"><mi>v</mi><mo>^</mo></mover><mrow><mn>3</mn></mrow></msub>' in figure.body
+        values, attention, _ = [matrix.scale for step in figure.data.steps for matrix in step.matrices]
+        assert (values.low, values.high) == pytest.approx((-0.8, 0.8)) and values.signed
+        assert (attention.low, attention.high, attention.signed) == (0, 1, False)
+        assert 'class="tlhm-used"><th scope="row">walk' in figure.body
 
     def test_tokens_are_untrusted_text(self) -> None:
         words = ["<script>$x$</script>", r"a\b_{c}%&#", "*two*\nlines"]
@@ -113,17 +166,49 @@ class TestSeed:
         assert r"\textbackslash{}b\_\{c\}\%\&\#" in example.latex()
         assert r"*two*\nlines" in str(example) and "*two*\nlines" not in str(example)
 
-    def test_long_texts_and_vectors_are_shortened_but_summed_whole(self) -> None:
+    def test_long_texts_and_vectors_are_shortened_and_every_line_adds_up(self) -> None:
         mixing = value_mixing_of(20)
         example, pattern, values = mixing.explain(19, 3), mixing.A, mixing.V
         text = str(example)
-        assert "... (58 more)" in text and "... (14 more)" in text and "14 others" in text
-        assert max(map(len, text.splitlines())) < 220
+        assert "58 more dimensions, 14 more tokens" in text and "(14 others)" in text and "(58 more)" in text
+        assert max(map(len, text.splitlines())) < 150
         assert example.after == pytest.approx(float((pattern[19] @ values) @ values[3]))
         assert example.notes == ()
-        # Of 30 tokens a figure draws those that are written out.
-        drawn = value_mixing_of(30).explain(29, 3).figure().data
-        assert [matrix.values.shape for step in drawn.steps for matrix in step.matrices] == [(1, 6), (1, 6), (2, 2)]
+        shapes = [matrix.values.shape for step in example.figure().data.steps for matrix in step.matrices]
+        assert shapes == [(6, 6), (1, 6), (1, 6)]
+        for step in example.figure().data.steps:
+            for equation in step.equations:
+                sums = [total(form) for form in equation.right if not isinstance(form, str)]
+                known = [each for each in sums if each is not None]
+                assert known == pytest.approx([known[0]] * len(known) if known else [])
+
+    def test_the_strongest_dimensions_are_written_out(self) -> None:
+        values = torch.full((2, 64), 0.01, dtype=torch.float64)
+        values[:, [3, 9, 17, 30, 31, 63]] = 1.0
+        example = ValueMixing.from_arrays([[1.0, 0.0], [0.5, 0.5]], values).explain(1, 0)
+        assert example.figure().data.steps[0].matrices[0].columns == (
+            "dim 4",
+            "dim 10",
+            "dim 18",
+            "dim 31",
+            "dim 32",
+            "dim 64",
+        )
+
+    def test_no_exponents_of_programmers(self) -> None:
+        example = ValueMixing.from_arrays([[1, 0], [1.17e-5, 1 - 1.17e-5]], [[1.0, 2e7], [3e-8, 1.0]]).explain(1, 0)
+        for text in (str(example), example.markdown(), example.latex(), str(example.figure()), example.figure().body):
+            assert not re.search(r"\de[-+]?\d", text)
+        assert "(1.17 × 10^-5) × 1" in str(example)
+
+    def test_the_whole_attention_is_shown_also_of_one_query(self) -> None:
+        model, ids = shared_model("llama"), [3, 9, 4, 7]
+        one = value_mixing(model, ids, "L1H2", 3, 0)
+        drawn = one.figure().data.steps[1].matrices[0]
+        np.testing.assert_allclose(drawn.values, value_mixing(model, ids, "L1H2").A, atol=1e-6)
+        assert drawn.marked == 3
+        long = value_mixing(model, list(range(3, 21)), "L1H2", 17, 0)
+        assert long.attention is None and "row of" in long.figure().data.steps[1].matrices[0].note
 
 
 class TestInvariants:
@@ -291,6 +376,7 @@ class TestTokens:
             ("walk#3", r"has 'walk' 2 times \(positions 1, 3\)"),
             ("and#0", r"has 'and' 1 time \(position 2\), counted from #1"),
             ("fly#1", "not a token"),
+            ("walk and", r"'walk and' is 2 tokens of the text \(1 ' walk', 2 ' and'\), and one is needed"),
             (8, "has tokens 0 to 7"),
             (-1, "has tokens 0 to 7"),
             ("8", "has tokens 0 to 7"),
@@ -301,6 +387,76 @@ class TestTokens:
     def test_that_cannot_be_meant_are_refused_with_their_places(self, token: Any, sentence: str) -> None:
         with pytest.raises(TokenError, match=sentence):
             token_position(self.TOKENS, token)
+
+
+class TestDimensions:
+    def test_parts_add_up_and_shared_ones_are_counted(self) -> None:
+        mixing = value_mixing_of(5)
+        found = mixing.dimensions(4, 0, against=3, control=[2, 1])
+        assert found.words == ("5", "4", "3", "2") and found.key == "1"
+        after = mixing.after_dot[[4, 3, 2, 1], 0]
+        torch.testing.assert_close(found.parts.sum(1), after.float())
+        sets = [set(np.argsort(-np.abs(row.numpy()), kind="stable")[:8]) for row in found.parts]
+        assert found.shared.tolist() == [len(sets[0] & each) for each in sets] and found.chance == 1.0
+        assert {place for place, _ in found.top(8)} == sets[0]
+        assert found.cosine.tolist() == pytest.approx(cosines(mixing.V_hat, mixing.V_hat)[4, [4, 3, 2, 1]].tolist())
+
+    def test_a_turned_basis_changes_the_count_but_not_what_stands_beside_it(self) -> None:
+        mixing = value_mixing_of(4)
+        generator = torch.Generator().manual_seed(3)
+        turned = torch.linalg.qr(torch.randn(64, 64, generator=generator, dtype=torch.float64)).Q
+        other = ValueMixing.from_arrays(mixing.A, mixing.V @ turned)
+        one, two = (each.dimensions(3, 0, against=2, control=1) for each in (mixing, other))
+        torch.testing.assert_close(one.cosine, two.cosine)
+        torch.testing.assert_close(one.parts.sum(1), two.parts.sum(1), atol=1e-4, rtol=1e-4)
+        assert not torch.allclose(one.parts, two.parts, atol=0.1)
+        # Means over 200 turned bases each: the same up to a few tenths.
+        torch.testing.assert_close(one.turned, two.turned, atol=0.4, rtol=0)
+        assert one.turned[0] == 8 and one.turned_low[0] == one.turned_high[0] == 8
+
+    def test_a_planted_partition(self) -> None:
+        """Two words in different dimensions, a third in those of the first."""
+        values = torch.full((4, 16), 1e-3, dtype=torch.float64)
+        values[0] = 1.0  # the key
+        values[1, :4], values[2, 4:8], values[3, :4] = 1.0, 1.0, 2.0
+        mixing = ValueMixing.from_arrays(torch.eye(4), values, ["birds", "walk", "flying", "math"])
+        found = mixing.dimensions("walk", "birds", against="flying", control="math", n=4)
+        assert found.shared.tolist() == [4, 0, 4] and float(found.cosine[1]) < 0.01 < 0.99 < float(found.cosine[2])
+        assert "'flying' shares no more of them than a control word does" in found.verdict()
+        back = mixing.dimensions("walk", "birds", against="math", control="flying", n=4)
+        assert "'math' shares 4 more than any control word does" in back.verdict()
+        assert "Without a control word this says little" in mixing.dimensions("walk", "birds", against="math").verdict()
+        assert "arbitrary up to rotation" in str(found) and found.verdict() in found.figure().data.note
+
+    def test_words_of_other_texts(self, tmp_path: Path) -> None:
+        model = shared_model("llama")
+        one, other = (value_mixing(model, text, "L1H2") for text in (" word9 word3 word7", " word4 word9 word8"))
+        found = one.dimensions("word7", "word9", against=(other, "word8"), n=3)
+        row = other.V_hat[3] * other.V[2]
+        torch.testing.assert_close(found.parts[1], row)
+        loaded = Result.load(found.save(tmp_path / "d.json"))
+        assert loaded == found and str(loaded) == str(found) and len(list(found.to_rows())) == 2 * found.parts.shape[1]
+        elsewhere = value_mixing(model, " word9 word8", "L1H3")
+        for call, sentence in (
+            (
+                lambda: one.dimensions("word7", "word9", against=(elsewhere, "word8")),
+                "is of L1H3 of .* Give a mixing of L1H2",
+            ),
+            (lambda: one.dimensions("word7", "word3", against=(other, "word8")), "'word3' is not in the text"),
+            (lambda: one.dimensions("word7", "word9", against="word8"), "'word8' is not a token of the text"),
+            (lambda: one.dimensions("word7", "word9", against="word3", n=99), "n=99 dimensions cannot be compared"),
+            (lambda: one.dimensions("word7", "word9", against=17), "There is no token 17"),
+        ):
+            with pytest.raises(HeadMapsError, match=sentence):
+                call()
+
+    @pytest.mark.model
+    def test_birds(self, default_model: Any) -> None:
+        text = "But birds walk, and birds are good at flying, not at math"
+        found = value_mixing(default_model, text, "L13H8").dimensions(
+            "walk", "birds#1", against="flying", control="math"
+        )
+        assert found.shared.tolist() == [8, 6, 5]
 
 
 class TestBadInput:
@@ -341,6 +497,11 @@ class TestBadInput:
             (lambda: value_mixing(model, ids, "L0H0", key=1), "without a query"),
             (lambda: value_mixing(model, " word7 word8", "L0H0", "word9"), "'word9' is not a token of the text"),
             (lambda: value_mixing(model, " word7 word7", "L0H0", "word7"), "positions 1, 2"),
+            (
+                lambda: value_mixing(model, " word7- word8", "L0H0", "word7-"),
+                r"is 2 tokens of the text \(1 ' word7', 2 '-'",
+            ),
+            (lambda: value_mixing(model, ids, "L0H0", 3), "There is no token 3: the text has tokens 0 to 2"),
             (lambda: association_heads(model, ids, 1, 1), "the same token"),
             (lambda: association_heads(model, [3], 0, 0), "an association needs two"),
         ):

@@ -23,6 +23,7 @@ from tl_headmaps import HeadMapsError, RelationScores, Result
 from tl_headmaps.analyses.describe_model import ModelDescription
 from tl_headmaps.core.errors import OutputError, UsageError
 from tl_headmaps.renderers import (
+    Equation,
     ExampleMatrix,
     ExampleStep,
     Figure,
@@ -43,6 +44,7 @@ from tl_headmaps.renderers import (
     worked_example,
 )
 from tl_headmaps.renderers.colours import AMOUNTS, BLUES, NAMES, ORANGES, SERIES, SIGNED, UNCLEAR, Scale
+from tl_headmaps.renderers.formulas import Sum
 from tl_headmaps.renderers.page import packed, packed_half
 from tl_headmaps.renderers.sheet_maps import ticks_of
 from tl_headmaps.renderers.sheets import INCHES
@@ -309,7 +311,9 @@ def test_long_labels_leave_room_for_the_map(width: Any) -> None:
 def test_awkward_text_can_be_printed(tmp_path: Path) -> None:
     texts = ["$x_1$", "a\nb", "\ud800", "שלום", "🙂", "</svg>", "%s"]
     figure = token_grid(np.eye(7), texts, texts, title="$\\frac{1}{2}$ \ud800", unit="\ud800")
-    example = worked_example([ExampleStep("\ud800$", [ExampleMatrix("$M", [[1.0]])], "$\\x")], title="$")
+    example = worked_example(
+        [ExampleStep("\ud800$", [ExampleMatrix("$M", [[1.0]])], [Equation("$\\x", "\ud800")])], title="$"
+    )
     for drawn in (figure, example):
         for suffix in (".svg", ".png"):
             assert drawn.save(tmp_path / f"x{suffix}").read_bytes().startswith(STARTS[suffix])
@@ -499,7 +503,7 @@ AWKWARD = st.one_of(
 @given(st.lists(AWKWARD, min_size=1, max_size=4), AWKWARD)
 def test_any_text_is_safe_anywhere(labels: list[str], title: str) -> None:
     n = len(labels)
-    step = ExampleStep(title, [ExampleMatrix(title, np.ones((n, 1)), labels)], title)
+    step = ExampleStep(title, [ExampleMatrix(title, np.ones((n, 1)), labels)], [Equation(title, Sum(title, 1.0))])
     figures = [
         token_grid(np.ones((n, n)), labels, labels, title=title, unit=title, note=title),
         head_map([MapLayer(title, [[1.0]], group=title)], title=title, drill={"L0H0": {title: [labels]}}),

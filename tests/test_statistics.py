@@ -16,6 +16,7 @@ from tl_headmaps.scorers.statistics import (
     clusters_of,
     jackknife_half_width,
     matched_sets,
+    other_deals,
     permuted_within,
     rank_p_value,
     resamples,
@@ -141,3 +142,13 @@ def test_orders_stay_inside_groups_and_reach_every_place() -> None:
     orders = {tuple(permuted_within(groups, generator).tolist()) for _ in range(200)}
     assert len(orders) == 6 * 2
     assert all(torch.equal(groups[list(order)], groups) for order in orders)
+
+
+def test_other_deals_are_all_the_others_or_that_many_different_ones() -> None:
+    own = torch.tensor([True, False, True, False, False])
+    deals, exact = other_deals(own, 100)
+    assert exact and len(deals) == 9 == len({tuple(deal.tolist()) for deal in deals})
+    assert bool((deals.sum(1) == 2).all()) and not bool((deals == own).all(1).any())
+    drawn, exact = other_deals(own, 5)
+    assert not exact and len(drawn) == 5 == len({tuple(deal.tolist()) for deal in drawn})
+    assert not bool((drawn == own).all(1).any()) and torch.equal(drawn, other_deals(own, 5)[0])

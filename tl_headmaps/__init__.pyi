@@ -6,6 +6,8 @@ from .analyses.association_heads import AssociationHeads as AssociationHeads
 from .analyses.association_heads import association_heads as association_heads
 from .analyses.attention_groups.call import attention_groups as attention_groups
 from .analyses.attention_groups.result import AttentionGroups as AttentionGroups
+from .analyses.compare_attention import AttentionComparison as AttentionComparison
+from .analyses.compare_attention import compare_attention as compare_attention
 from .analyses.component_map.call import component_map as component_map
 from .analyses.component_map.result import ComponentMap as ComponentMap
 from .analyses.component_map.result import HeadComponentMap as HeadComponentMap
@@ -30,8 +32,9 @@ from .analyses.token_grid import token_grid as token_grid
 from .analyses.validate.call import validate as validate
 from .analyses.validate.result import Validation as Validation
 from .analyses.value_mixing.call import value_mixing as value_mixing
+from .analyses.value_mixing.explanations import ValueDimensions as ValueDimensions
+from .analyses.value_mixing.explanations import WorkedExample as WorkedExample
 from .analyses.value_mixing.result import ValueMixing as ValueMixing
-from .analyses.value_mixing.worked_example import WorkedExample as WorkedExample
 from .analyses.verify_tasks import TaskVerification as TaskVerification
 from .analyses.verify_tasks import verify_tasks as verify_tasks
 from .capture.bundled import default_model_folder as default_model_folder

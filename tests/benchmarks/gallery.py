@@ -1,8 +1,12 @@
-"""The README's pictures, made from real results of the default model: ``make gallery`` (needs Chromium)."""
+"""The README's pictures, made from real results of the default model: ``make gallery`` (needs Chromium).
+
+Before them, the page that sets the five documents' figures beside their descriptions: ``build/gallery.html``.
+"""
 
 import tempfile
 from pathlib import Path
 
+import documents
 from browser import Browser
 from every_figure import A, V
 from PIL import Image
@@ -11,6 +15,7 @@ from tl_headmaps import (
     AttentionGroups,
     Figure,
     HeadWeights,
+    ValueMixing,
     ablate,
     component_map,
     load_default_model,
@@ -18,9 +23,9 @@ from tl_headmaps import (
     token_grid,
     validate,
 )
-from tl_headmaps.renderers import ExampleMatrix, ExampleStep, worked_example
 
 FOLDER = Path(__file__).parents[2] / "examples" / "gallery"
+PAGE = FOLDER.parents[1] / "build" / "gallery.html"
 RELATIONS = (
     "country_to_capital",
     "country_to_language",
@@ -42,13 +47,6 @@ def pictures() -> dict[str, tuple[Figure, int, bool]]:
     weights = HeadWeights.from_model(model)
     scores = relation_scores(weights, RELATIONS)
     grid = token_grid(weights, "L23H4", ["France", "Germany", "Egypt"], ["Cairo", "Paris", "Berlin"])
-    steps = [
-        ExampleStep("Every token has a value vector, and the head attends (row walk: 0.6, 0.1, 0.4).",
-             [ExampleMatrix("V", V, WORDS), ExampleMatrix("A", A, WORDS, WORDS)]),
-        ExampleStep("walk becomes a mixture of the rows of V.",
-             [ExampleMatrix("v̂₃ = A₃ V", [[0.18, 0.11, 0.01]], ["walk"])],
-             "v₃ · v₁ = −0.09 before,  v̂₃ · v₁ = 0.043 after: walk has moved towards Birds"),
-    ]  # fmt: skip
     template = "The capital of <X> is"
     curves = ablate(model, "country_to_capital", template=template, preset="maps", prepend_bos=True, progress=False)
     checked = validate(model, "country_to_capital", preset="maps", progress=False)
@@ -63,12 +61,13 @@ def pictures() -> dict[str, tuple[Figure, int, bool]]:
         "relation_scores": (scores.figure(), 860, True),
         "relations_side_by_side": (scores.figure(side_by_side=True), 860, False),
         "token_grid": (grid.figure(), 620, False),
-        "worked_example": (worked_example(steps, title="What attention does to a value, step by step"), 620, False),
+        "worked_example": (ValueMixing.from_arrays(A, V, WORDS).explain("walk", "Birds").figure(), 620, False),
     }  # type: ignore[dict-item]
 
 
 def main() -> None:
     FOLDER.mkdir(exist_ok=True)
+    print(documents.write(load_default_model(), PAGE))
     drawn = pictures()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
         browser = Browser(Path(scratch))

@@ -5,13 +5,19 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
 from ..capture.parts import LayerWeights, Norm
+from ..capture.tensors import in_float64
 from ..capture.weights import HeadWeights
 from ..core.provenance import Provenance
 from ..core.types import Model
 from ..renderers.figure import Figure
 from ..renderers.listing import table_figure
 from ..results import Result
+from ..scorers.spectra import entropy_rank, product_singular_values, random_matrix
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -20,6 +26,10 @@ class ModelDescription(Result):
 
     Attributes:
         facts: What was found, by name and in reading order.
+        parameters: Entries of the matrices of one head and of its circuits, by name. Heads of one key/value head share
+            ``W_K`` and ``W_V``, which are counted in each of them.
+        qk_rank, ov_rank: Effective rank of every head's circuits ``W_Q W_K^T`` and ``W_V W_O``, what the layer's norm
+            multiplies by included; at most ``d_head``, NaN in layers without heads.
 
     Example:
         >>> from tl_headmaps import describe_model, load_default_model
@@ -29,8 +39,13 @@ class ModelDescription(Result):
     """
 
     kind: ClassVar[str] = "model_description"
+    methods: ClassVar[tuple[str, ...]] = ("elhage2021framework", "roy2007effective")
+    nullable: ClassVar[tuple[str, ...]] = ("qk_rank", "ov_rank")
     facts: Mapping[str, str]
     provenance: Provenance
+    parameters: Mapping[str, int] | None = None
+    qk_rank: Float[Tensor, "layer head"] | None = None
+    ov_rank: Float[Tensor, "layer head"] | None = None
 
     def to_rows(self) -> Iterable[dict[str, Any]]:
         """One record per fact."""
@@ -46,7 +61,7 @@ class ModelDescription(Result):
 
 
 def describe_model(model: Model | HeadWeights) -> ModelDescription:
-    """Architecture, size, weight basis, norms and supported analyses of a model.
+    """Architecture, size, weight basis, norms and supported analyses of a model; parameters and rank of its circuits.
 
     Args:
         model: A TransformerBridge, a HookedTransformer, or HeadWeights.
@@ -56,6 +71,8 @@ def describe_model(model: Model | HeadWeights) -> ModelDescription:
         >>> facts = describe_model(load_default_model()).facts
         >>> facts["heads"], facts["weight basis"]
         ('9 per layer, 270 in all', 'raw')
+        >>> facts["QK circuit"]
+        'W_Q and W_K, 73,728 parameters in each head, 69,632 of them free'
     """
     weights = HeadWeights.of(model)
     layer = weights.layer(weights.layers_with_heads[0])
@@ -64,6 +81,7 @@ def describe_model(model: Model | HeadWeights) -> ModelDescription:
         f", each read by {per_group} heads" if per_group > 1 else " (not grouped)"
     )
     with_attention = " that has any" if weights.mixers else ""
+    qk_rank, ov_rank = _effective_ranks(weights)
     facts = {
         "model": weights.model_name,
         "architecture": weights.architecture,
@@ -72,6 +90,7 @@ def describe_model(model: Model | HeadWeights) -> ModelDescription:
         "key/value heads": grouping,
         "d_model": str(weights.d_model),
         "d_head": str(weights.d_head),
+        **_circuits(weights, qk_rank, ov_rank),
         "vocabulary": f"{weights.n_vocab:,} tokens",
         "weight basis": weights.basis,
         "stored type": str(weights.W_E.dtype).removeprefix("torch."),
@@ -90,7 +109,62 @@ def describe_model(model: Model | HeadWeights) -> ModelDescription:
     }
     if weights.notes:
         facts["note"] = " ".join(weights.notes)
-    return ModelDescription(facts, weights.provenance())
+    return ModelDescription(facts, weights.provenance(), _parameters(weights), qk_rank, ov_rank)
+
+
+def _parameters(weights: HeadWeights) -> dict[str, int]:
+    """Entries of the matrices of one head, biases apart."""
+    each = weights.d_model * weights.d_head
+    return {**dict.fromkeys(("W_Q", "W_K", "W_V", "W_O"), each), "QK": 2 * each, "OV": 2 * each, "head": 4 * each}
+
+
+def _effective_ranks(weights: HeadWeights) -> tuple[Tensor, Tensor]:
+    """Effective rank of every head's QK and OV circuit, the same for raw and for processed weights."""
+    groups = [weights.group_of(head) for head in range(weights.n_heads)]
+    ranks: dict[str, list[Tensor]] = {"qk": [], "ov": []}
+    for number in weights.layers_with_heads:
+        layer = weights.layer(number)
+        W_Q, W_K, W_V = (_read_through(layer.ln1, matrix) for matrix in (layer.W_Q, layer.W_K, layer.W_V))
+        W_O = in_float64(layer.W_O).mT
+        if weights.ln_final is not None and weights.ln_final.centres:
+            # The mean of what is written is taken off before anything reads it.
+            W_O = W_O - W_O.mean(-2, keepdim=True)
+        ranks["qk"].append(entropy_rank(product_singular_values(W_Q, W_K[groups])))
+        ranks["ov"].append(entropy_rank(product_singular_values(W_V[groups], W_O)))
+    qk, ov = (weights.over_all_layers(torch.stack(each).float()) for each in ranks.values())
+    return qk, ov
+
+
+def _read_through(
+    norm: Norm | None, matrix: Float[Tensor, "head d_model d_head"]
+) -> Float[Tensor, "head d_model d_head"]:
+    """What a matrix reads of the stream, the linear part of the norm before it included."""
+    wide = in_float64(matrix)
+    if norm is None:
+        return wide
+    scaled = wide * norm.weight.double()[:, None]
+    return scaled - scaled.mean(-2, keepdim=True) if norm.centres else scaled
+
+
+def _circuits(weights: HeadWeights, qk_rank: Tensor, ov_rank: Tensor) -> dict[str, str]:
+    """How large the space is that a head has for what it attends to, and for what it then writes."""
+    counts, d, rank = _parameters(weights), weights.d_model, weights.d_head
+    # Turning queries and keys together, or values and what W_O reads, changes nothing: rank x rank entries are idle.
+    free = rank * (2 * d - rank) if rank <= d else d * d
+    per_group = weights.n_heads // weights.n_kv_heads
+    shared = f"; W_K and W_V are shared by {per_group} heads" if per_group > 1 else ""
+    chance = float(
+        entropy_rank(product_singular_values(random_matrix(d, rank, seed=0), random_matrix(d, rank, seed=1)))
+    )
+    facts = {"parameters of a head": f"{counts['head']:,}, {counts['W_Q']:,} in each of W_Q, W_K, W_V, W_O{shared}"}
+    for name, pair, ranks in (("QK", "W_Q and W_K", qk_rank), ("OV", "W_V and W_O", ov_rank)):
+        known = ranks[~ranks.isnan()]
+        facts[f"{name} circuit"] = f"{pair}, {counts[name]:,} parameters in each head, {free:,} of them free"
+        facts[f"effective rank of {name}"] = (
+            f"{float(known.min()):.1f} to {float(known.max()):.1f}, median {float(known.median()):.1f}, of at most "
+            f"{min(rank, d)}; random matrices {chance:.1f}"
+        )
+    return facts
 
 
 def _layers(weights: HeadWeights) -> str:

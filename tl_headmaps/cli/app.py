@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from ..core.errors import HeadMapsError, UsageError
-from .attention import association, groups, mixing, profile
+from .attention import association, compare_attention, groups, mixing, profile
 from .checks import ablate, reproduce, validate
 from .components import components
 from .demo import demo
@@ -68,6 +68,7 @@ app.command()(groups)
 app.command()(profile)
 app.command()(mixing)
 app.command()(association)
+app.command("compare-attention")(compare_attention)
 app.command()(components)
 app.command()(tasks)
 app.command()(demo)

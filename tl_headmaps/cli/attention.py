@@ -86,6 +86,12 @@ def mixing(
     head: Annotated[str, typer.Option("--head", help="A head such as L5H3.")],
     query: Annotated[str | None, typer.Option("--query", help=QUERY_HELP)] = None,
     key: Annotated[str | None, typer.Option("--key", help=KEY_HELP)] = None,
+    against: Annotated[
+        str | None, typer.Option("--against", help="Compare the dimensions that --query and this token use.")
+    ] = None,
+    control: Annotated[
+        list[str] | None, typer.Option("--control", help="With --against: a token to compare with; several times.")
+    ] = None,
     prepend_bos: BosOption = None,
     model: ModelOption = None,
     _checkpoint: NoCheckpointOption = None,
@@ -97,8 +103,16 @@ def mixing(
 
     paths = check_outputs(out)
     HeadIndex.parse(head)
-    options = given(query=query, key=key, prepend_bos=prepend_bos)
-    show_and_save(value_mixing(load_model(model, device), text, head, **options), paths)
+    if against is None:
+        if control:
+            raise UsageError("--control is compared with --query beside --against. Give --against, too.")
+        options = given(query=query, key=key, prepend_bos=prepend_bos)
+        show_and_save(value_mixing(load_model(model, device), text, head, **options), paths)
+        return
+    if query is None or key is None:
+        raise UsageError("--against compares two words that are associated with a key. Give --query and --key, too.")
+    mixed = value_mixing(load_model(model, device), text, head, **given(prepend_bos=prepend_bos))
+    show_and_save(mixed.dimensions(query, key, against=against, control=control or []), paths)
 
 
 def association(
@@ -120,3 +134,36 @@ def association(
     paths = check_outputs(out)
     options = given(measure=measure, prepend_bos=prepend_bos)
     show_and_save(association_heads(load_model(model, device), text, query, key, **options), paths)
+
+
+def compare_attention(
+    phrases: Annotated[
+        list[str], typer.Option("--phrases", help='A phrase and its query, "Birds sometimes walk=walk"; several times.')
+    ],
+    key: Annotated[str, typer.Option("--key", help="The word that both queries attend to.")],
+    control: Annotated[
+        list[str] | None, typer.Option("--control", help="A phrase with another query, likewise; several times.")
+    ] = None,
+    n_null: Annotated[
+        int | None, typer.Option("--n-null", help="Ways of dealing phrasings out that are tried; default: 2000.")
+    ] = None,
+    prepend_bos: BosOption = None,
+    model: ModelOption = None,
+    _checkpoint: NoCheckpointOption = None,
+    device: DeviceOption = None,
+    out: OutOption = None,
+) -> None:
+    """Show whether two words attend to a key alike, head by head, over several phrasings."""
+    from .. import compare_attention, load_model
+
+    paths = check_outputs(out)
+    asked, controls = (dict(map(_phrase, texts)) for texts in (phrases, control or []))
+    options = given(control=controls or None, n_null=n_null, prepend_bos=prepend_bos)
+    show_and_save(compare_attention(load_model(model, device), asked, key, **options), paths)
+
+
+def _phrase(text: str) -> tuple[str, str]:
+    phrase, equals, query = text.rpartition("=")
+    if not (equals and phrase.strip() and query.strip()):
+        raise UsageError(f'{text!r} has no query. Write the phrase, "=" and its query: "Birds sometimes walk=walk".')
+    return phrase, query

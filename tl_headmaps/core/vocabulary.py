@@ -6,7 +6,9 @@ word-initial token. ``' France'`` with the space written out is the same token; 
 give its integer id.
 """
 
+import itertools
 import re
+from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Any, SupportsInt, TypeAlias
 
@@ -118,6 +120,14 @@ def token_position(tokens: Sequence[str], token: TokenLike) -> int:
             )
     if not places and re.fullmatch("[0-9]{1,9}", token.strip()):
         return token_position(tokens, int(token))
+    pieces = [] if places else _spelled(tokens, token)
+    if pieces:
+        first, last = pieces[0]
+        listed = ", ".join(f"{place} {tokens[place]!r}" for place in range(first, last + 1))
+        raise TokenError(
+            f"{token!r} is {last - first + 1} tokens of the text ({listed}), and one is needed. Give the index of one; "
+            f"the last, {last}, has read the whole word."
+        )
     if not places:
         raise TokenError(
             f"{token!r} is not a token of the text. Its tokens are {_shown(tokens)}. Choose one of them, or give an "
@@ -129,6 +139,45 @@ def token_position(tokens: Sequence[str], token: TokenLike) -> int:
             f"Write '{token.strip()}#2' for the second, or give the index of a token."
         )
     return places[0]
+
+
+def word_place(tokens: Sequence[str], word: TokenLike) -> tuple[int, int]:
+    """First and last token of a word in a text, whatever its case: the word, ``walk#2``, or the index of a token.
+
+    Example:
+        >>> word_place(["<s>", "Flam", "ingos", " walk"], "flamingos"), word_place(["Birds", " walk"], "birds")
+        ((1, 2), (0, 0))
+    """
+    if not isinstance(word, str):
+        return (token_position(tokens, word),) * 2
+    numbered = re.fullmatch(r"(.+)#([0-9]+)", word.strip())
+    found = _spelled(tokens, word)
+    if numbered is not None and not found:
+        found = _spelled(tokens, numbered[1])
+        if 1 <= int(numbered[2]) <= len(found):
+            return found[int(numbered[2]) - 1]
+        found = []
+    if not found:
+        raise TokenError(f"{word!r} is not in the text. Its tokens are {_shown(tokens)}. Choose a word of it.")
+    if len(found) > 1:
+        raise TokenError(
+            f"{word!r} is in the text {len(found)} times ({_listed([last for _, last in found])}). Write "
+            f"'{word.strip()}#2' for the second."
+        )
+    return found[0]
+
+
+def _spelled(tokens: Sequence[str], word: str) -> list[tuple[int, int]]:
+    """Where the tokens spell a word: first and last token of each place; in its own case, or else in any."""
+    if not word.strip():
+        return []
+    ends = list(itertools.accumulate(map(len, tokens)))
+    for flags in (0, re.IGNORECASE):
+        found = re.finditer(rf"(?<!\w){re.escape(word.strip())}(?!\w)", "".join(tokens), flags)
+        places = [(bisect_right(ends, match.start()), bisect_right(ends, match.end() - 1)) for match in found]
+        if places:
+            return places
+    return []
 
 
 def _places(tokens: Sequence[str], word: str) -> list[int]:

@@ -9,6 +9,7 @@ from .example import worked_example as worked_example
 from .figure import Figure as Figure
 from .figure import save_page as save_page
 from .flowchart import flow as flow
+from .formulas import Equation as Equation
 from .grids import MapLayer as MapLayer
 from .grids import name_layer as name_layer
 from .heat import component_map as component_map

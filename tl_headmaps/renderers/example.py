@@ -1,4 +1,7 @@
-"""A computation step by step: sentences, formulas and matrices with their numbers.
+"""A computation step by step: one list of steps with matrices and equations, in five forms.
+
+:class:`Example` writes its steps as text, Markdown and LaTeX; :func:`worked_example` draws them as a figure, whose
+page has MathML and whose printed form Unicode. No form has lines that another lacks.
 
 >>> values = ExampleMatrix("V", [[0.1, 0.2], [-0.8, 0.3]], rows=["Birds", "walk"])
 >>> worked_example([ExampleStep("Each token has a value", [values])])
@@ -14,126 +17,188 @@ import numpy as np
 from ..core.errors import UsageError
 from .colours import Scale, text_on
 from .figure import Figure
+from .formulas import LATEX, MARKDOWN, MATHML, TEXT, UNICODE, Equation, Notation, Sentence, Term
 from .grids import checked
 from .page import escaped, figure_body, label
-from .text import significant, table_text, true_minus, visible
+from .text import latex, markdown, table_text, visible
 
 MAX_SIDE = 24
+_TEXT_ROOM = 96
+_NEARLY = 1e-4
+"""Cells below this share of the largest are written as nearly zero."""
 
 
 @dataclass(frozen=True)
 class ExampleMatrix:
-    """A small named matrix, with labels of its rows and columns if they have any."""
+    """A small named matrix with a colour scale of its own.
 
-    name: str
+    Attributes:
+        name: What it is called.
+        values: Its numbers.
+        rows, columns: Labels, if they have any.
+        marked: The row that the computation uses, if it is one of several.
+        note: What is left out, for instance.
+    """
+
+    name: Term
     values: Any
     rows: Sequence[object] | None = None
     columns: Sequence[object] | None = None
+    marked: int | None = None
+    note: str = ""
+
+    @property
+    def scale(self) -> Scale:
+        """Colours of this matrix, centred on zero if any value is negative."""
+        return Scale.over([self.values])
+
+    def number(self, value: float, write: Notation) -> str:
+        """A cell; what is nothing beside the largest entry is said to be so."""
+        if np.isnan(value):
+            return write.words("missing")
+        nearly = 0 < abs(value) < _NEARLY * float(np.nanmax(np.abs(self.values)))
+        return write.nearly_nothing if nearly else write.number(value)
+
+    def caption(self, write: Notation) -> str:
+        """Name and note."""
+        return write.term(self.name) + (f" {write.words(f'({self.note})')}" if self.note else "")
 
 
 @dataclass(frozen=True)
 class ExampleStep:
-    """One step: what happens, the matrices involved, and the formula with its numbers (as text)."""
+    """One step: what happens, the matrices involved, and the equations with their numbers."""
 
     text: str
     matrices: Sequence[ExampleMatrix] = ()
-    formula: str = ""
+    equations: Sequence[Equation] = ()
 
 
 @dataclass(frozen=True)
 class Example:
-    """All steps, checked, with one colour scale."""
+    """All steps, checked, what they come to, and what to keep in mind."""
 
     title: str
     steps: tuple[ExampleStep, ...]
-    scale: Scale
-    note: str = ""
+    summary: tuple[Sentence, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def text(self) -> str:
+        """The steps for a terminal."""
+        parts = [self.title]
+        for number, step in enumerate(self.steps, 1):
+            lines = [f"{number}. {step.text}", *(_as_table(matrix) for matrix in step.matrices)]
+            lines += [TEXT.equation(each, _TEXT_ROOM, "  ") for each in step.equations]
+            parts.append("\n".join(lines))
+        closing = "\n".join(self.closing(TEXT))
+        return "\n\n".join([*parts, *([closing] if closing else [])])
+
+    def markdown(self) -> str:
+        """The steps as Markdown with formulas between dollar signs."""
+        parts = [f"### {markdown(self.title)}"]
+        for number, step in enumerate(self.steps, 1):
+            parts += [f"{number}\\. {markdown(step.text)}", *(f"$${block}$$" for block in _latex_blocks(step))]
+        parts += [f"* {line}" for line in self.closing(MARKDOWN)]
+        return "\n\n".join(parts) + "\n"
+
+    def latex(self) -> str:
+        """The steps as LaTeX (amsmath)."""
+        parts = [rf"\textbf{{{latex(self.title)}}}"]
+        for number, step in enumerate(self.steps, 1):
+            parts += [f"{number}. {latex(step.text)}", *(rf"\[{block}\]" for block in _latex_blocks(step))]
+        return "\n\n".join([*parts, *self.closing(LATEX)]) + "\n"
+
+    def closing(self, write: Notation) -> list[str]:
+        """What the steps come to, and the notes."""
+        return [write.sentence(line) for line in (*self.summary, *(f"note: {note}" for note in self.notes))]
 
 
 def worked_example(
-    steps: Sequence[ExampleStep], *, title: str = "Worked example", unit: str = "", note: str = ""
+    steps: Sequence[ExampleStep],
+    *,
+    title: str = "Worked example",
+    summary: Sequence[Sentence] = (),
+    notes: Sequence[str] = (),
 ) -> Figure:
-    """Steps under each other; all matrices share one colour scale, centred on zero if any value is negative."""
+    """Steps under each other, then what they come to and what to keep in mind; each matrix has its own colours."""
     if not steps:
         raise UsageError("There is nothing to draw: give at least one ExampleStep.")
     kept = tuple(
-        ExampleStep(
-            visible(step.text), tuple(map(_checked, step.matrices)), "\n".join(map(visible, step.formula.splitlines()))
-        )
-        for step in steps
+        ExampleStep(visible(step.text), tuple(map(_checked, step.matrices)), tuple(step.equations)) for step in steps
     )
-    scale = Scale.over([matrix.values for step in kept for matrix in step.matrices], unit=unit)
-    title = visible(title)
-    example = Example(title, kept, scale, note)
-    text = _words(example)
-    inside = '<ol class="tlhm-steps">' + "".join(_step(step, scale) for step in kept) + "</ol>"
-    body = figure_body("example", title, inside=inside, note=note)
-    return Figure(title=visible(title), body=body, needs=(), text=text, data=example)
+    example = Example(visible(title), kept, tuple(summary), tuple(map(visible, notes)))
+    inside = '<ol class="tlhm-steps">' + "".join(map(_step, kept)) + "</ol>"
+    inside += "".join(f"<div>{escaped(UNICODE.sentence(line))}</div>" for line in example.summary)
+    body = figure_body("example", example.title, inside=inside, note=" ".join(example.notes))
+    return Figure(title=example.title, body=body, needs=(), text=example.text(), data=example)
 
 
 def _checked(matrix: ExampleMatrix) -> ExampleMatrix:
-    values, _ = checked(
-        np.atleast_2d(matrix.values) if not hasattr(matrix.values, "detach") else matrix.values, matrix.name
-    )
+    name = TEXT.term(matrix.name)
+    values, _ = checked(np.atleast_2d(matrix.values) if not hasattr(matrix.values, "detach") else matrix.values, name)
     if max(values.shape) > MAX_SIDE:
         raise UsageError(
-            f"{matrix.name} has shape {values.shape}; a worked example shows up to {MAX_SIDE} rows and columns. "
+            f"{name} has shape {values.shape}; a worked example shows up to {MAX_SIDE} rows and columns. "
             "Choose some of them."
         )
     for labels, n in ((matrix.rows, values.shape[0]), (matrix.columns, values.shape[1])):
         if labels is not None and len(labels) != n:
-            raise UsageError(f"{len(labels)} labels were given for {n} rows or columns of {matrix.name}.")
+            raise UsageError(f"{len(labels)} labels were given for {n} rows or columns of {name}.")
     rows, columns = (None if labels is None else tuple(map(label, labels)) for labels in (matrix.rows, matrix.columns))
-    return ExampleMatrix(visible(matrix.name), values, rows, columns)
+    return ExampleMatrix(matrix.name, values, rows, columns, matrix.marked, visible(matrix.note))
 
 
-def _step(step: ExampleStep, scale: Scale) -> str:
-    matrices = "".join(_matrix(matrix, scale) for matrix in step.matrices)
-    lines = "<br>".join(map(escaped, step.formula.splitlines()))
-    formula = f'<div class="tlhm-formula">{lines}</div>' if lines else ""
+def _as_table(matrix: ExampleMatrix) -> str:
+    names = matrix.columns or range(1, matrix.values.shape[1] + 1)
+    rows = [
+        [matrix.rows[i] if matrix.rows else i + 1, *(matrix.number(float(value), TEXT) for value in row)]
+        for i, row in enumerate(matrix.values)
+    ]
+    return f"\n{matrix.caption(TEXT)}\n{table_text([('', 'left'), *((str(name), 'right') for name in names)], rows)}"
+
+
+def _latex_blocks(step: ExampleStep) -> list[str]:
+    blocks = [_latex_matrix(matrix) for matrix in step.matrices]
+    return [*blocks, *([LATEX.aligned(step.equations)] if step.equations else [])]
+
+
+def _latex_matrix(matrix: ExampleMatrix) -> str:
+    lines = [[matrix.number(float(value), LATEX) for value in row] for row in matrix.values]
+    if matrix.rows is not None:
+        lines = [[LATEX.words(str(name)), *line] for name, line in zip(matrix.rows, lines, strict=True)]
+    if matrix.columns is not None:
+        names = [LATEX.words(str(name)) for name in matrix.columns]
+        lines.insert(0, [*([""] if matrix.rows is not None else []), *names])
+    sides = ("l|" if matrix.rows is not None else "") + "r" * matrix.values.shape[1]
+    table = " \\\\\n".join(" & ".join(line) for line in lines)
+    return rf"{LATEX.term(matrix.name)} = \begin{{array}}{{{sides}}} {table} \end{{array}}" + (
+        rf"\quad {LATEX.words(f'({matrix.note})')}" if matrix.note else ""
+    )
+
+
+def _step(step: ExampleStep) -> str:
+    matrices = "".join(map(_matrix, step.matrices))
     row = f'<div class="tlhm-row">{matrices}</div>' if matrices else ""
-    return f"<li>{escaped(step.text)}{row}{formula}</li>"
+    return f"<li>{escaped(step.text)}{row}{''.join(map(MATHML.markup, step.equations))}</li>"
 
 
-def _matrix(matrix: ExampleMatrix, scale: Scale) -> str:
-    head = ""
+def _matrix(matrix: ExampleMatrix) -> str:
+    scale, head, body = matrix.scale, "", ""
     if matrix.columns is not None:
         cells = "".join(f'<th scope="col">{escaped(name)}</th>' for name in matrix.columns)
         head = f"<thead><tr>{'<th></th>' if matrix.rows is not None else ''}{cells}</tr></thead>"
-    body = ""
     for number, row in enumerate(matrix.values):
-        body += "<tr>"
+        body += '<tr class="tlhm-used">' if number == matrix.marked else "<tr>"
         if matrix.rows is not None:
             body += f'<th scope="row">{escaped(matrix.rows[number])}</th>'
-        body += "".join(_cell(float(value), scale) for value in row) + "</tr>"
-    table = f"<table><caption>{escaped(matrix.name)}</caption>{head}<tbody>{body}</tbody></table>"
-    return f'<div class="tlhm-matrix">{table}</div>'
+        body += "".join(_cell(matrix, float(value), scale) for value in row) + "</tr>"
+    note = f" {escaped(f'({matrix.note})')}" if matrix.note else ""
+    caption = f"<caption><math>{MATHML.term(matrix.name)}</math>{note}</caption>"
+    return f'<div class="tlhm-matrix"><table>{caption}{head}<tbody>{body}</tbody></table></div>'
 
 
-def _cell(value: float, scale: Scale) -> str:
+def _cell(matrix: ExampleMatrix, value: float, scale: Scale) -> str:
+    text = matrix.number(value, UNICODE)
     if np.isnan(value):
-        return f"<td>{cell_text(value)}</td>"
+        return f"<td>{text}</td>"
     colour = scale.colour(value)
-    return f'<td style="background:{colour};color:{text_on(colour)}">{cell_text(value)}</td>'
-
-
-def cell_text(value: float) -> str:
-    """What the cell of a matrix shows."""
-    return "missing" if np.isnan(value) else true_minus(significant(value, 5))
-
-
-def _words(example: Example) -> str:
-    lines = [example.title]
-    for number, step in enumerate(example.steps, 1):
-        lines.append(f"\n{number}. {step.text}")
-        for matrix in step.matrices:
-            names = matrix.columns or [str(number) for number in range(matrix.values.shape[1])]
-            columns = [("", "left"), *((str(name), "right") for name in names)]
-            rows = [
-                [matrix.rows[i] if matrix.rows else i, *(cell_text(float(value)) for value in row)]
-                for i, row in enumerate(matrix.values)
-            ]
-            lines.append(f"\n{matrix.name}\n{table_text(columns, rows)}")
-        if step.formula:
-            lines.append(step.formula)
-    return "\n".join(lines)
+    return f'<td style="background:{colour};color:{text_on(colour)}">{text}</td>'

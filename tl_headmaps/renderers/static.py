@@ -3,23 +3,21 @@
 Same values, same bytes: no dates, fixed ids. Letters are embedded (PDF: TrueType; SVG: outlines).
 """
 
-import textwrap
 from dataclasses import replace
 from functools import singledispatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from ..core.errors import UsageError
 from ..core.files import replacing
 from .charts import Chart
-from .colours import SERIES, Scale, text_on
-from .example import Example, ExampleMatrix, cell_text
+from .colours import SERIES
+from .example import Example
 from .flowchart import ROW as _FLOW_ROW
 from .flowchart import Flow, layout
 from .grids import Heat
 from .listing import Listing
+from .printed_example import draw_example
 from .sheet_maps import cell_inches, draw_heat, map_axes, scale_beside
 from .sheets import INCHES, TICK_SIZE, TITLE_SIZE, frame, lines_of
 from .views import View
@@ -27,8 +25,6 @@ from .views import View
 if TYPE_CHECKING:
     from .figure import Figure, Width
 
-_LINE = 0.18
-_FORMULA_SIZE, _FORMULA_LINE = 6, 0.11
 _MOST_LINES = 90
 _PRINT = {
     "font.family": "DejaVu Sans",
@@ -190,66 +186,7 @@ def _(data: Flow, sheet: Any) -> None:
 
 @draw.register
 def _(data: Example, sheet: Any) -> None:
-    """Steps under each other: a line of text, its matrices in a row, its formula; all measured in inches."""
-    wide = sheet.get_figwidth()
-    # A letter is 0.6 of its size wide.
-    letters = int((wide - 0.35) * 72 / (0.61 * _FORMULA_SIZE))
-    formulas = [_wrapped(step.formula, letters) for step in data.steps]
-    heights = []
-    for step, lines in zip(data.steps, formulas, strict=True):
-        rows = max((0.47 + _LINE * len(matrix.values) for matrix in step.matrices), default=0.0)
-        heights.append(0.25 + rows + _FORMULA_LINE * len(lines) + 0.08)
-    sheet.set_layout_engine("none")
-    tall = sum(heights) + 0.4
-    sheet.set_figheight(tall)
-    sheet.text(0.5, 1 - 0.08 / tall, data.title, ha="center", va="top", size=8)
-    top = tall - 0.35
-    for number, (step, lines, height) in enumerate(zip(data.steps, formulas, heights, strict=True), 1):
-        sheet.text(0.1 / wide, top / tall, f"{number}. {step.text}", va="top")
-        left = 0.25
-        for matrix in step.matrices:
-            n_rows, n_columns = matrix.values.shape
-            left += 0.1 if matrix.rows is None else 0.12 + 0.065 * max(len(str(name)) for name in matrix.rows)
-            size = (min(0.45 * n_columns, max(wide - left - 0.1, 0.3)), _LINE * n_rows)
-            bottom = top - 0.42 - size[1]
-            axes = sheet.add_axes((left / wide, bottom / tall, size[0] / wide, size[1] / tall))
-            _matrix_axes(axes, matrix, data.scale)
-            left += size[0] + 0.2
-        top -= height
-        spacing = _FORMULA_LINE * 72 / _FORMULA_SIZE
-        letters_of = {"family": "DejaVu Sans Mono", "size": _FORMULA_SIZE, "linespacing": spacing}
-        sheet.text(0.25 / wide, (top + 0.08) / tall, "\n".join(lines), va="bottom", **letters_of)
-
-
-def _wrapped(formula: str, letters: int) -> list[str]:
-    """Lines of a formula; those too long continue on an indented line."""
-    wrapper = textwrap.TextWrapper(letters, subsequent_indent=" " * 4, drop_whitespace=False, break_on_hyphens=False)
-    return [part for line in formula.splitlines() for part in wrapper.wrap(line)]
-
-
-def _matrix_axes(axes: Any, matrix: ExampleMatrix, scale: Scale) -> None:
-    colours = [
-        [scale.colour(float(value)) if np.isfinite(value) else "#ffffff" for value in row] for row in matrix.values
-    ]
-    channels = [[[int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)] for colour in row] for row in colours]
-    axes.imshow(channels, aspect="auto")
-    for (row, column), value in np.ndenumerate(matrix.values):
-        axes.text(
-            column,
-            row,
-            cell_text(float(value)),
-            ha="center",
-            va="center",
-            size=6,
-            color=text_on(colours[row][column]),
-        )
-    axes.set_xticks(range(matrix.values.shape[1]) if matrix.columns else [], matrix.columns or [])
-    axes.set_yticks(range(matrix.values.shape[0]) if matrix.rows else [], matrix.rows or [])
-    axes.xaxis.tick_top()
-    axes.tick_params(length=0, labelsize=6)
-    axes.set_xlabel(matrix.name)
-    for spine in axes.spines.values():
-        spine.set_visible(False)
+    draw_example(data, sheet)
 
 
 @draw.register

@@ -22,7 +22,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ..core.errors import UsageError
-from .spectra import WeightMatrix, random_matrix
+from .spectra import WeightMatrix, entropy_rank, random_matrix
 from .statistics import jackknife_half_width
 
 Kind: TypeAlias = Literal["weights", "change", "gradients", "outputs"]
@@ -176,8 +176,7 @@ def stable_rank(matrix: WeightMatrix) -> float:
 @metric("weights", "effective rank (exp of the entropy of singular values)", cites=("roy2007effective",))
 def effective_rank(matrix: WeightMatrix) -> float:
     """Exponential of the entropy of the singular values divided by their sum (Roy and Vetterli, 2007)."""
-    values = matrix.singular_values
-    return float(torch.special.entr(values / values.sum()).sum().exp())
+    return float(entropy_rank(matrix.singular_values))
 
 
 @metric("weights", "tail exponent (Hill, upper half of the spectrum of W'W)", cites=("hill1975simple",))

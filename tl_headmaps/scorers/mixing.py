@@ -7,7 +7,7 @@ The association of a query with a key is the dot product (or cosine) of their va
 """
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 
@@ -51,3 +51,33 @@ def split_change(
     gained = row.clone()
     gained[query] -= 1
     return gained * (values @ values[key])
+
+
+def strongest_dimensions(parts: Float[Tensor, " d_head"], n: int) -> Int[Tensor, " n"]:
+    """The dimensions with the largest parts, either sign, largest first (ties: the lower one)."""
+    return parts.abs().argsort(descending=True, stable=True)[:n]
+
+
+def shared_dimensions(parts: Float[Tensor, "word d_head"], n: int) -> Int[Tensor, " word"]:
+    """How many of the ``n`` strongest dimensions of the first word are among those of each word.
+
+    Example:
+        >>> shared_dimensions(torch.tensor([[3.0, -2.0, 1.0], [0.0, -4.0, 5.0]]), 2)
+        tensor([2, 1])
+    """
+    chosen = torch.zeros(parts.shape, dtype=torch.bool)
+    for row, own in zip(chosen, parts, strict=True):
+        row[strongest_dimensions(own, n)] = True
+    return (chosen & chosen[0]).sum(1)
+
+
+def shared_when_turned(
+    vectors: Float[Tensor, "word d_head"], keys: Float[Tensor, "word d_head"], n: int, n_draws: int, seed: int = 0
+) -> Int[Tensor, "draw word"]:
+    """The same count in randomly turned bases, in which all dot products are what they were."""
+    generator = torch.Generator().manual_seed(seed)
+    d, counts = vectors.shape[1], []
+    for _ in range(n_draws):
+        turned: Tensor = torch.linalg.qr(torch.randn(d, d, generator=generator, dtype=torch.float64)).Q
+        counts.append(shared_dimensions((vectors.double() @ turned) * (keys.double() @ turned), n))
+    return torch.stack(counts)

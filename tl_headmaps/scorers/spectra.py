@@ -116,6 +116,25 @@ def _one_thread_each() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
+def product_singular_values(
+    left: Float[Tensor, "*batch d rank"], right: Float[Tensor, "*batch other rank"]
+) -> Float[Tensor, "*batch smallest"]:
+    """Singular values of ``left @ right.mT``, largest first, float64, from its factors: the product is never formed.
+
+    With ``left = Q R`` and ``right = Q' R'`` they are those of ``R @ R'.mT``, which is at most rank x rank.
+    """
+    triangles = [torch.linalg.qr(in_float64(factor), mode="r").R for factor in (left, right)]
+    values: Tensor = torch.linalg.svdvals(triangles[0] @ triangles[1].mT)
+    return values.cpu()
+
+
+def entropy_rank(singular_values: Float[Tensor, "*batch rank"]) -> Float[Tensor, "*batch"]:
+    """Effective rank: exponential of the entropy of singular values divided by their sum (Roy and Vetterli, 2007)."""
+    shares = singular_values / singular_values.sum(-1, keepdim=True)
+    rank: Tensor = torch.special.entr(shares).sum(-1).exp()
+    return rank
+
+
 def random_matrix(rows: int, columns: int, seed: int) -> Float[Tensor, "rows columns"]:
     """Independent normal entries of variance 1 / rows: on average it keeps the size of what it reads, per output."""
     generator = torch.Generator().manual_seed(seed)

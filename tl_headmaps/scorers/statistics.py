@@ -311,3 +311,30 @@ def permuted_within(groups: Int[Tensor, " item"], generator: np.random.Generator
         places = np.flatnonzero(numbers == group)
         order[places] = generator.permutation(places)
     return torch.from_numpy(order)
+
+
+def other_deals(own: Bool[Tensor, " item"], n: int, seed: int = 0) -> tuple[Bool[Tensor, "deal item"], bool]:
+    """Other ways to deal items out to two groups of the same sizes, at most ``n``; and whether these are all of them.
+
+    Example:
+        >>> deals, exact = other_deals(torch.tensor([True, True, False, False]), 100)
+        >>> len(deals), exact
+        (5, True)
+    """
+    n_items, size = len(own), int(own.sum())
+    n_deals = math.comb(n_items, size) - 1
+    if n_deals <= n:
+        chosen = list(itertools.combinations(range(n_items), size))
+    else:
+        generator = np.random.default_rng(seed)
+        different: dict[tuple[int, ...], None] = {}
+        mine = tuple(own.nonzero().flatten().tolist())
+        while len(different) < n:
+            drawn = tuple(sorted(generator.permutation(n_items)[:size].tolist()))
+            if drawn != mine:
+                different[drawn] = None
+        chosen = list(different)
+    deals = torch.zeros(len(chosen), n_items, dtype=torch.bool)
+    for place, members in enumerate(chosen):
+        deals[place, list(members)] = True
+    return deals[(deals != own).any(1)], n_deals <= n

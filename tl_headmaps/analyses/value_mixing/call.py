@@ -12,6 +12,7 @@ from ...capture.weights import HeadWeights
 from ...core.errors import UnsupportedModelError, UsageError
 from ...core.types import HeadLike, Model
 from ...core.vocabulary import TokenLike, token_position
+from .explanations import MAX_ATTENTION
 from .result import ValueMixing
 
 _TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
@@ -55,19 +56,21 @@ def value_mixing(
     weights = HeadWeights.of(model)
     weights.require_own_values("value vectors and their associations")
     index = weights.head(head)
+    # The picture of one query shows the whole matrix, where it can be read.
+    whole = list(range(len(prompt.ids))) if query is not None and len(prompt.ids) <= MAX_ATTENTION else []
     kept: list[tuple[Tensor, ...]] = []
 
     def keep(seen: LayerActivations) -> None:
         values = key_values(seen, weights.n_kv_heads)[weights.group_of(index.head)]
         z = seen["z"][0, rows, index.head]
         gate = seen["gate"][0, rows].unflatten(-1, (weights.n_heads, -1))[:, index.head].sigmoid() if gated else z[:0]
-        parts = (seen["pattern"][0, index.head, rows], values, z, gate)
+        parts = (seen["pattern"][0, index.head, rows], values, z, gate, seen["pattern"][0, index.head, whole])
         kept.append(tuple(part.to("cpu", torch.float32) for part in parts))
 
     # Other gates (AFMoE, Laguna) are not shown in this form; the difference below then refuses the head.
     gated: tuple[Literal["gate"], ...] = ("gate",) if hook_name(index.layer, "gate") in model.hook_dict else ()
     run_or_read(model, prompt.ids, cache, read=("pattern", "v", "z", *gated), layers=[index.layer], reduce=keep)
-    ((pattern, values, z, gate),) = kept
+    ((pattern, values, z, gate, attention),) = kept
     mixed = pattern @ values
     error = float(((mixed * gate if gated else mixed) - z).abs().max())
     if error > _TOLERANCE[weights.W_E.dtype] * float(z.abs().max().clamp_min(1.0)):
@@ -91,6 +94,7 @@ def value_mixing(
         reconstruction_error=error,
         provenance=weights.provenance(runs_model=True, options=options),
         key=place,
+        attention=attention if whole else None,
     )
 
 

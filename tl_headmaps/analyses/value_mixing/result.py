@@ -1,9 +1,9 @@
 """What one head's attention does to the value vectors of a text."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import torch
 from jaxtyping import Float
@@ -13,13 +13,13 @@ from ...core.arrays import arrays_digest, dtype_name, given_tensor
 from ...core.errors import UsageError
 from ...core.provenance import Provenance
 from ...core.types import HeadIndex
-from ...core.vocabulary import TokenLike, token_position
+from ...core.vocabulary import TokenLike, token_position, word_place
 from ...renderers.figure import Figure
 from ...renderers.heat import token_grid
-from ...renderers.text import significant, table_text, visible
+from ...renderers.text import significant, table_text, visible, word
 from ...results import Result, cells
 from ...scorers.mixing import cosines, dots, mixed, split_after, split_change
-from .worked_example import WorkedExample
+from .explanations import ValueDimensions, WorkedExample
 
 if TYPE_CHECKING:
     from typing import Self
@@ -31,6 +31,10 @@ _ROUNDED_TOLERANCE = 1e-2
 _MOST_COLUMNS = 12
 _MOST_SPLITS = 1_000_000
 """Numbers of query x key x source up to which JSON lists every split."""
+
+
+Other: TypeAlias = "TokenLike | tuple[ValueMixing, TokenLike]"
+"""A token of the same text, or of another one."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -47,6 +51,7 @@ class ValueMixing(Result):
         head: The head; None for plain arrays.
         reconstruction_error: Largest difference between A V and the model's own ``hook_z``, None without a model.
         key: The key that :attr:`example` compares the one query with, if there is one.
+        attention: A of all tokens where ``pattern`` is that of one query; only of texts short enough to be drawn.
 
     Example:
         >>> from tl_headmaps import ValueMixing
@@ -72,6 +77,7 @@ class ValueMixing(Result):
     reconstruction_error: float | None
     provenance: Provenance
     key: int | None = None
+    attention: Float[Tensor, "token key"] | None = None
 
     @classmethod
     def from_arrays(cls, A: Any, V: Any, tokens: Sequence[str] | None = None, *, normalise: bool = False) -> "Self":
@@ -211,8 +217,56 @@ class ValueMixing(Result):
             cosine_after=float(self.after_cosine[row, place]),
             split=self.split(query, key),
             change_split=self.change_split(query, key),
+            attention=self.pattern if len(self.queries) == len(self.tokens) else self.attention,
             notes=self._notes(row),
         )
+
+    def dimensions(
+        self, query: TokenLike, key: TokenLike, *, against: "Other", control: "Other | Sequence[Other]" = (), n: int = 8
+    ) -> ValueDimensions:
+        """Which dimensions carry the association of ``query`` with ``key``, and which of them another word shares.
+
+        Args:
+            query: The word that is asked about.
+            key: The word it is associated with.
+            against: The word it is compared with: a token of this text, or ``(mixing, token)`` of another text in the
+                same head, in which it is associated with the same key.
+            control: A word that has nothing to do with either, likewise, or a list of them.
+            n: How many of the strongest dimensions are compared.
+        """
+        width = self.value_vectors.shape[1]
+        if not 1 <= n <= width:
+            raise UsageError(f"n={n} dimensions cannot be compared: the values have {width}. Give 1 to {width}.")
+        place = self._position(key)
+        one = isinstance(control, str | int) or (len(control) == 2 and isinstance(control[0], ValueMixing))
+        controls: Any = [control] if one else control
+        rows = [self._other(other, place) for other in (query, against, *controls)]
+        words, vectors, keys = zip(*rows, strict=True)
+        options = {"query": words[0], "key": word(self.tokens[place]), "n": n}
+        return ValueDimensions.of(
+            words,
+            torch.stack(vectors),
+            torch.stack(keys),
+            n,
+            head=self.head,
+            key=word(self.tokens[place]),
+            provenance=replace(self.provenance, options={**self.provenance.options, **options}, seed=0),
+        )
+
+    def _other(self, other: "Other", key: int) -> tuple[str, Tensor, Tensor]:
+        """A word, its mixed value, and the value of the key in its text."""
+        if not isinstance(other, tuple):
+            row = self._row(other)
+            return word(self.tokens[self.queries[row]]), self.V_hat[row], self.value_vectors[key]
+        mixing, token = other
+        same_model = mixing.provenance.fingerprint == self.provenance.fingerprint or self.head is None
+        if mixing.head != self.head or not same_model or mixing.value_vectors.shape[1] != self.value_vectors.shape[1]:
+            raise UsageError(
+                f"{token!r} is of {mixing.head} of {mixing.provenance.model!r}, and dimensions of different heads have "
+                f"nothing in common. Give a mixing of {self.head} of {self.provenance.model!r}."
+            )
+        _, place = word_place(mixing.tokens, word(self.tokens[key]))
+        return mixing._other(token, place)
 
     def _position(self, token: TokenLike) -> int:
         return token_position(self.tokens, token)
@@ -249,6 +303,7 @@ class ValueMixing(Result):
             "key": self.key,
             "V": self.value_vectors.tolist(),
             "A": self.pattern.tolist(),
+            **({} if self.attention is None else {"attention": self.attention.tolist()}),
             "V_hat": self.V_hat.tolist(),
             "before": {"dot": self.before_dot.tolist(), "cosine": self.before_cosine.tolist()},
             "after": {"dot": self.after_dot.tolist(), "cosine": self.after_cosine.tolist()},
@@ -279,6 +334,7 @@ class ValueMixing(Result):
             head=None if values["head"] is None else HeadIndex.parse(values["head"]),
             reconstruction_error=values["reconstruction_error"],
             key=values["key"],
+            attention=torch.tensor(values["attention"], dtype=dtype) if "attention" in values else None,
             provenance=Provenance.from_dict(values["provenance"]),
         )
 

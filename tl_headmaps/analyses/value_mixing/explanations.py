@@ -1,0 +1,405 @@
+"""One association opened up: worked out by hand, token by token, and told apart by dimensions.
+
+Steps of the worked example are built once, as matrices and terms; text, Markdown, LaTeX and figure are forms of that
+one list (:mod:`tl_headmaps.renderers.example`). Of long vectors the dimensions that weigh most are written out, of long
+texts the tokens attended to most; what is left is written as its sum, so every line adds up.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ...core.provenance import Provenance
+from ...core.types import HeadIndex
+from ...renderers.example import Example, ExampleMatrix, ExampleStep, worked_example
+from ...renderers.figure import Figure
+from ...renderers.formulas import Equation, Gain, Product, Rest, Sentence, Sum, Symbol, Term
+from ...renderers.heat import token_grid
+from ...renderers.text import number, quoted, significant, table_text, word, wrapped
+from ...results import Result, cells
+from ...scorers.mixing import cosines, shared_dimensions, shared_when_turned, strongest_dimensions
+
+if TYPE_CHECKING:
+    from typing import Self
+
+_MOST_DIMENSIONS = 6
+_MOST_SOURCES = 6
+MAX_ATTENTION = 16
+"""The whole A is shown of texts up to this length."""
+
+_WHOLE = 8
+"""Vectors up to this length are written out whole."""
+
+_TURNS = 200
+"""Turned bases in which shared dimensions are counted."""
+
+_EXACT = 1e-9
+_ROUNDED = "Numbers are shown with three significant digits; sums were made of all digits."
+
+
+@dataclass(frozen=True, eq=False)
+class WorkedExample:
+    """How attention changes the association of one query with one key, number by number.
+
+    Tokens and dimensions are numbered from 1 here, as in a formula. ``str()`` is plain text; :meth:`markdown`,
+    :meth:`latex` and :meth:`figure` are the same steps for a notebook, for a paper and as a picture.
+
+    Attributes:
+        tokens: Tokens of the text.
+        query, key: Indices of the two tokens, counted from 0.
+        values: Value vector of every token.
+        row: Attention of the query to every token.
+        mixed: The query's vector after attention.
+        before, after: Dot product of the query with the key's value, before and after.
+        cosine_before, cosine_after: The same as cosines.
+        split: Part of each token in ``after``; adds up to it.
+        change_split: Part of each token in ``after - before``; adds up to it.
+        attention: Attention of every token to every token, where it is known and small enough to be shown.
+        notes: What is unusual about the row (does not sum to one, negative weights), as sentences.
+
+    Example:
+        >>> from tl_headmaps import ValueMixing
+        >>> mixing = ValueMixing.from_arrays([[1, 0], [0.5, 0.5]], [[1.0, 2.0], [3.0, -1.0]], ["Birds", "walk"])
+        >>> example = mixing.explain("walk", "Birds")
+        >>> example.before, example.after, example.gain
+        (1.0, 3.0, 2.0)
+        >>> example.markdown().splitlines()[0]
+        "### What attention does to 'walk', seen from 'Birds'"
+    """
+
+    kind: ClassVar[str] = "worked_example"
+    tokens: tuple[str, ...]
+    query: int
+    key: int
+    values: Float[Tensor, "key d_head"]
+    row: Float[Tensor, " key"]
+    mixed: Float[Tensor, " d_head"]
+    before: float
+    after: float
+    cosine_before: float
+    cosine_after: float
+    split: Float[Tensor, " key"]
+    change_split: Float[Tensor, " key"]
+    attention: Float[Tensor, "token key"] | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def gain(self) -> float:
+        """Change of the dot product."""
+        return self.after - self.before
+
+    @property
+    def title(self) -> str:
+        """What is worked out."""
+        query, key = (word(self.tokens[token]) for token in (self.query, self.key))
+        return f"What attention does to {query!r}, seen from {key!r}"
+
+    def __str__(self) -> str:
+        return self._example.text()
+
+    def markdown(self) -> str:
+        """The worked example as Markdown with formulas between dollar signs."""
+        return self._example.markdown()
+
+    def latex(self) -> str:
+        """The worked example as LaTeX (amsmath)."""
+        return self._example.latex()
+
+    def figure(self) -> Figure:
+        """The same steps as a picture."""
+        return worked_example(self._steps(), title=self.title, summary=self._summary(), notes=self.notes)
+
+    def _repr_html_(self) -> str:
+        return self.figure()._repr_html_()
+
+    @cached_property
+    def _example(self) -> Example:
+        drawn: Example = self.figure().data
+        return drawn
+
+    @cached_property
+    def _sources(self) -> list[int]:
+        """The tokens written out: all of a short text, else the query, the key and those that weigh most."""
+        n = len(self.tokens)
+        if n <= _MOST_SOURCES + 1:
+            return list(range(n))
+        heaviest = sorted(range(n), key=lambda s: (-abs(float(self.row[s])), s))
+        ordered = dict.fromkeys([self.query, self.key, *heaviest])
+        return sorted(list(ordered)[:_MOST_SOURCES])
+
+    @cached_property
+    def _dimensions(self) -> list[int]:
+        """The dimensions written out: all of a short vector, else those with the largest part before or after."""
+        n = len(self.mixed)
+        if n <= _WHOLE:
+            return list(range(n))
+        parts = [(self.values[self.query] * self.values[self.key]).abs(), (self.mixed * self.values[self.key]).abs()]
+        largest = parts[0].maximum(parts[1]).argsort(descending=True, stable=True)
+        return sorted(largest[:_MOST_DIMENSIONS].tolist())
+
+    def _steps(self) -> list[ExampleStep]:
+        q, k, shown = self.query, self.key, self._dimensions
+        own, other, hat = (vector.tolist() for vector in (self.values[q], self.values[k], self.mixed))
+        v = [Symbol("v", token + 1) for token in range(len(self.tokens))]
+        v_hat = Symbol("v", q + 1, hat=True)
+        names = [f"v{s + 1} ({word(self.tokens[s])})" for s in self._sources]
+        left_out = [len(hat) - len(shown), len(self.tokens) - len(self._sources)]
+        columns = [f"dim {d + 1}" for d in shown]
+        note = ", ".join(
+            f"{count} more {what}" for count, what in zip(left_out, ("dimensions", "tokens"), strict=True) if count
+        )
+        values = ExampleMatrix(Symbol("V"), self.values[self._sources][:, shown], names, columns, note=note)
+        mixed = ExampleMatrix(
+            v_hat, self.mixed[shown][None], [word(self.tokens[q])], columns, note=note.partition(",")[0]
+        )
+        before, after = Product(v[q], v[k], sign="dot"), Product(v_hat, v[k], sign="dot")
+        by_source = [(float(self.row[s]), Product(v[s], v[k], sign="dot")) for s in self._sources]
+        rest_split = self._rest(self.split.tolist(), self._sources, "others")
+        return [
+            ExampleStep("The values of the tokens", [values]),
+            ExampleStep("The attention of each token (rows) to the tokens (columns)", [self._attention_matrix()]),
+            ExampleStep("Before: the dot product of the two values", [], [Equation(before, *self._dot(other, own))]),
+            ExampleStep("Attention mixes the values, dimension by dimension", [], self._mixing(v_hat, v)),
+            ExampleStep("The value after attention", [mixed]),
+            ExampleStep("After: the dot product with the mixed value", [], [Equation(after, *self._dot(hat, other))]),
+            ExampleStep(
+                "The same by source",
+                [],
+                [
+                    Equation(
+                        after,
+                        Sum(*(Product(weight, pair) for weight, pair in by_source), *rest_split),
+                        Sum(*(float(self.split[s]) for s in self._sources), *rest_split),
+                        self.after,
+                    )
+                ],
+            ),
+        ]
+
+    def _attention_matrix(self) -> ExampleMatrix:
+        """The whole A where it is known and fits, else the query's row; of a long text, the tokens written out."""
+        names = [word(token) for token in self.tokens]
+        if self.attention is not None and len(names) <= MAX_ATTENTION:
+            return ExampleMatrix(Symbol("A"), self.attention, names, names, marked=self.query)
+        chosen = list(range(len(names))) if len(names) <= MAX_ATTENTION else self._sources
+        left_out = len(names) - len(chosen)
+        note = f"row of {names[self.query]!r}" + (f", {left_out} more tokens" if left_out else "")
+        return ExampleMatrix(
+            Symbol("A"), self.row[chosen][None], [names[self.query]], [names[s] for s in chosen], note=note
+        )
+
+    def _mixing(self, v_hat: Symbol, v: Sequence[Symbol]) -> list[Equation]:
+        q, sources, row = self.query, self._sources, self.row.tolist()
+        n_others = len(row) - len(sources)
+        parts: list[Term] = [Product(Symbol("a", q + 1, s + 1), v[s]) for s in sources]
+        equations = [Equation(v_hat, Sum(*parts, *([f"... ({n_others} others)"] if n_others else [])))]
+        for d in self._dimensions:
+            column = self.values[:, d].tolist()
+            products = [weight * value for weight, value in zip(row, column, strict=True)]
+            rest = self._rest(products, sources, "others")
+            equations.append(
+                Equation(
+                    Symbol("v", q + 1, d + 1, hat=True),
+                    Sum(*(Product(row[s], column[s]) for s in sources), *rest),
+                    Sum(*(products[s] for s in sources), *rest),
+                    float(self.mixed[d]),
+                )
+            )
+        return equations
+
+    def _dot(self, left: Sequence[float], right: Sequence[float]) -> list[Term]:
+        """A dot product in three forms: products, their values, the sum."""
+        products = [x * y for x, y in zip(left, right, strict=True)]
+        rest = self._rest(products, self._dimensions, "more")
+        return [
+            Sum(*(Product(left[d], right[d]) for d in self._dimensions), *rest),
+            Sum(*(products[d] for d in self._dimensions), *rest),
+            math.fsum(products),
+        ]
+
+    @staticmethod
+    def _rest(terms: Sequence[float], shown: Sequence[int], what: str) -> list[Rest]:
+        """The sum of the terms that are not shown, if there are any."""
+        left = [term for place, term in enumerate(terms) if place not in set(shown)]
+        return [Rest(math.fsum(left), f"{len(left)} {what}")] if left else []
+
+    def _summary(self) -> list[Sentence]:
+        order = sorted(range(len(self.tokens)), key=lambda s: (-abs(float(self.split[s])), s))
+        shown = sorted(order[:_MOST_SOURCES])
+
+        def parts(what: str, split: Sequence[float]) -> Sentence:
+            listed = [(word(self.tokens[s]), split[s]) for s in shown]
+            listed += [(rest.words, rest.value) for rest in self._rest(split, shown, "others")]
+            told = [(", " if place else what) + f"{name} " for place, (name, _) in enumerate(listed)]
+            return tuple(part for name, (_, value) in zip(told, listed, strict=True) for part in (name, Gain(value)))
+
+        def change(what: str, before: float, after: float) -> Sentence:
+            return (f"{what}: ", before, " before, ", after, " after, gain ", Gain(after - before))
+
+        lines = [
+            change("dot product", self.before, self.after),
+            change("cosine", self.cosine_before, self.cosine_after),
+            parts("after, by source: ", self.split.tolist()),
+            parts("gain, by source: ", self.change_split.tolist()),
+        ]
+        return lines if self._is_exact else [*lines, _ROUNDED]
+
+    @property
+    def _is_exact(self) -> bool:
+        """Whether three digits are all there are, so that what is shown adds up to the last digit."""
+        numbers = [*self.values.flatten().tolist(), *self.row.tolist(), *self.mixed.tolist()]
+        return all(abs(float(f"{x:.2e}") - x) <= _EXACT for x in numbers)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ValueDimensions(Result):
+    """Which dimensions of a head's values carry an association, and how many of them other words share.
+
+    The part of a dimension is the product of the mixed value and the key's value there; parts add up to the dot product
+    after attention. A head's dimensions are arbitrary: turn them, and the model computes the same. So the count of
+    shared ones stands beside two numbers that do not depend on them, the cosine of the mixed values, and the mean count
+    over turned bases; and beside the same for control words, since words with the same key share dimensions anyway.
+
+    Attributes:
+        head: The head; None for plain arrays.
+        words: The word that was asked about, the one it is compared with, then the control words.
+        key: The word they are associated with.
+        n: How many of the strongest dimensions are compared.
+        parts: Part of every dimension in each word's association with the key.
+        shared: Strongest dimensions of the first word that are among those of each word.
+        turned: Mean of that count over randomly turned bases.
+        turned_low, turned_high: The middle 95% of these counts.
+        cosine: Cosine of the mixed values of the first word and each word.
+
+    Example:
+        >>> from tl_headmaps import load_default_model, value_mixing
+        >>> text = "But birds walk, and birds are good at flying, not at math"
+        >>> mixing = value_mixing(load_default_model(), text, "L13H8")
+        >>> found = mixing.dimensions("walk", "birds#1", against="flying", control="math")
+        >>> found.words, found.shared.tolist()
+        (('walk', 'flying', 'math'), [8, 6, 5])
+    """
+
+    kind: ClassVar[str] = "value_dimensions"
+    methods: ClassVar[tuple[str, ...]] = ("elhage2021framework",)
+    json_axes: ClassVar[dict[str, str | None]] = {"word": "words", "dimension": None}
+    words: tuple[str, ...]
+    head: HeadIndex | None
+    key: str
+    n: int
+    parts: Float[Tensor, "word dimension"]
+    shared: Int[Tensor, " word"]
+    turned: Float[Tensor, " word"]
+    turned_low: Float[Tensor, " word"]
+    turned_high: Float[Tensor, " word"]
+    cosine: Float[Tensor, " word"]
+    provenance: Provenance
+
+    @classmethod
+    def of(
+        cls,
+        words: Sequence[str],
+        vectors: Float[Tensor, "word d_head"],
+        keys: Float[Tensor, "word d_head"],
+        n: int,
+        **fields: Any,
+    ) -> "Self":
+        """Compare the first word's mixed value with the others', each beside its own key's value."""
+        draws = shared_when_turned(vectors, keys, n, _TURNS).double()
+        low, high = torch.quantile(draws, torch.tensor([0.025, 0.975], dtype=torch.float64), dim=0)
+        parts = vectors * keys
+        return cls(
+            words=tuple(words),
+            n=n,
+            parts=parts.float(),
+            shared=shared_dimensions(parts, n),
+            turned=draws.mean(0).float(),
+            turned_low=low.float(),
+            turned_high=high.float(),
+            cosine=cosines(vectors, vectors)[0].float(),
+            **fields,
+        )
+
+    @property
+    def values(self) -> Float[Tensor, "word dimension"]:
+        """The parts."""
+        return self.parts
+
+    @property
+    def chance(self) -> float:
+        """Dimensions that two random choices of ``n`` would share on average."""
+        return self.n**2 / self.parts.shape[1]
+
+    def top(self, n: int = 8, word: int = 0) -> list[tuple[int, float]]:
+        """The strongest dimensions of a word, counted from 0, with their parts."""
+        own = self.parts[word]
+        return [(place, float(own[place])) for place in strongest_dimensions(own, n).tolist()]
+
+    def verdict(self) -> str:
+        """The answer in words."""
+        own, other, *controls = self.words
+        shared = self.shared.tolist()
+        told = f"{own!r} and {other!r} share {shared[1]} of their {self.n} strongest dimensions"
+        if controls:
+            told += "; " + ", ".join(
+                f"{own!r} and the control {word!r} {count}" for word, count in zip(controls, shared[2:], strict=True)
+            )
+            most = max(shared[2:])
+            more = (
+                f"So {other!r} shares no more of them than a control word does."
+                if shared[1] <= most
+                else f"So {other!r} shares {shared[1] - most} more than any control word does."
+            )
+        else:
+            more = "Without a control word this says little: words with the same key share dimensions anyway."
+        return (
+            f"{told}; two random choices {number(self.chance, 1)}. {more} Dimensions of a head are arbitrary up to "
+            "rotation; cosine and the mean over turned bases do not depend on them."
+        )
+
+    def to_rows(self) -> Iterable[dict[str, Any]]:
+        """One record per word and dimension, counted from 0."""
+        for at, labels in cells(self.axes, self.parts):
+            yield {**labels, "part": float(self.parts[at])}
+
+    def figure(self) -> Figure:
+        """Words by dimensions, the strongest of the first word first."""
+        order = strongest_dimensions(self.parts[0], self.parts.shape[1])
+        where = "" if self.head is None else f" of {self.head}"
+        return token_grid(
+            self.parts[:, order],
+            self._labels(),
+            [f"dim {place + 1}" for place in order.tolist()],
+            title=f"Dimensions{where} that associate {quoted(self.words[0])} with {quoted(self.key)}",
+            unit="part in the dot product after attention",
+            rows="word",
+            columns="dimension, strongest first",
+            signed=True,
+            note=self.verdict(),
+        )
+
+    def _labels(self) -> list[str]:
+        return [f"{word} (control)" if place > 1 else word for place, word in enumerate(self.words)]
+
+    def __str__(self) -> str:
+        whose = "given arrays" if self.head is None else str(self.head)
+        rows = [
+            [f"dim {place + 1}", *(significant(float(part)) for part in self.parts[:, place])]
+            for place, _ in self.top(self.n)
+        ]
+        ranges = zip(self.turned_low.tolist(), self.turned_high.tolist(), strict=True)
+        rows += [
+            [f"shared of {self.n}", *self.shared.tolist()],
+            ["in turned bases", *(number(float(mean), 1) for mean in self.turned)],
+            ["  middle 95%", *(f"{low:.0f} to {high:.0f}" for low, high in ranges)],
+            ["cosine", *(number(float(value)) for value in self.cosine)],
+        ]
+        columns = [("", "left"), *((label, "right") for label in self._labels())]
+        title = f"Dimensions of {whose} that associate {self.words[0]!r} with {self.key!r} (numbered from 1)"
+        return "\n\n".join([title, table_text(columns, rows), wrapped(self.verdict())])

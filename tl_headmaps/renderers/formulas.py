@@ -1,0 +1,346 @@
+r"""Formulas with their numbers: written once as terms, shown as text, Unicode, LaTeX and MathML.
+
+A term is a number, a :class:`Symbol`, a :class:`Product`, a :class:`Sum`, a :class:`Rest` (what is not written out, as
+its sum) or plain words. Numbers have three significant digits, and powers of ten instead of ``1.17e-05``.
+
+>>> mixed = Equation(Symbol("v", 3, 1, hat=True), Sum(Product(0.6, 0.1), Product(0.1, -0.8)), -0.02)
+>>> print(TEXT.equation(mixed))
+v_hat3,1 = 0.6 × 0.1 + 0.1 × (-0.8)
+         = -0.02
+>>> LATEX.term(mixed.left), LATEX.number(1.17e-5)
+('\\hat{v}_{3,1}', '1.17 \\times 10^{-5}')
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Literal, TypeAlias
+from unicodedata import combining
+
+from .page import escaped
+from .text import latex, markdown, visible
+
+_DIGITS = 3
+_SMALLEST, _LARGEST = -4, 6
+"""Powers of ten between which numbers are written in full."""
+
+_NOTHING = 1e-12
+"""Less is what rounding leaves of sums that cancel."""
+
+_SUBSCRIPTS = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
+_SUPERSCRIPTS = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")
+
+
+@dataclass(frozen=True, init=False)
+class Symbol:
+    """A letter with indices: ``Symbol("v", 3, hat=True)``."""
+
+    name: str
+    index: tuple[int, ...]
+    hat: bool
+
+    def __init__(self, name: str, *index: int, hat: bool = False) -> None:
+        object.__setattr__(self, "name", name)
+        object.__setattr__(self, "index", index)
+        object.__setattr__(self, "hat", hat)
+
+
+@dataclass(frozen=True, init=False)
+class Product:
+    """Factors with a sign between them: ``times`` for numbers, ``dot`` for vectors."""
+
+    factors: "tuple[Term, ...]"
+    sign: Literal["times", "dot"]
+
+    def __init__(self, *factors: "Term", sign: Literal["times", "dot"] = "times") -> None:
+        object.__setattr__(self, "factors", factors)
+        object.__setattr__(self, "sign", sign)
+
+
+@dataclass(frozen=True)
+class Rest:
+    """What is not written out: the number it comes to, and what it is (``10 others``)."""
+
+    value: float
+    words: str
+
+    def __abs__(self) -> "Rest":
+        return Rest(abs(self.value), self.words)
+
+
+@dataclass(frozen=True, init=False)
+class Sum:
+    """Terms added up; ``goes_on`` if it continues the line above."""
+
+    terms: "tuple[Term, ...]"
+    goes_on: bool
+
+    def __init__(self, *terms: "Term", goes_on: bool = False) -> None:
+        object.__setattr__(self, "terms", terms)
+        object.__setattr__(self, "goes_on", goes_on)
+
+
+Term: TypeAlias = float | str | Symbol | Product | Rest | Sum
+
+
+@dataclass(frozen=True)
+class Gain:
+    """A number that is always written with its sign."""
+
+    value: float
+
+
+Sentence: TypeAlias = str | tuple[str | float | Gain, ...]
+"""Prose with numbers in it."""
+
+
+@dataclass(frozen=True, init=False)
+class Equation:
+    """A left side and the forms of its right side, each equal to the one before."""
+
+    left: Term
+    right: tuple[Term, ...]
+
+    def __init__(self, left: Term, *right: Term) -> None:
+        object.__setattr__(self, "left", left)
+        object.__setattr__(self, "right", right)
+
+
+def decimal_parts(value: float) -> tuple[str, int]:
+    """Digits and power of ten: ``("0.18", 0)``, ``("1.17", -5)``."""
+    if abs(value) < _NOTHING:
+        return "0", 0
+    digits, power = f"{value:.{_DIGITS - 1}e}".split("e")
+    exponent = int(power)
+    if _SMALLEST <= exponent < _LARGEST:
+        digits, exponent = format(Decimal(f"{digits}e{power}"), "f"), 0
+    return digits.rstrip("0").rstrip(".") if "." in digits else digits, exponent
+
+
+class Notation:
+    """How terms are written; this one is plain text of Latin letters, for a terminal."""
+
+    times, dot, plus, minus, equals, comma = " × ", " · ", " + ", " - ", " = ", ","
+    negative, nearly_nothing = "-", "~0"
+
+    def number(self, value: float) -> str:
+        """A number with three significant digits; a dash for NaN."""
+        if math.isnan(value):
+            return self.words("-")
+        digits, power = decimal_parts(abs(value))
+        sign = self.negative if value < 0 and digits != "0" else ""
+        return sign + (self.digits(digits) if not power else self.scaled(digits, power))
+
+    def digits(self, text: str) -> str:
+        return text
+
+    def scaled(self, digits: str, power: int) -> str:
+        return f"{digits}{self.times}10^{power}"
+
+    def symbol(self, symbol: Symbol) -> str:
+        return symbol.name + ("_hat" if symbol.hat else "") + self.comma.join(map(str, symbol.index))
+
+    def words(self, text: str) -> str:
+        return visible(text)
+
+    def bracketed(self, text: str) -> str:
+        return f"({text})"
+
+    def sentence(self, sentence: Sentence) -> str:
+        """Prose with its numbers."""
+        parts = (sentence,) if isinstance(sentence, str) else sentence
+        return "".join(self.prose(part) if isinstance(part, str) else self.inline(part) for part in parts)
+
+    def prose(self, text: str) -> str:
+        return visible(text)
+
+    def inline(self, number: float | Gain) -> str:
+        if not isinstance(number, Gain):
+            return self.number(number)
+        return ("" if number.value < 0 else "+") + self.number(number.value)
+
+    def term(self, term: Term) -> str:
+        """A term on one line."""
+        return "".join(self.pieces(term))
+
+    def pieces(self, term: Term) -> list[str]:
+        """The parts of a term between which a line may break."""
+        match term:
+            case str():
+                return [self.words(term)]
+            case Symbol():
+                return [self.symbol(term)]
+            case Product():
+                return [getattr(self, term.sign).join(map(self._factor, term.factors))]
+            case Rest():
+                return [self.number(term.value) + self._space() + self.words(f"({term.words})")]
+            case Sum():
+                return [self._added(each, place == 0 and not term.goes_on) for place, each in enumerate(term.terms)]
+            case _:
+                return [self.number(term)]
+
+    def _space(self) -> str:
+        return " "
+
+    def _added(self, term: Term, first: bool) -> str:
+        negative = (isinstance(term, float | int) and term < 0) or (isinstance(term, Rest) and term.value < 0)
+        if first:
+            return self.term(term)
+        assert not negative or isinstance(term, float | int | Rest)
+        return (self.minus if negative else self.plus) + self.term(abs(term) if negative else term)  # type: ignore[arg-type]
+
+    def _factor(self, term: Term) -> str:
+        text = self.term(term)
+        signed = isinstance(term, float | int) and (term < 0 or decimal_parts(abs(term))[1] != 0)
+        return self.bracketed(text) if isinstance(term, Sum | Product) or signed else text
+
+    def lines(self, equation: Equation, room: int | None = None) -> list[tuple[str, str]]:
+        """Left and right side of each line, at most about ``room`` letters of plain text in each right side."""
+        rows = [
+            (self.equals if place == 0 else "", part)
+            for form in equation.right
+            for place, part in enumerate(broken(form, room))
+        ]
+        left = [self.term(equation.left), *[""] * (len(rows) - 1)]
+        return [
+            (name, sign + self.term(part) if sign else self._indented(part))
+            for name, (sign, part) in zip(left, rows, strict=True)
+        ]
+
+    def _indented(self, part: Term) -> str:
+        return "   " + self.term(part)
+
+    def equation(self, equation: Equation, room: int | None = None, indent: str = "") -> str:
+        """An equation as lines of text with its equals signs below each other."""
+        lines = self.lines(equation, room)
+        # The hat of v̂ takes no room of its own.
+        width = sum(not combining(letter) for letter in lines[0][0])
+        return "\n".join(f"{indent}{name or ' ' * width}{right}" for name, right in lines)
+
+
+def broken(term: Term, room: int | None) -> list[Term]:
+    """A sum cut into parts of at most about ``room`` letters; anything else as it is."""
+    if room is None or not isinstance(term, Sum):
+        return [term]
+    rows: list[list[Term]] = [[]]
+    used = 0
+    for piece, each in zip(TEXT.pieces(term), term.terms, strict=True):
+        if rows[-1] and used + len(piece) > room:
+            rows.append([])
+            used = 0
+        rows[-1].append(each)
+        used += len(piece)
+    return [Sum(*row, goes_on=place > 0 or term.goes_on) for place, row in enumerate(rows)]
+
+
+class UnicodeNotation(Notation):
+    """Letters that look like a formula: subscripts, the minus sign, the hat."""
+
+    minus, negative, nearly_nothing = " − ", "−", "≈0"
+
+    def scaled(self, digits: str, power: int) -> str:
+        return f"{digits}{self.times}10" + str(power).translate(_SUPERSCRIPTS)
+
+    def symbol(self, symbol: Symbol) -> str:
+        return symbol.name + ("\u0302" if symbol.hat else "") + ",".join(map(str, symbol.index)).translate(_SUBSCRIPTS)
+
+
+class LatexNotation(Notation):
+    """Formulas for amsmath and MathJax."""
+
+    times, dot, plus, minus, equals = r" \times ", r" \cdot ", " + ", " - ", "= "
+    nearly_nothing = r"\approx 0"
+
+    def scaled(self, digits: str, power: int) -> str:
+        return rf"{digits} \times 10^{{{power}}}"
+
+    def symbol(self, symbol: Symbol) -> str:
+        name = rf"\hat{{{symbol.name}}}" if symbol.hat else symbol.name
+        return name + (f"_{{{','.join(map(str, symbol.index))}}}" if symbol.index else "")
+
+    def words(self, text: str) -> str:
+        return rf"\text{{{latex(text)}}}"
+
+    def prose(self, text: str) -> str:
+        return latex(text)
+
+    def inline(self, number: float | Gain) -> str:
+        return rf"\({super().inline(number)}\)"
+
+    def _space(self) -> str:
+        return r"\ "
+
+    def _indented(self, part: Term) -> str:
+        return rf"\quad {self.term(part).lstrip()}"
+
+    def aligned(self, equations: Sequence[Equation], room: int = 60) -> str:
+        """Equations below each other (amsmath)."""
+        lines = [f"{left} &{right}" for each in equations for left, right in self.lines(each, room)]
+        return r"\begin{aligned} " + " \\\\\n".join(lines) + r" \end{aligned}"
+
+
+class MarkdownNotation(LatexNotation):
+    """The same between dollar signs."""
+
+    def prose(self, text: str) -> str:
+        return markdown(text)
+
+    def inline(self, number: float | Gain) -> str:
+        return f"${Notation.inline(self, number)}$"
+
+
+class MathNotation(Notation):
+    """MathML, which browsers draw by themselves."""
+
+    times, dot, negative, comma = (f"<mo>{sign}</mo>" for sign in "×·−,")
+    # At the start of a piece they still stand between two terms.
+    plus, minus, equals = (f'<mo form="infix">{sign}</mo>' for sign in "+−=")
+
+    def digits(self, text: str) -> str:
+        return f"<mn>{text}</mn>"
+
+    def scaled(self, digits: str, power: int) -> str:
+        sign = self.negative if power < 0 else ""
+        raised = f"<msup><mn>10</mn><mrow>{sign}<mn>{abs(power)}</mn></mrow></msup>"
+        return f"<mn>{digits}</mn>{self.times}{raised}"
+
+    def number(self, value: float) -> str:
+        return f"<mrow>{super().number(value)}</mrow>"
+
+    def symbol(self, symbol: Symbol) -> str:
+        name = f"<mi>{escaped(symbol.name)}</mi>"
+        if symbol.hat:
+            name = f'<mover accent="true">{name}<mo>^</mo></mover>'
+        index = self.comma.join(f"<mn>{number}</mn>" for number in symbol.index)
+        return f"<msub>{name}<mrow>{index}</mrow></msub>" if index else name
+
+    def words(self, text: str) -> str:
+        return f"<mtext>{escaped(text)}</mtext>"
+
+    def bracketed(self, text: str) -> str:
+        return f"<mrow><mo>(</mo>{text}<mo>)</mo></mrow>"
+
+    def _space(self) -> str:
+        return '<mspace width="0.3em"></mspace>'
+
+    def markup(self, equation: Equation) -> str:
+        """An equation as a row of a grid: its forms below each other, each of which wraps between its terms."""
+        forms = "".join(f"<div>{self.wrapping(form, self.equals)}</div>" for form in equation.right)
+        left = f"<math>{self.term(equation.left)}</math>"
+        return f'<div class="tlhm-eq"><div>{left}</div><div>{forms}</div></div>'
+
+    def wrapping(self, term: Term, before: str = "") -> str:
+        """A term as small formulas between which a line may break."""
+        pieces = self.pieces(term)
+        pieces[0] = before + pieces[0]
+        return " ".join(f"<math>{piece}</math>" for piece in pieces)
+
+
+TEXT, UNICODE, LATEX, MARKDOWN, MATHML = (
+    Notation(),
+    UnicodeNotation(),
+    LatexNotation(),
+    MarkdownNotation(),
+    MathNotation(),
+)
