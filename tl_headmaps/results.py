@@ -11,9 +11,7 @@ A field with the default None is left out of JSON when it is None. Results whose
 own :meth:`Result.to_dict` and :meth:`Result.from_dict`.
 """
 
-import csv
 import html
-import io
 import itertools
 import json
 import math
@@ -31,7 +29,12 @@ import torch
 from torch import Tensor
 
 from .core.errors import OutputError, UsageError
-from .core.files import FIGURE_SUFFIXES, SAVED_SUFFIXES, replacing
+from .core.files import (
+    FIGURE_SUFFIXES,
+    SAVED_SUFFIXES,
+    csv_text,
+    replacing,
+)
 from .core.provenance import Provenance
 from .core.types import HeadIndex
 from .renderers.figure import Figure
@@ -141,14 +144,10 @@ class Result(ABC):
         return "{\n" + ",\n".join(lines) + "\n}\n"
 
     def to_csv(self) -> str:
-        """CSV text with a header."""
+        """CSV text with a header; text that a spreadsheet would run as a formula has an apostrophe in front."""
         rows = list(self.to_rows())
-        stream = io.StringIO()
-        # CRLF as in RFC 4180: then a carriage return inside a field is quoted too.
-        writer = csv.DictWriter(stream, fieldnames=list(rows[0]) if rows else [], lineterminator="\r\n")
-        writer.writeheader()
-        writer.writerows(rows)
-        return stream.getvalue()
+        columns = list(rows[0]) if rows else []
+        return csv_text(columns, ([row.get(name) for name in columns] for row in rows))
 
     def to_pandas(self) -> Any:
         """A data frame with one row per value."""

@@ -31,7 +31,7 @@ from .host import evaluating, host_error, parameters_digest, read_model
 from .mapped import rows_of
 from .parts import MLP, LayerWeights, Norm
 from .selfcheck import SelfCheck, self_check
-from .tensors import joint_digest, tensor_digests
+from .tensors import check_device, joint_digest, tensor_digests
 
 if TYPE_CHECKING:
     from typing import Self
@@ -118,6 +118,7 @@ class HeadWeights:
             model: A loaded TransformerLens model, raw or processed, in float32, bfloat16 or float16.
             device: Where to compute; the model's own device by default.
         """
+        check_device(device)
         return cls(**read_model(model, device))
 
     @classmethod
@@ -139,6 +140,7 @@ class HeadWeights:
             device: Where to compute; a layer's tensors are moved there as they are read.
             revision: Branch, tag or commit on the hub.
         """
+        check_device(device)
         return cls(**open_checkpoint(str(folder_or_repo_id), torch.device(device), revision).fields())
 
     def __reduce__(self) -> Any:

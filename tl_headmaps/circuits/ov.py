@@ -85,7 +85,7 @@ def written_maps(
         group=group,
         columns=ProductColumns(weights.W_U, middle, cache.unembedding_order, cache.ordered_unembedding),
         offset=offset,
-    )
+    ).checked()
 
 
 def stream_map(weights: HeadWeights, layer: int, vectors: Float[Tensor, "row d_model"]) -> LayerMaps:
@@ -104,7 +104,7 @@ def stream_map(weights: HeadWeights, layer: int, vectors: Float[Tensor, "row d_m
         group=(0,),
         columns=TokenColumns(weights.W_U, cache.unembedding_order, cache.ordered_unembedding),
         offset=(left @ cache.mean_unembedding)[None],
-    )
+    ).checked()
 
 
 def constant_values(weights: HeadWeights, layer: LayerWeights) -> Float[Tensor, "kv_head d_head"]:
