@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from ..capture.parts import LayerWeights, Norm
 from ..capture.weights import HeadWeights
+from ..core.ambient import steady
 from ..core.provenance import Provenance
 from ..core.types import Model
 from ..renderers.figure import Figure
@@ -45,6 +46,7 @@ class ModelDescription(Result):
         return "\n".join(f"{name:<{width}}  {value}" for name, value in self.facts.items())
 
 
+@steady
 def describe_model(model: Model | HeadWeights) -> ModelDescription:
     """Architecture, size, weight basis, norms and supported analyses of a model.
 

@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 
+from ..core.ambient import steady
 from ..core.errors import ModelLoadError
 from ..core.files import cache_folder, sha256_of
 from ..core.types import Model
@@ -35,6 +36,7 @@ _LOCK = "alive.lock"
 _COMPLETE = ("config.json", "model.safetensors", "tokenizer.json")
 
 
+@steady
 def default_model_folder() -> Path:
     """Folder of the default model in Hugging Face format, fetched and converted on first use.
 
@@ -49,6 +51,7 @@ def default_model_folder() -> Path:
     return folder
 
 
+@steady
 def load_default_model(device: str | None = None) -> Model:
     """The default model, ready to use: a TransformerBridge (TransformerLens 4) or HookedTransformer (3).
 

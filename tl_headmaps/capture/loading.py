@@ -1,5 +1,6 @@
 """Opening a model by name: the default model, a folder in Hugging Face format, or a name on the hub."""
 
+from ..core.ambient import steady
 from ..core.errors import HeadMapsError, ModelLoadError
 from ..core.types import Model
 from .bundled import load_default_model, quiet_transformers
@@ -10,6 +11,7 @@ from .multimodal import language_model_of
 from .tensors import check_device
 
 
+@steady
 def load_model(name: str | None = None, device: str | None = None) -> Model:
     """A raw TransformerBridge for ``name``; the default model if no name is given.
 

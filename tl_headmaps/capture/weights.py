@@ -22,6 +22,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from ..core.ambient import steady
 from ..core.errors import HeadMapsError, UnsupportedModelError, UsageError, WeightBasisError
 from ..core.provenance import Provenance
 from ..core.types import Basis, Circuit, HeadIndex, HeadLike, Model, Preset, head_list
@@ -43,6 +44,7 @@ _GATED = (
 )
 
 
+@steady
 @dataclass(frozen=True, eq=False)
 class HeadWeights:
     """Everything that weight-only analyses read from a model, layer by layer.

@@ -21,6 +21,7 @@ from typing import Any, Literal, TypeAlias
 
 from ..core.errors import TaskDataError
 from ..core.files import UnreadableError, require_whole_characters
+from ..core.types import check_seed
 from .relations import data_folder
 from .task_files import flat_records, item_fields, listed_records, records_of_file
 
@@ -234,6 +235,7 @@ class Tasks:
             >>> load_tasks(["retrieval", "inference"]).sample(30).counts
             {'retrieval': 30, 'inference': 30}
         """
+        check_seed(seed)
         if n < FEWEST_ITEMS:
             raise TaskDataError(f"sample({n}) is too small: a function needs at least {FEWEST_ITEMS} items.")
         # Items are taken set by set, because half a matched set would let words tell functions apart. An item without

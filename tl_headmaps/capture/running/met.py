@@ -27,6 +27,7 @@ from jaxtyping import Float
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from ...core.ambient import steady
 from ...core.errors import UnsupportedModelError, UsageError
 from ...core.files import UnreadableError, cache_folder, parse_json, read_text, replacing
 from ...core.runs import DamagedPieceError, pack, unpack
@@ -62,6 +63,7 @@ Kept: TypeAlias = Literal["mean", "values", "keys"]
 and bias (all that a QK map reads of the thousands of tokens of a vocabulary)."""
 
 
+@steady
 @dataclass(frozen=True)
 class MetVectors:
     """What every layer reads at some sources behind neutral prompts; on disk, read a layer at a time.
