@@ -148,7 +148,7 @@ class TestAmbientState:
         for method in (HeadWeights.from_model, HeadWeights.from_checkpoint, Result.load, calls["MetVectors"].of):
             assert method.__func__.__code__.co_filename.endswith("ambient.py"), method
 
-    @pytest.mark.parametrize("seed", [-1, 2**63, 2**64, 10**5000, 1.5, True, "0"])
+    @pytest.mark.parametrize("seed", [-1, 2**63, 2**64, 10**5000, 1.5, True, "0"], ids=range(7))
     def test_seeds_no_generator_takes(self, model: Any, seed: Any) -> None:
         with pytest.raises(UsageError, match="is not a seed"):
             component_map(model, "contribution", [TEXT], seed=seed, progress=False)
@@ -235,7 +235,7 @@ class TestPrinting:
         assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr
         assert Result.load(tmp_path / "a.json").kind == "token_grid"
 
-    @pytest.mark.parametrize("name", ["x" * 300 + ".json", "a\0b.json"])
+    @pytest.mark.parametrize("name", ["x" * 300 + ".json", "a\0b.json"], ids=["long", "null"])
     def test_names_that_cannot_be(self, run: Any, name: str) -> None:
         run("grid", "--head", "L0H0", "--sources", "a", "--targets", "b", "--out", name).assert_refused(2, "--out")
 
@@ -430,7 +430,7 @@ class TestResults:
         values = json.loads(results["relation_scores"].to_json())
         values["suppress"] = [rows[:-1] for rows in values["suppress"]]
         (tmp_path / "a.json").write_text(json.dumps(values))
-        with pytest.raises(OutputError, match="is damaged.*suppress"):
+        with pytest.raises(OutputError, match=r"is damaged.*suppress"):
             Result.load(tmp_path / "a.json")
 
     def test_labels_of_another_length(self, results: dict[str, Result], tmp_path: Path) -> None:

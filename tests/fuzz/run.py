@@ -22,9 +22,10 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path[:0] = [str(Path(__file__).parent.parent), str(Path(__file__).parent.parent.parent)]
 
-from tries import TRIES, Workshop, check_sentence
+# After the lines above, which they depend on.
+from tries import TRIES, Workshop, check_sentence  # noqa: E402
 
-from tl_headmaps import HeadMapsError
+from tl_headmaps import HeadMapsError  # noqa: E402
 
 MOST_SHOWN = 5
 

@@ -159,23 +159,21 @@ def checkpoint_folder(shop: Workshop, generator: random.Random) -> bool:
     """Configurations, indexes and weights; whatever opens must give finite numbers, both ways the same."""
     folder = shop.empty("hostile")
     for path in shop.checkpoint.iterdir():
-        (folder / path.name).symlink_to(path) if path.suffix == ".model" else shutil.copy(path, folder)
+        shutil.copy(path, folder)
     kind = generator.choice(("config", "config", "index", "weights", "tokenizer"))
     if kind == "config":
         written(folder / "config.json", json.loads((folder / "config.json").read_text()), generator)
     elif kind == "index":
         (folder / "model.safetensors").rename(folder / "part.safetensors")
-        names = dict.fromkeys(
-            HeadWeights.from_checkpoint(shop.checkpoint).origin._checkpoint.shards.files, "part.safetensors"
-        )
+        names = dict.fromkeys(source_model("llama").state_dict(), "part.safetensors")
         written(folder / "model.safetensors.index.json", {"metadata": {}, "weight_map": names}, generator)
     elif kind == "weights":
         data = (folder / "model.safetensors").read_bytes()
         header = 8 + int.from_bytes(data[:8], "little")
         damaged = mutated_bytes(data[:header], generator) + data[header:]
-        (folder / "model.safetensors").write_bytes(
-            damaged if generator.random() < 0.7 else mutated_bytes(data, generator)
-        )
+        if generator.random() < 0.3:
+            damaged = mutated_bytes(data, generator)
+        (folder / "model.safetensors").write_bytes(damaged)
     else:
         name = generator.choice(("tokenizer.json", "tokenizer_config.json"))
         written(folder / name, json.loads((folder / name).read_text()), generator)
@@ -233,17 +231,8 @@ def command_line(shop: Workshop, generator: random.Random) -> bool:
     """Options with anything in them: exit code 0, 1 or 2, and no traceback."""
     from tl_headmaps.cli.app import main
 
-    values = [
-        *map(str, RUBBISH),
-        *HOSTILE,
-        str(shop.folder),
-        str(shop.checkpoint),
-        "L1H0",
-        "~nosuch/x",
-        "y" * 5000,
-        "/dev/full",
-    ]
-    safe = [value.replace("\0", "") for value in values]
+    places = [str(shop.folder), str(shop.checkpoint), "~nosuch/x", "y" * 5000, "/dev/full"]
+    safe = [str(value).replace("\0", "") for value in (*RUBBISH, *places, "L1H0")]
     commands = {
         "grid": ["--head", "L1H0", "--sources", "#3,#4", "--targets", "#5", "--circuit", "ov", "--preset", "maps"],
         "relations": ["country_to_capital", "--heads", "L1H0", "--k", "3", "--run-dir", str(shop.folder / "cli")],

@@ -410,7 +410,7 @@ class _Reader:
     def layer(self, layer: int) -> LayerWeights:
         block = self.model.blocks[layer]
         attn = block.attn
-        with evaluating(block), weights_loaded(block):
+        with lock_of(self.model), evaluating(block), weights_loaded(block):
             return LayerWeights(
                 layer=layer,
                 W_Q=self.required(attn, "W_Q"),

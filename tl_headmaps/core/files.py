@@ -12,6 +12,7 @@ import json
 import os
 import re
 import stat
+import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -22,10 +23,8 @@ from platformdirs import user_cache_path
 
 from .errors import OutputError, UsageError
 
-try:
+if sys.platform != "win32":
     import fcntl
-except ImportError:  # Windows: an abandoned file there is not told from one that is being written, and stays.
-    fcntl = None  # type: ignore[assignment]
 
 PAGE_SUFFIX = ".html"
 STATIC_SUFFIXES = (".svg", ".png", ".pdf")
@@ -85,7 +84,7 @@ def _open_part(path: Path) -> tuple[int, Path]:
     """A temporary file beside ``path``, locked as long as its handle is open."""
     while True:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=PART_SUFFIX)
-        if fcntl is not None:
+        if sys.platform != "win32":
             with suppress(OSError):  # file systems without locks
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         # Between the two calls above another process may have taken it for abandoned.
@@ -96,7 +95,7 @@ def _open_part(path: Path) -> tuple[int, Path]:
 
 def _remove_abandoned(path: Path) -> None:
     """Remove temporary files of ``path`` that no process holds any more."""
-    if fcntl is None:
+    if sys.platform == "win32":  # an abandoned file is not told from one that is being written there, and stays
         return
     for entry in list(os.scandir(path.parent)):
         if entry.name.startswith(f".{path.name}.") and entry.name.endswith(PART_SUFFIX):

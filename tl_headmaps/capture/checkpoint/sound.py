@@ -62,8 +62,8 @@ def _official(name: str) -> str:
 
 def _require_layers(path: Path, config: dict[str, Any], n_tensors: int) -> None:
     """Refuse a number of layers that cannot be: modules are built for each of them before a name is looked at."""
-    for part in (config, config.get("text_config")):
-        for field in _LAYERS if isinstance(part, dict) else ():
+    for part in (part for part in (config, config.get("text_config")) if isinstance(part, dict)):
+        for field in _LAYERS:
             n_layers = part.get(field)
             if n_layers is None:
                 continue
