@@ -233,14 +233,14 @@ class Result(ABC):
         """Read a result saved as .json or .safetensors, of this class or a subclass."""
         path = Path(path)
         try:
-            if path.suffix.lower() == ".safetensors":
-                require_file(path)
-                values = _load_tensors(path)
-            else:
-                values = parse_json(read_text(path))
+            require_file(path)
+        except UnreadableError as error:
+            raise OutputError(f"Cannot read {path!s:.200}: {error}. Check the path.") from error
+        try:
+            values = _load_tensors(path) if path.suffix.lower() == ".safetensors" else parse_json(read_text(path))
         except UnreadableError as error:
             raise OutputError(
-                f"Cannot read {path}: {error}. Give the .json or .safetensors file of a saved result."
+                f"{path} is not a saved result: {error}. Give the .json or .safetensors file of one."
             ) from error
         kind = str(values.get("kind")) if isinstance(values, dict) else type(values).__name__
         result_class = kinds().get(kind)
@@ -285,9 +285,13 @@ def _from_newer(path: Path, version: str, what: str) -> OutputError:
     )
 
 
+def _writes_own_form(result_class: type[Result]) -> bool:
+    return any("to_dict" in vars(parent) for parent in result_class.__mro__ if parent is not Result)
+
+
 def _unknown_fields(result_class: type[Result], values: Any) -> list[str]:
     """Names in a file that this version of the class does not write; none where the class writes its own form."""
-    if any("to_dict" in vars(parent) for parent in result_class.__mro__ if parent is not Result):
+    if _writes_own_form(result_class):
         return []
     known = {"kind", "axes", *result_class.json_extra, *(entry.name for entry in _fields(result_class))}
     return sorted(str(name) for name in values if name not in known)
@@ -300,6 +304,7 @@ def _checked(result: _Any_Result, values: Mapping[str, Any]) -> _Any_Result:
     the result is printed and its rows are listed.
     """
     sizes: dict[str, int] = {}
+    own_form = _writes_own_form(type(result))
     axes = result.axes
     if values.get("axes", axes) != axes:
         raise MisfitError("axes that are not those of its arrays")
@@ -308,7 +313,7 @@ def _checked(result: _Any_Result, values: Mapping[str, Any]) -> _Any_Result:
             sizes[name] = len(axes[name])
     for entry in _fields(type(result)):
         value, hint = getattr(result, entry.name), annotations_of(type(result))[entry.name]
-        require_fit(value, hint, entry.name, sizes, nullable=entry.name in result.nullable)
+        require_fit(value, hint, entry.name, sizes, nullable=own_form or entry.name in result.nullable)
     str(result)
     for _ in result.to_rows():
         pass

@@ -34,6 +34,8 @@ def check_outputs(paths: list[Path] | None) -> list[Path]:
 
             require_matplotlib()
         try:
+            if "\0" in str(path):
+                raise ValueError("it has a null character")
             if path.is_dir():
                 raise UsageError(f"--out {path} is a folder; give a file name.")
             path.exists()

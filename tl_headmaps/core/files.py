@@ -60,7 +60,7 @@ def replacing(path: Path) -> Iterator[Path]:
         handle, temporary = _open_part(path)
     except (OSError, ValueError) as error:
         raise OutputError(
-            f"Cannot write {str(path)!r:.200}: {getattr(error, 'strerror', None) or error}. Choose a folder you may "
+            f"Cannot write {path!s:.200}: {getattr(error, 'strerror', None) or error}. Choose a folder you may "
             "write to."
         ) from error
     try:

@@ -146,7 +146,7 @@ class Relation:
             content = parse_json(text)
         except UnreadableError as error:
             raise RelationDataError(
-                f"Cannot read the relation file {str(path)!r:.200}: {error}. Give JSON, CSV or TSV in UTF-8."
+                f"Cannot read the relation file {path!s:.200}: {error}. Give JSON, CSV or TSV in UTF-8."
             ) from error
         if isinstance(content, list):
             return cls._from_untrusted(path.stem, content)
