@@ -207,8 +207,8 @@ def gradients(
     device = model_device(model)
     sizes = sizes_of(model)
     chosen = readable_layers(model, read) if layers is None else list(layers)
-    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     with state_restored(model), torch.enable_grad():
+        trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
         try:
             for parameter in trainable:
                 parameter.requires_grad_(False)
