@@ -6,7 +6,7 @@ PYTEST = OMP_NUM_THREADS=1 $(1)/bin/python -m pytest -n 2 --dist loadfile
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo test coverage test-browser lint hooks wheel test-tl3 bench figures figures-check gallery docs clean calibrate
+.PHONY: demo test coverage test-browser lint hooks wheel test-tl3 bench figures figures-check gallery docs clean calibrate fuzz
 
 demo: .venv/installed
 	.venv/bin/tl-headmaps demo
@@ -67,6 +67,10 @@ docs: .venv/documented
 # Every p-value, interval and verdict on heads that know nothing (about 20 minutes): tests/calibration/table.md
 calibrate: .venv/tested
 	.venv/bin/python tests/calibration/run.py $(ARGS)
+
+# Bad input, kills, full disks, threads (five minutes): make fuzz ARGS="--seconds 3600 --seed 1"
+fuzz: .venv/tested
+	.venv/bin/python tests/fuzz/run.py $(ARGS)
 
 bench: .venv/tested
 	.venv/bin/python tests/benchmarks/run.py --out tests/benchmarks/figures.json

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import typer.testing
 from commands import CREATED, GRID, Run
-from planted import shared_model
+from planted import save_checkpoint, shared_model, source_model
 from typer.main import get_command
 
 import tl_headmaps
@@ -271,7 +271,7 @@ class TestCannotBeDone:
     def test_an_unknown_hub_name(self, run: Any) -> None:
         """Offline, as the tests are; the name exists nowhere."""
         name = "no-such-owner/no-such-model"
-        run("model", "--model", name).assert_refused(1, f"could not load '{name}'", "Check the name")
+        run("model", "--model", name).assert_refused(1, f"config.json of '{name}'", "or give a folder")
 
     def test_whatever_the_host_raises_is_a_sentence(self, run: Any, tmp_path: Path, monkeypatch: Any) -> None:
         from transformer_lens.model_bridge import TransformerBridge
@@ -280,8 +280,8 @@ class TestCannotBeDone:
             raise TypeError("something of its own")
 
         monkeypatch.setattr(TransformerBridge, "boot_transformers", fails)
-        (tmp_path / "config.json").write_text("{}")
-        run("model", "--model", str(tmp_path)).assert_refused(1, "could not load", "something of its own")
+        folder = save_checkpoint(source_model("llama"), tmp_path / "llama")
+        run("model", "--model", str(folder)).assert_refused(1, "could not load", "something of its own")
 
     def test_a_preset_the_weights_cannot_serve(
         self, run: Any, monkeypatch: pytest.MonkeyPatch, default_weights: HeadWeights

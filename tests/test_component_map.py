@@ -370,7 +370,7 @@ def test_the_command_writes_json(
     for arguments, message in (
         (["--metric", "loudness"], "There is no metric 'loudness'"),
         (["--texts", str(tmp_path / "none.txt")], "Cannot read the text file"),
-        (["--against", str(tmp_path)], "is not a folder with a model"),
+        (["--against", str(tmp_path)], "is not a folder with a checkpoint"),
     ):
         assert run(*arguments) == 2
         shown = capsys.readouterr().err

@@ -362,8 +362,8 @@ def test_bad_records_are_refused_in_a_sentence(source: Any, message: str) -> Non
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("x.json", b"{", r"x\.json, line 1: not valid JSON"),
-        ("x.jsonl", b'{"a": 1}\n{', r"x\.jsonl, line 2: not valid JSON"),
+        ("x.json", b"{", r"x\.json: line 1, column 2: not valid JSON"),
+        ("x.jsonl", b'{"a": 1}\n{', r"x\.jsonl: line 2: column 2: not valid JSON"),
         ("x.json", b"\xff\xfe\x00", r"Cannot read the task file .*x\.json"),
         ("x.txt", b"hello", r"x\.txt is not a \.json, \.jsonl, \.csv or \.tsv file"),
         ("x.json", b"3", "record 0: a int was found"),

@@ -11,9 +11,7 @@ A field with the default None is left out of JSON when it is None. Results whose
 own :meth:`Result.to_dict` and :meth:`Result.from_dict`.
 """
 
-import csv
 import html
-import io
 import itertools
 import json
 import math
@@ -23,16 +21,26 @@ import typing
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 
+from .core.ambient import steady
 from .core.errors import OutputError, UsageError
-from .core.files import FIGURE_SUFFIXES, SAVED_SUFFIXES, replacing
-from .core.provenance import Provenance
+from .core.files import (
+    FIGURE_SUFFIXES,
+    SAVED_SUFFIXES,
+    UnreadableError,
+    csv_text,
+    parse_json,
+    read_text,
+    replacing,
+    require_file,
+)
+from .core.fitting import MisfitError, annotations_of, require_fit
+from .core.provenance import Provenance, package_versions
 from .core.types import HeadIndex
 from .renderers.figure import Figure
 from .renderers.listing import text_figure
@@ -40,7 +48,10 @@ from .renderers.listing import text_figure
 if TYPE_CHECKING:
     from typing import Self
 
+_Any_Result = TypeVar("_Any_Result", bound="Result")
 
+
+@steady
 class Result(ABC):
     """A frozen result; subclasses name their ``kind``, their axes and their rows.
 
@@ -65,6 +76,10 @@ class Result(ABC):
     json_extra: ClassVar[tuple[str, ...]] = ()
     nullable: ClassVar[tuple[str, ...]] = ()
     provenance: Provenance
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        steady(cls)
 
     @property
     def references(self) -> tuple[str, ...]:
@@ -114,7 +129,7 @@ class Result(ABC):
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Self":
         """Inverse of :meth:`to_dict`."""
-        hints = _hints(cls)
+        hints = annotations_of(cls)
         labels = {source: values["axes"][name] for name, source in cls.json_axes.items() if source is not None}
         given = {**values, **labels}
         # A field that is missing raises KeyError unless it may be left out.
@@ -141,14 +156,10 @@ class Result(ABC):
         return "{\n" + ",\n".join(lines) + "\n}\n"
 
     def to_csv(self) -> str:
-        """CSV text with a header."""
+        """CSV text with a header; text that a spreadsheet would run as a formula has an apostrophe in front."""
         rows = list(self.to_rows())
-        stream = io.StringIO()
-        # CRLF as in RFC 4180: then a carriage return inside a field is quoted too.
-        writer = csv.DictWriter(stream, fieldnames=list(rows[0]) if rows else [], lineterminator="\r\n")
-        writer.writeheader()
-        writer.writerows(rows)
-        return stream.getvalue()
+        columns = list(rows[0]) if rows else []
+        return csv_text(columns, ([row.get(name) for name in columns] for row in rows))
 
     def to_pandas(self) -> Any:
         """A data frame with one row per value."""
@@ -209,38 +220,104 @@ class Result(ABC):
 
     def _save_tensors(self, path: Path) -> None:
         """Arrays as tensors, everything else as JSON in the header; NaN is kept as it is."""
-        from safetensors.torch import save_file
+        from safetensors.torch import save
 
         values = self.to_dict()
         tensors = {name: value.contiguous() for name, value in self.to_torch().items()}
         header = {name: value for name, value in values.items() if name not in tensors}
-        save_file(tensors, path, metadata={"result": json.dumps(header, ensure_ascii=False, allow_nan=False)})
+        # As bytes: the library's own errors about a full disk are not those of Python.
+        path.write_bytes(save(tensors, metadata={"result": json.dumps(header, ensure_ascii=False, allow_nan=False)}))
 
     @classmethod
     def load(cls, path: str | Path) -> "Self":
         """Read a result saved as .json or .safetensors, of this class or a subclass."""
         path = Path(path)
         try:
-            values = (
-                _load_tensors(path) if path.suffix.lower() == ".safetensors" else json.loads(path.read_text("utf-8"))
-            )
-        except OSError as error:
-            raise OutputError(f"Cannot read {path}: {error.strerror or error}.") from error
-        except ValueError as error:
-            raise OutputError(f"{path} is not a saved result: {error}.") from error
+            require_file(path)
+        except UnreadableError as error:
+            raise OutputError(f"Cannot read {path!s:.200}: {error}. Check the path.") from error
+        try:
+            values = _load_tensors(path) if path.suffix.lower() == ".safetensors" else parse_json(read_text(path))
+        except UnreadableError as error:
+            raise OutputError(
+                f"{path} is not a saved result: {error}. Give the .json or .safetensors file of one."
+            ) from error
         kind = str(values.get("kind")) if isinstance(values, dict) else type(values).__name__
         result_class = kinds().get(kind)
+        newer = _newer_version(values)
+        unknown = [] if result_class is None else _unknown_fields(result_class, values)
+        if newer is not None and (result_class is None or unknown):
+            raise _from_newer(
+                path, newer, f"the kind {kind!r}" if result_class is None else f"its field {unknown[0]!r}"
+            )
         if result_class is None or not issubclass(result_class, cls):
             raise OutputError(
-                f"{path} holds {kind!r}, but {cls.__name__} was expected. Known kinds: {', '.join(sorted(kinds()))}."
+                f"{path} holds {kind!r:.80}, but {cls.__name__} was expected. Known kinds: "
+                f"{', '.join(sorted(kinds()))}."
             )
         try:
-            return result_class.from_dict(values)
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+            return _checked(result_class.from_dict(values), values)
+        except (KeyError, TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RuntimeError) as error:
+            if newer is not None:
+                raise _from_newer(path, newer, f"all of this {kind!r}") from error
+            reason = str(error) if isinstance(error, MisfitError) else f"{type(error).__name__} {error}"
             raise OutputError(
-                f"{path} is damaged: it says it holds {kind!r}, but {type(error).__name__} {error} came up while "
-                "reading it. Save the result again."
+                f"{path} is damaged: it says it holds {kind!r}, but {reason:.300} came up while reading it. Save the "
+                "result again."
             ) from error
+
+
+def _newer_version(values: Any) -> str | None:
+    """The version of this package that wrote a file, if it is newer than this one."""
+    try:
+        theirs = str(values["provenance"]["versions"]["tl-headmaps"])
+        ours = package_versions()["tl-headmaps"]
+        numbers = [tuple(int(part) for part in version.split(".")[:3]) for version in (theirs, ours)]
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return None
+    return theirs if numbers[0] > numbers[1] else None
+
+
+def _from_newer(path: Path, version: str, what: str) -> OutputError:
+    return OutputError(
+        f"{path} was saved by tl-headmaps {version:.20}, which is newer than this one "
+        f"({package_versions()['tl-headmaps']}) and does not know {what}. Update it: pip install --upgrade tl-headmaps."
+    )
+
+
+def _writes_own_form(result_class: type[Result]) -> bool:
+    return any("to_dict" in vars(parent) for parent in result_class.__mro__ if parent is not Result)
+
+
+def _unknown_fields(result_class: type[Result], values: Any) -> list[str]:
+    """Names in a file that this version of the class does not write; none where the class writes its own form."""
+    if _writes_own_form(result_class):
+        return []
+    known = {"kind", "axes", *result_class.json_extra, *(entry.name for entry in _fields(result_class))}
+    return sorted(str(name) for name in values if name not in known)
+
+
+def _checked(result: _Any_Result, values: Mapping[str, Any]) -> _Any_Result:
+    """The result itself; raises unless its fields have their types and belong together.
+
+    Arrays that share an axis have the same length along it, and labels are as many. What no annotation says shows when
+    the result is printed and its rows are listed.
+    """
+    sizes: dict[str, int] = {}
+    own_form = _writes_own_form(type(result))
+    axes = result.axes
+    if values.get("axes", axes) != axes:
+        raise MisfitError("axes that are not those of its arrays")
+    for name, source in result.json_axes.items():
+        if source is not None:
+            sizes[name] = len(axes[name])
+    for entry in _fields(type(result)):
+        value, hint = getattr(result, entry.name), annotations_of(type(result))[entry.name]
+        require_fit(value, hint, entry.name, sizes, nullable=own_form or entry.name in result.nullable)
+    str(result)
+    for _ in result.to_rows():
+        pass
+    return result
 
 
 def kinds() -> dict[str, type[Result]]:
@@ -268,11 +345,6 @@ def largest_heads(values: Tensor, n: int) -> list[tuple[HeadIndex, float]]:
     return [(HeadIndex(i // width, i % width), float(flat[i])) for i in order if not math.isnan(flat[i])]
 
 
-@cache
-def _hints(result_class: type) -> dict[str, Any]:
-    return typing.get_type_hints(result_class)
-
-
 def _fields(result_class: Any) -> tuple[Any, ...]:
     return fields(result_class)
 
@@ -280,7 +352,7 @@ def _fields(result_class: Any) -> tuple[Any, ...]:
 def _size(result: Result, axis: str) -> int:
     """Length of an axis: that of the first array whose annotation names it."""
     for entry in _fields(type(result)):
-        axes = getattr(_hints(type(result))[entry.name], "dim_str", "").split()
+        axes = getattr(annotations_of(type(result))[entry.name], "dim_str", "").split()
         if axis in axes:
             return int(getattr(result, entry.name).shape[axes.index(axis)])
     raise AssertionError(f"no array of {type(result).__name__} has the axis {axis!r}")
@@ -322,7 +394,9 @@ def _typed(value: Any, hint: Any) -> Any:
     if hint is Provenance:
         return Provenance.from_dict(value)
     if isinstance(hint, type) and is_dataclass(hint):
-        return hint(**{entry.name: _typed(value[entry.name], _hints(hint)[entry.name]) for entry in fields(hint)})
+        return hint(
+            **{entry.name: _typed(value[entry.name], annotations_of(hint)[entry.name]) for entry in fields(hint)}
+        )
     return (math.nan if value is None else float(value)) if hint is float else value
 
 
@@ -375,9 +449,9 @@ def _load_tensors(path: Path) -> dict[str, Any]:
 
     try:
         with safe_open(path, framework="pt") as stream:
-            values: dict[str, Any] = json.loads((stream.metadata() or {}).get("result", "null"))
+            values: dict[str, Any] = parse_json((stream.metadata() or {}).get("result", "null"))
             if isinstance(values, dict):
                 values.update({name: stream.get_tensor(name).tolist() for name in stream.keys()})  # noqa: SIM118
-    except SafetensorError as error:
-        raise ValueError(str(error)) from error
+    except (SafetensorError, OSError) as error:
+        raise UnreadableError(str(error)) from error
     return values

@@ -12,6 +12,7 @@ from ..capture.running.activations import LayerActivations
 from ..capture.running.cached import run_or_read
 from ..capture.running.text import EncodedText
 from ..capture.weights import HeadWeights
+from ..core.ambient import steady
 from ..core.errors import UsageError
 from ..core.provenance import Provenance
 from ..core.types import HeadIndex, Measure, Model, check_choice
@@ -150,6 +151,7 @@ class AssociationHeads(Result):
         return "\n\n".join([title, table_text(columns, rows), note, *(f"note: {text}" for text in self.notes)])
 
 
+@steady
 def association_heads(
     model: Model,
     text: Any,

@@ -11,6 +11,7 @@ from torch import Tensor
 from ..capture.running.activations import LayerActivations, run
 from ..capture.running.text import EncodedText
 from ..capture.weights import HeadWeights
+from ..core.ambient import steady
 from ..core.errors import TokenError, UsageError
 from ..core.provenance import Provenance
 from ..core.types import HeadIndex, Model
@@ -231,6 +232,7 @@ class AttentionComparison(Result):
         return "\n\n".join(parts)
 
 
+@steady
 def compare_attention(
     model: Model,
     phrases: Mapping[str, str],

@@ -12,6 +12,7 @@ from torch import Tensor
 from ..capture.parts import LayerWeights, Norm
 from ..capture.tensors import in_float64
 from ..capture.weights import HeadWeights
+from ..core.ambient import steady
 from ..core.provenance import Provenance
 from ..core.types import Model
 from ..renderers.figure import Figure
@@ -60,6 +61,7 @@ class ModelDescription(Result):
         return "\n".join(f"{name:<{width}}  {value}" for name, value in self.facts.items())
 
 
+@steady
 def describe_model(model: Model | HeadWeights) -> ModelDescription:
     """Architecture, size, weight basis, norms and supported analyses of a model; parameters and rank of its circuits.
 

@@ -14,6 +14,7 @@ from tqdm.auto import tqdm
 from ..capture.running.activations import LayerActivations, encode_prompt, prepends_bos, run
 from ..capture.running.text import check_runs
 from ..capture.weights import HeadWeights
+from ..core.ambient import steady
 from ..core.errors import UsageError
 from ..core.provenance import Provenance
 from ..core.types import HeadIndex, Model
@@ -173,6 +174,7 @@ class GroupingProfile(Result):
         return f"{title}\n\n{table_text(columns, rows)}\n\n{note}"
 
 
+@steady
 def grouping_profile(
     model: Model,
     texts: Any,

@@ -25,6 +25,7 @@ from ..capture.running.text import check_runs
 from ..capture.weights import HeadWeights
 from ..circuits.ov import constant_values
 from ..circuits.vectors import token_vectors
+from ..core.ambient import steady
 from ..core.errors import UsageError
 from ..core.provenance import Provenance
 from ..core.types import HeadIndex, Model, Preset
@@ -154,6 +155,7 @@ def shares_of(trust: HeadTrust | str | Path, weights: HeadWeights, preset: Prese
     return result.token_share["met" if preset == "met" else "folded"]
 
 
+@steady
 def head_trust(
     model: Model,
     texts: Any = None,

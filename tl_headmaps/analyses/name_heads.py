@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..capture.weights import HeadWeights
+from ..core.ambient import steady
 from ..core.errors import UsageError
 from ..core.provenance import Provenance
 from ..core.types import Circuit, HeadIndex, HeadLike, Model, Preset
@@ -188,6 +189,7 @@ class HeadNames(Result):
         return self._noted("\n\n".join(parts))
 
 
+@steady
 def name_heads(
     model: Model | HeadWeights,
     *,

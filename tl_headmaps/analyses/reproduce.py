@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import torch
 
 from ..capture.weights import HeadWeights
+from ..core.ambient import steady
 from ..core.files import replacing, sha256_of
 from ..core.provenance import Provenance
 from ..core.runs import RunFolder, RunRecord, identity_of, open_run, pack
@@ -184,6 +185,7 @@ class Reproduction(Result):
         return Table(columns, rows, "next-token accuracy; drop: share of the accuracy lost")
 
 
+@steady
 def reproduce(
     model: Model,
     out: str | Path,

@@ -36,7 +36,7 @@ from tqdm.auto import tqdm
 from ..capture.weights import HeadWeights
 from ..core.errors import HeadMapsError, ModelLoadError, RunError, UsageError
 from ..core.provenance import Provenance, package_versions
-from ..core.runs import RunRecord, identity_of, layer_piece, open_run, pack, unpack
+from ..core.runs import DamagedPieceError, RunRecord, identity_of, layer_piece, open_run, pack, unpack
 
 LayerStep: TypeAlias = Callable[[int], Mapping[str, Tensor]]
 """The work on one layer; returns small named tensors."""
@@ -113,12 +113,24 @@ def sweep_layers(
             with closing(work):
                 for layer, outcome in work:
                     piece = layer_piece(layer)
+                    # Looked at before it is stored: what an executor hands back need not be what was sent.
+                    done[layer] = outcome if executor is None else _received(outcome, layer, identity)
                     if run is not None:
-                        data = outcome if isinstance(outcome, bytes) else pack(piece, outcome, identity)
-                        run.store(piece, data)
-                    done[layer] = unpack(outcome, piece, identity) if isinstance(outcome, bytes) else outcome
+                        run.store(piece, pack(piece, outcome, identity) if executor is None else outcome)
                     bar.update()
     return SweptLayers(done, provenance)
+
+
+def _received(data: Any, layer: int, identity: Mapping[str, Any]) -> Mapping[str, Tensor]:
+    try:
+        if not isinstance(data, bytes):
+            raise DamagedPieceError(f"it is a {type(data).__name__}, not bytes")
+        return unpack(data, layer_piece(layer), identity)
+    except DamagedPieceError as error:
+        raise RunError(
+            f"What the executor returned for layer {layer} is not a result of this run: {error}. Check that its "
+            "workers run this package, and repeat the call: with run_dir=, finished layers are saved."
+        ) from error
 
 
 def ids_digest(*ids: Tensor) -> str:

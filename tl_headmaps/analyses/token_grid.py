@@ -14,6 +14,7 @@ from ..capture.weights import HeadWeights
 from ..circuits.extremes import entries
 from ..circuits.maps import CircuitMaps, MetSources
 from ..circuits.ranking import ranks
+from ..core.ambient import steady
 from ..core.errors import UsageError
 from ..core.provenance import Provenance
 from ..core.types import Circuit, HeadIndex, HeadLike, Model, Preset, check_choice
@@ -127,6 +128,7 @@ class TokenGrid(Result):
         return self._noted(f"{title}\n\n{table_text(columns, rows)}\n\n{note}")
 
 
+@steady
 def token_grid(
     model: Model | HeadWeights,
     head: HeadLike,

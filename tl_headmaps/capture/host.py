@@ -8,11 +8,13 @@ a short forward pass. What was read is compared with another one, seam by seam, 
 """
 
 import math
+import threading
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -41,6 +43,16 @@ _CACHES = ("past_key_values", "past_key_value", "layer_past")
 """Names under which transformers hands a cache of keys and values to attention."""
 
 _HOOK_DICTIONARIES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+_LOCKS: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+_LOCKS_LOCK = threading.Lock()
+
+
+def lock_of(model: Model | torch.nn.Module) -> Any:
+    """The lock of one model object, held while its hooks and modes are not the user's: two threads take turns."""
+    with _LOCKS_LOCK:
+        return _LOCKS.setdefault(model, threading.RLock())
 
 
 @contextmanager
@@ -73,16 +85,17 @@ def _roots(model: Model | torch.nn.Module) -> list[Any]:
 
 @contextmanager
 def isolated(model: Model | torch.nn.Module) -> Iterator[None]:
-    """Evaluation mode and none of the user's hooks; both are restored on exit."""
-    training = [module for module in all_modules(model) if module.training]
-    try:
-        for module in training:
-            module.training = False
-        with silenced(model):
-            yield
-    finally:
-        for module in training:
-            module.training = True
+    """Evaluation mode and none of the user's hooks; both are restored on exit. One thread at a time has the model."""
+    with lock_of(model):
+        training = [module for module in all_modules(model) if module.training]
+        try:
+            for module in training:
+                module.training = False
+            with silenced(model):
+                yield
+        finally:
+            for module in training:
+                module.training = True
 
 
 @contextmanager
@@ -397,7 +410,7 @@ class _Reader:
     def layer(self, layer: int) -> LayerWeights:
         block = self.model.blocks[layer]
         attn = block.attn
-        with evaluating(block), weights_loaded(block):
+        with lock_of(self.model), evaluating(block), weights_loaded(block):
             return LayerWeights(
                 layer=layer,
                 W_Q=self.required(attn, "W_Q"),

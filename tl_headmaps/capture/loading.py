@@ -1,18 +1,23 @@
 """Opening a model by name: the default model, a folder in Hugging Face format, or a name on the hub."""
 
-from ..core.errors import HeadMapsError, ModelLoadError, UsageError
+from ..core.ambient import steady
+from ..core.errors import HeadMapsError, ModelLoadError
 from ..core.types import Model
 from .bundled import load_default_model, quiet_transformers
 from .checkpoint.reader import local_folder
+from .checkpoint.sound import require_weights, sound_folder
 from .installs import nothing_installed
 from .multimodal import language_model_of
+from .tensors import check_device
 
 
+@steady
 def load_model(name: str | None = None, device: str | None = None) -> Model:
     """A raw TransformerBridge for ``name``; the default model if no name is given.
 
-    A multimodal checkpoint is opened as the language model inside it, or refused if that cannot stand alone. Nothing is
-    installed, and nothing but the checkpoint is downloaded.
+    A multimodal checkpoint is opened as the language model inside it, or refused if that cannot stand alone. The
+    weights must be complete safetensors inside the folder. Nothing is installed, no code of a checkpoint runs, and
+    nothing but the checkpoint is downloaded.
 
     Args:
         name: A folder with config, safetensors and tokenizer, or a name on the hub such as ``"gpt2"``.
@@ -26,20 +31,18 @@ def load_model(name: str | None = None, device: str | None = None) -> Model:
     """
     if name is None:
         return load_default_model(device)
-    folder = local_folder(name)
-    if folder is not None and not (folder / "config.json").is_file():
-        raise UsageError(
-            f"{name!r} is not a folder with a model: there is no config.json in it. Give the folder of a "
-            "Hugging Face checkpoint, a name on the hub, or leave --model out for the default model."
-        )
+    check_device(device)
+    folder = sound_folder(name)
     from transformer_lens.model_bridge import TransformerBridge
     from transformer_lens.utilities import get_device
 
-    where = name if folder is None else str(folder)
+    where = str(folder)
     try:
         with quiet_transformers(), nothing_installed(name):
             text = language_model_of(where, name)
-            if text is not None:
+            if text is None:
+                require_weights(name, folder)
+            else:
                 text = text.to(device or get_device())
             model: Model = TransformerBridge.boot_transformers(where, hf_model=text, device=device)
     except (HeadMapsError, MemoryError):
@@ -49,4 +52,6 @@ def load_model(name: str | None = None, device: str | None = None) -> Model:
         raise ModelLoadError(
             f"TransformerLens could not load {name!r}: {reason} Check the name, the network, or give a folder."
         ) from error
+    if local_folder(name) is None:
+        model.cfg.model_name = name
     return model

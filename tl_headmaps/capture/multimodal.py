@@ -38,7 +38,7 @@ def language_model_of(where: str, name: str) -> Any | None:
     if not halves and architecture not in _known_multimodal():
         return None
     found = f"{name!r} is a multimodal checkpoint ({architecture}, with {' and '.join(halves) or 'more than text'})"
-    text_config = AutoConfig.from_pretrained(where).get_text_config(decoder=True)
+    text_config = AutoConfig.from_pretrained(where, trust_remote_code=False).get_text_config(decoder=True)
     text_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(text_config), None)
     if text_class is None or text_class.__name__ not in _booted_architectures():
         raise _refusal(found, f"there is no text-only class for its text half ({text_config.model_type})")
@@ -54,7 +54,7 @@ def _text_half(where: str, found: str, architecture: str, text_class: Any, text_
     if whole_class is None:
         raise _refusal(found, f"transformers has no class {architecture}")
     whole, loading = whole_class.from_pretrained(
-        where, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
+        where, dtype=torch.float32, attn_implementation="eager", output_loading_info=True, use_safetensors=True
     )
     whole.eval()
     with torch.device("meta"):

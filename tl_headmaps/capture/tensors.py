@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..core.errors import UnsupportedModelError
+from ..core.errors import UnsupportedModelError, UsageError
 from .mapped import release_pages
 
 _BLOCK_ENTRIES = 1 << 20
@@ -16,6 +16,22 @@ _BLOCK_ENTRIES = 1 << 20
 
 _WITHOUT_FLOAT64 = ("mps",)
 """Devices that cannot compute in double precision."""
+
+
+def check_device(device: str | torch.device | None) -> None:
+    """Refuse a device that does not exist here, or that holds no values."""
+    if device is None:
+        return
+    try:
+        usable = torch.zeros(1, device=device).device.type != "meta"
+        reason = "it holds no values"
+    except (RuntimeError, AssertionError, TypeError, ValueError, NotImplementedError, ImportError) as error:
+        usable, reason = False, (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+    if not usable:
+        raise UsageError(
+            f"The device {str(device)!r:.60} cannot be used here ({reason:.160}). Use cpu, or cuda or mps if there "
+            "is one."
+        )
 
 
 def check_finite(tensor: Tensor, name: str) -> None:

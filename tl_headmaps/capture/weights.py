@@ -22,6 +22,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from ..core.ambient import steady
 from ..core.errors import HeadMapsError, UnsupportedModelError, UsageError, WeightBasisError
 from ..core.provenance import Provenance
 from ..core.types import Basis, Circuit, HeadIndex, HeadLike, Model, Preset, head_list
@@ -31,7 +32,7 @@ from .host import evaluating, host_error, parameters_digest, read_model
 from .mapped import rows_of
 from .parts import MLP, LayerWeights, Norm
 from .selfcheck import SelfCheck, self_check
-from .tensors import joint_digest, tensor_digests
+from .tensors import check_device, joint_digest, tensor_digests
 
 if TYPE_CHECKING:
     from typing import Self
@@ -43,6 +44,7 @@ _GATED = (
 )
 
 
+@steady
 @dataclass(frozen=True, eq=False)
 class HeadWeights:
     """Everything that weight-only analyses read from a model, layer by layer.
@@ -118,6 +120,7 @@ class HeadWeights:
             model: A loaded TransformerLens model, raw or processed, in float32, bfloat16 or float16.
             device: Where to compute; the model's own device by default.
         """
+        check_device(device)
         return cls(**read_model(model, device))
 
     @classmethod
@@ -139,6 +142,7 @@ class HeadWeights:
             device: Where to compute; a layer's tensors are moved there as they are read.
             revision: Branch, tag or commit on the hub.
         """
+        check_device(device)
         return cls(**open_checkpoint(str(folder_or_repo_id), torch.device(device), revision).fields())
 
     def __reduce__(self) -> Any:

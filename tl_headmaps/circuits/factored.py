@@ -18,6 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..capture.mapped import release_pages, rows_of
+from ..core.errors import UnsupportedModelError
 from ..core.types import HeadIndex
 
 
@@ -54,6 +55,9 @@ class Columns(Protocol):
     def order(self) -> Int[Tensor, " column"]:
         """Columns with large norms first."""
 
+    def bound(self) -> float:
+        """What the largest entry of a row factor is multiplied by at most; NaN or infinite if a factor is."""
+
     def of_head(self, head: int) -> "Columns":
         """The columns of one head alone."""
 
@@ -62,6 +66,22 @@ class Columns(Protocol):
 
     def direct(self, heads: Sequence[int], lefts: Sequence[Float[Tensor, "row rank"]]) -> tuple[Tensor, "Columns"]:
         """Rows of several heads as rows of one map with shared columns: row factors and columns of that map."""
+
+
+_LARGEST = 1e38
+"""Entries of maps stay below it: about a third of the largest float32."""
+
+_FIRST = 2048
+"""So many of the columns with large norms hold the one with the largest (:data:`.cache.TIERS`)."""
+
+
+def _largest(factor: Tensor) -> float:
+    return float(factor.abs().amax()) if factor.numel() else 0.0
+
+
+def _largest_token(tokens: Tensor, large_first: Tensor) -> float:
+    """At least the largest entry: no entry exceeds the norm of its row, nor that of the row with the largest norm."""
+    return float(tokens.shape[1] ** 0.5 * _largest(rows_of(tokens, large_first[:_FIRST]).to(torch.float32)))
 
 
 def _chosen(tokens: Tensor, index: slice | Tensor) -> Tensor:
@@ -122,6 +142,10 @@ class ProductColumns:
     def order(self) -> Tensor:
         return self.large_first
 
+    def bound(self) -> float:
+        _, rank, d_model = self.middle.shape
+        return rank * d_model * _largest(self.middle) * _largest_token(self.tokens, self.large_first)
+
     def goes_direct(self, n_rows: int) -> bool:
         _, rank, d_model = self.middle.shape
         return n_rows * (d_model - rank) <= d_model * rank
@@ -168,6 +192,9 @@ class TokenColumns:
     def order(self) -> Tensor:
         return self.large_first
 
+    def bound(self) -> float:
+        return self.tokens.shape[1] * _largest_token(self.tokens, self.large_first)
+
     def of_head(self, head: int) -> "TokenColumns":
         return self
 
@@ -210,6 +237,9 @@ class FactorColumns:
     def order(self) -> Tensor:
         return self._order
 
+    def bound(self) -> float:
+        return self.factors.shape[2] * _largest(self.factors)
+
     @cached_property
     def _order(self) -> Tensor:
         norms: Tensor = torch.linalg.vector_norm(self.factors, dim=-1).amax(0)
@@ -243,6 +273,15 @@ class LayerMaps:
     group: tuple[int, ...]
     columns: Columns
     offset: Float[Tensor, "head row"]
+
+    def checked(self) -> "LayerMaps":
+        """The maps themselves; raises if an entry may be NaN or infinite: every rank in its row would be wrong."""
+        if not _largest(self.left) * self.columns.bound() < _LARGEST:
+            raise UnsupportedModelError(
+                f"The maps of layer {self.heads[0].layer} are not finite: some product of the weights is NaN or too "
+                "large for float32. The weights or the configuration are damaged. Fetch the checkpoint again."
+            )
+        return self
 
     @property
     def n_rows(self) -> int:

@@ -88,7 +88,7 @@ def written_maps(
         group=group,
         columns=ProductColumns(weights.W_U, middle, cache.unembedding_order, cache.ordered_unembedding),
         offset=offset,
-    )
+    ).checked()
 
 
 def stream_map(weights: HeadWeights, layer: int, vectors: Float[Tensor, "row d_model"]) -> LayerMaps:
@@ -106,7 +106,7 @@ def stream_map(weights: HeadWeights, layer: int, vectors: Float[Tensor, "row d_m
         group=(0,),
         columns=TokenColumns(weights.W_U, _favoured_first(weights, left.mean(0))),
         offset=(left @ cache_of(weights).mean_unembedding)[None],
-    )
+    ).checked()
 
 
 def _favoured_first(weights: HeadWeights, row: Float[Tensor, " d_model"]) -> Int[Tensor, " vocab_out"]:

@@ -89,7 +89,7 @@ def _maps(
         group=tuple(range(len(heads))),
         columns=FactorColumns(right, tuple(groups.index(weights.group_of(head)) for head in heads)),
         offset=left.new_zeros(len(heads), left.shape[1]),
-    )
+    ).checked()
 
 
 def _with_bias(layer: LayerWeights, read: Tensor, folded: bool) -> Tensor:

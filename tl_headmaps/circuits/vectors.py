@@ -19,11 +19,14 @@ from torch import Tensor
 from ..capture.mapped import rows_of
 from ..capture.parts import LayerWeights
 from ..capture.weights import HeadWeights
+from ..core.errors import UnsupportedModelError
 from ..core.types import Preset
 from .blocks import spans
 from .cache import cache_of
 
 _VOCAB_BLOCK = 4096
+_LARGEST = 1e18
+"""Entries of vectors stay below it: the sum of their squares is then a float32."""
 
 
 def token_vectors(
@@ -50,6 +53,11 @@ def token_vectors(
 
 def read_by(layer: LayerWeights, vectors: Float[Tensor, "row d_model"], preset: Preset) -> Float[Tensor, "row d_model"]:
     """What a layer's matrices read of these vectors: after its ln1, without the bias."""
+    if vectors.numel() and not float(vectors.abs().amax()) < _LARGEST:
+        raise UnsupportedModelError(
+            f"The vectors that layer {layer.layer} reads are not finite, or their squares overflow, so its "
+            "norm is of no use. The weights or the configuration are damaged. Fetch the checkpoint again."
+        )
     if preset == "maps" or layer.ln1 is None:
         return vectors
     return vectors * layer.ln1.weight if preset == "met" else layer.ln1.scaled(vectors)

@@ -17,6 +17,7 @@ from .checks import ablate, reproduce, validate
 from .components import components
 from .demo import demo
 from .model import cite, model
+from .output import require_printed
 from .relations import grid, relations
 from .salient import name_heads, salient
 from .tasks import tasks
@@ -35,9 +36,14 @@ app = typer.Typer(
 def main() -> None:
     """Entry point: every foreseen failure is one sentence and an exit code, never a traceback."""
     try:
-        app()
+        try:
+            app()
+        finally:
+            require_printed()
     except HeadMapsError as error:
-        typer.echo(f"tl-headmaps: {error}", err=True)
+        # What a terminal cannot show (a lone surrogate in a file's name) is written as an escape.
+        sentence = f"tl-headmaps: {error}".encode("utf-8", "backslashreplace").decode()
+        typer.echo(sentence, err=True)
         sys.exit(2 if isinstance(error, UsageError) else 1)
 
 

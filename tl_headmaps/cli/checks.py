@@ -17,7 +17,7 @@ from .options import (
     given,
     met_options,
 )
-from .output import check_outputs, comma_parts, parse_heads, show_and_save
+from .output import check_outputs, comma_parts, parse_heads, say, show_and_save
 
 TopKOption = Annotated[int | None, typer.Option("--k", help="Top-k; default: each relation's own.")]
 MultiTokenOption = Annotated[
@@ -152,5 +152,6 @@ def reproduce(
     options = given(
         relations=resolve_relations(names) if relations else None, n_random=n_random, prepend_bos=prepend_bos
     )
-    typer.echo(str(reproduce_(load_model(model, device), out, **options)))
+    result = reproduce_(load_model(model, device), out, **options)
     typer.echo(f"Wrote {out}", err=True)
+    say(str(result))

@@ -9,6 +9,7 @@ import typer
 
 from ..core.errors import OutputError, UnsupportedModelError, UsageError
 from .options import CheckpointOption, DeviceOption, ModelOption, open_weights
+from .output import say
 
 if TYPE_CHECKING:
     from ..analyses.tour.tour import Finding, SectionReport
@@ -36,7 +37,7 @@ def demo(
         typer.echo(f"[{number}/{len(SECTIONS)}] {section.title}", err=True)
         reports.append(tour.run(section))
         typer.echo(f"[{number}/{len(SECTIONS)}] done in {reports[-1].seconds:.1f} s", err=True)
-        typer.echo(_printed(reports[-1]))
+        say(_printed(reports[-1]))
     findings = [outcome for report in reports for outcome in report.outcomes if isinstance(outcome, Finding)]
     if not findings:
         raise UnsupportedModelError(f"No section of the tour could be done for {tour.weights.model_name}; see above.")
@@ -45,7 +46,7 @@ def demo(
     for finding in findings:
         finding.result.save(folder / _file(finding))
     _save_page(folder / PAGE, tour.weights.model_name, reports, options)
-    typer.echo(f"\nOpen {folder / PAGE} in a browser; the {len(findings)} results are beside it as JSON.")
+    say(f"\nOpen {folder / PAGE} in a browser; the {len(findings)} results are beside it as JSON.")
 
 
 def _check_folder(folder: Path) -> None:

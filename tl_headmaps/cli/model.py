@@ -1,13 +1,13 @@
 """Commands about a model as a whole, and about whom to cite."""
 
-import sys
+import io
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from .options import CheckpointOption, DeviceOption, ModelOption, OutOption, open_weights
-from .output import check_outputs, show_and_save
+from .output import check_outputs, say, show_and_save
 
 
 def model(
@@ -30,4 +30,6 @@ def cite(
     from .. import Result
     from .. import cite as print_citations
 
-    print_citations(None if result is None else Result.load(result), file=sys.stdout)
+    text = io.StringIO()
+    print_citations(None if result is None else Result.load(result), file=text)
+    say(text.getvalue().rstrip("\n"))

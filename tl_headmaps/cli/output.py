@@ -1,6 +1,7 @@
 """What commands share: reading lists and heads, checking output files early, printing and saving a result."""
 
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -32,17 +33,50 @@ def check_outputs(paths: list[Path] | None) -> list[Path]:
             from ..renderers.static import require_matplotlib
 
             require_matplotlib()
-        if path.is_dir():
-            raise UsageError(f"--out {path} is a folder; give a file name.")
-        existing = next(parent for parent in path.absolute().parents if parent.exists())
+        try:
+            if "\0" in str(path):
+                raise ValueError("it has a null character")
+            if path.is_dir():
+                raise UsageError(f"--out {path} is a folder; give a file name.")
+            path.exists()
+            existing = next(parent for parent in path.absolute().parents if parent.exists())
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise UsageError(f"--out {str(path)!r:.120}: {reason}. Give another file name.") from error
         if not (existing.is_dir() and os.access(existing, os.W_OK)):
             raise OutputError(f"Cannot write {path}: {existing} is not a folder that you may write to.")
     return list(paths or [])
 
 
 def show_and_save(result: Any, paths: list[Path]) -> None:
-    """Print a result and write it to every file asked for."""
-    typer.echo(str(result))
+    """Write a result to every file asked for, then print it: what is printed can be lost, what is saved must not be."""
     for path in paths:
         result.save(path)
         typer.echo(f"Wrote {path}", err=True)
+    say(str(result))
+
+
+_UNPRINTED: list[OSError] = []
+"""Why stdout could not be written to, if so."""
+
+
+def say(text: str) -> None:
+    """Print a result to stdout; if nobody reads it any more, or its disk is full, the work goes on without it."""
+    if _UNPRINTED:
+        return
+    try:
+        typer.echo(text)
+    except OSError as error:
+        _UNPRINTED.append(error)
+        # Whatever is still in the buffer must not fail a second time when Python ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def require_printed() -> None:
+    """Raise if something could not be printed: everything that was to be saved is saved by now."""
+    if _UNPRINTED:
+        error = _UNPRINTED.pop()
+        raise OutputError(
+            f"The result could not be printed in full ({error.strerror or error}). Files of --out are complete; give "
+            "--out, or send stdout to where there is room."
+        ) from error

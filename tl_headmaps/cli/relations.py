@@ -23,7 +23,7 @@ from .options import (
     open_weights,
     worker_pool,
 )
-from .output import check_outputs, comma_parts, parse_heads, show_and_save
+from .output import check_outputs, comma_parts, parse_heads, say, show_and_save
 
 if TYPE_CHECKING:
     from ..data.relations import Relation
@@ -92,7 +92,7 @@ def relations(
 
     paths = check_outputs(out)
     if show_list:
-        typer.echo(_relation_list(load_relations(category), open_weights(model, checkpoint, device)))
+        say(_relation_list(load_relations(category), open_weights(model, checkpoint, device)))
         return
     options = given(
         k=k,

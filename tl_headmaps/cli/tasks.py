@@ -8,7 +8,7 @@ import typer
 from ..core.errors import UsageError
 from ..core.types import Positions
 from .options import BosOption, DeviceOption, ModelOption, NoCheckpointOption, OutOption, given
-from .output import check_outputs, comma_parts, show_and_save
+from .output import check_outputs, comma_parts, say, show_and_save
 
 
 def tasks(
@@ -43,12 +43,14 @@ def tasks(
 ) -> None:
     """Map which heads serve which cognitive function, beyond what words tell; --verify takes them away."""
     from .. import Tasks, load_model, load_tasks, task_maps, verify_tasks
+    from ..analyses.verify_tasks import check_verification
 
     paths = check_outputs(out)
     of_verify = given(n_items=n_items, n_random=n_random, max_heads=max_heads)
     if of_verify and not verify:
         option = next(iter(of_verify)).replace("_", "-")
         raise UsageError(f"--{option} is an option of the verification; add --verify, or leave it out.")
+    check_verification(**of_verify)
     names = [name for text in functions or [] for name in comma_parts(text)]
     if data is None:
         if drop_duplicates:
@@ -67,6 +69,6 @@ def tasks(
     )
     show_and_save(maps, paths)
     if verify:
-        typer.echo("")
+        say("")
         verified = verify_tasks(loaded, maps, chosen, **of_verify)
         show_and_save(verified, [path.with_suffix(f".verified{path.suffix}") for path in paths])

@@ -26,7 +26,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from .errors import OutputError, UsageError
-from .files import replacing
+from .files import PART_SUFFIX, UnreadableError, parse_json, read_text, replacing
 from .provenance import Provenance
 
 RUN_FILE = "run.json"
@@ -69,7 +69,7 @@ def unpack(data: bytes, piece: str, identity: Mapping[str, Any]) -> dict[str, Te
         length = int.from_bytes(data[:8], "little")
         header = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["piece"])
         stated, origin = header["checksum"], header["provenance"]
-    except (SafetensorError, ValueError, KeyError, TypeError) as error:
+    except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise DamagedPieceError(f"it cannot be read ({type(error).__name__}: {error})") from error
     if header.get("piece") != piece or _canonical(origin) != _canonical(identity):
         raise DamagedPieceError("it is of another run")
@@ -110,17 +110,14 @@ class RunRecord:
         """The record of an existing run."""
         path = folder / RUN_FILE
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
+            content = parse_json(read_text(path))
             record = cls(dict(content["identity"]), tuple(map(int, content["layers"])), dict(content["provenance"]))
             current = content["format"] == _FORMAT
-        except FileNotFoundError as error:
-            raise UsageError(f"{folder} is not a run folder: there is no {RUN_FILE} in it.") from error
-        except OSError as error:
-            raise OutputError(f"Cannot read {path}: {error.strerror or error}.") from error
-        except (ValueError, KeyError, TypeError) as error:
-            raise OutputError(
-                f"{path} is damaged ({type(error).__name__}: {error}). Remove the folder and start over."
-            ) from error
+        except (UnreadableError, ValueError, KeyError, TypeError) as error:
+            if not path.exists():
+                raise UsageError(f"{folder} is not a run folder: there is no {RUN_FILE} in it.") from error
+            reason = error if isinstance(error, UnreadableError) else f"{type(error).__name__}: {error}"
+            raise OutputError(f"{path} is damaged ({reason}). Remove the folder and start over.") from error
         if not current:
             raise OutputError(
                 f"{path} was written by another version of this package and cannot be resumed. Give another folder, or "
@@ -206,7 +203,7 @@ def open_run(folder: Path, record: RunRecord) -> Iterator[RunFolder]:
         # File systems without locks: two processes would do the same work and write the same pieces.
         pass
     try:
-        for leftover in folder.rglob(".*.part"):
+        for leftover in folder.rglob(f".*{PART_SUFFIX}"):
             leftover.unlink(missing_ok=True)
         if (folder / RUN_FILE).exists():
             started = RunRecord.read(folder)
@@ -220,7 +217,7 @@ def open_run(folder: Path, record: RunRecord) -> Iterator[RunFolder]:
 
 
 def _is_ours(name: str) -> bool:
-    return name in (RUN_FILE, _LOCK) or (name.startswith(".") and name.endswith(".part"))
+    return name in (RUN_FILE, _LOCK) or (name.startswith(".") and name.endswith(PART_SUFFIX))
 
 
 def _require_same(folder: Path, started: Mapping[str, Any], asked: Mapping[str, Any]) -> None:

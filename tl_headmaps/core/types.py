@@ -158,6 +158,13 @@ def head_names(heads: Any) -> list[str] | None:
     return None if heads is None else sorted(str(HeadIndex.of(head)) for head in head_list(heads))
 
 
+def check_seed(seed: Any) -> None:
+    """Raise a UsageError for a seed that not all generators take."""
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63):
+        shown = seed if not isinstance(seed, int) or abs(seed) < 10**30 else "a number of more than 30 digits"
+        raise UsageError(f"seed={shown!r:.40} is not a seed. Give a whole number from 0 to {2**63 - 1}.")
+
+
 def check_choice(value: str, choices: object, name: str) -> None:
     """Raise a UsageError unless ``value`` is one of the choices of a Literal."""
     allowed = get_args(choices)

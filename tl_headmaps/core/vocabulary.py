@@ -57,7 +57,8 @@ def single_id(tokenizer: Any, token: TokenLike | SupportsInt, n_vocab: int) -> i
     if not isinstance(token, str):
         token_id = int(token)
         if not 0 <= token_id < n_vocab:
-            raise TokenError(f"Token id {token_id} is outside the vocabulary: ids run from 0 to {n_vocab - 1}.")
+            shown = token_id if abs(token_id) < 10**20 else "of more than 20 digits"
+            raise TokenError(f"Token id {shown} is outside the vocabulary: ids run from 0 to {n_vocab - 1}.")
         return token_id
     if tokenizer is None:
         raise UsageError(

@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 
 from ..core.errors import UsageError
+from ..core.files import UnreadableError, read_text
 from .relations import data_folder
 
 
@@ -25,10 +26,9 @@ def neutral_prompts() -> tuple[str, ...]:
 def read_prompts(path: str | Path) -> tuple[str, ...]:
     """Prefixes of a user's file, one on each line; empty lines are left out."""
     try:
-        lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or error
+        lines = read_text(path).splitlines()
+    except UnreadableError as error:
         raise UsageError(
-            f"Cannot read the prompts in {path}: {reason}. Give a UTF-8 file with a prompt on each line."
+            f"Cannot read the prompts in {path}: {error}. Give a UTF-8 file with a prompt on each line."
         ) from error
     return tuple(line.strip() for line in lines if line.strip())

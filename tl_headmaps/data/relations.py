@@ -6,7 +6,6 @@ no leading space; :mod:`tl_headmaps.core.vocabulary` says which token a word mea
 templates.
 """
 
-import csv
 import difflib
 import hashlib
 import json
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from ..core.errors import RelationDataError, TokenError, UsageError
+from ..core.files import UnreadableError, csv_rows, parse_json, read_text, require_whole_characters
 from ..core.vocabulary import TokenLike, single_id, word_ids
 
 PLACEHOLDER = "<X>"
@@ -32,6 +32,7 @@ MultiToken: TypeAlias = Literal["skip", "first"]
 
 _NAME = re.compile(r"[a-z0-9]+(_[a-z0-9]+)*")
 _FILE_SUFFIXES = (".json", ".csv", ".tsv")
+_LARGEST_INT = 2**63 - 1
 _LARGE_VOCABULARY = 100_000
 _LARGE_K = {10: 25, 1: 3}
 """Published default k for vocabularies above 100,000 tokens."""
@@ -71,19 +72,36 @@ class Relation:
     licence: str = ""
 
     def __post_init__(self) -> None:
+        self._require_texts()
         if not self.pairs:
             raise RelationDataError(f"Relation {self.name!r} is empty; it needs at least one (source, target) pair.")
         for number, (source, target) in enumerate(self.pairs):
             for word in (source, target):
                 if isinstance(word, str) and not word.strip():
                     raise RelationDataError(f"Relation {self.name!r}, pair {number}: {word!r} is an empty word.")
-        if self.k < 1:
-            raise RelationDataError(f"Relation {self.name!r}: k={self.k} must be at least 1.")
+        if isinstance(self.k, bool) or not isinstance(self.k, int) or not 1 <= self.k <= _LARGEST_INT:
+            raise RelationDataError(
+                f"Relation {self.name!r}: k is {self.k!r:.40}, but a whole number of at least 1 was expected. Write "
+                "for example 10."
+            )
         for template in (*self.neutral_templates, *self.eliciting_templates):
-            if template.count(PLACEHOLDER) != 1:
+            if not isinstance(template, str) or template.count(PLACEHOLDER) != 1:
                 raise RelationDataError(
                     f"Relation {self.name!r}: the template {template!r} must contain {PLACEHOLDER} exactly once."
                 )
+
+    def _require_texts(self) -> None:
+        """Refuse what is not text, and text that no tokenizer reads."""
+        for part in ("name", "title", "category", "description", "source", "licence"):
+            if not isinstance(value := getattr(self, part), str):
+                raise RelationDataError(f"Relation {self.name!r:.60}: {part} is {value!r:.60}; it must be text.")
+        try:
+            for value in vars(self).values():
+                require_whole_characters(value)
+        except UnreadableError as error:
+            raise RelationDataError(
+                f"Relation {self.name!r:.60}: {error}. Write the character out, or remove it."
+            ) from error
 
     @property
     def digest(self) -> str:
@@ -111,7 +129,8 @@ class Relation:
         for number, pair in enumerate(pairs):
             if not isinstance(pair, list | tuple) or len(pair) != 2 or not all(_is_token(word) for word in pair):
                 raise RelationDataError(
-                    f"Relation {name!r}, pair {number}: {pair!r} is not a pair of two words (or token ids)."
+                    f"Relation {name!r:.60}, pair {number}: {_shown(pair)} is not a pair of two words (or token ids). "
+                    "Write it as [source, target]."
                 )
             checked.append((pair[0], pair[1]))
         return cls(name=name, pairs=tuple(checked), **details)
@@ -121,17 +140,13 @@ class Relation:
         """Read our JSON, a JSON list of pairs, a CSV file with a header, or a TSV file."""
         path = Path(path)
         try:
-            text = path.read_text(encoding="utf-8-sig")
-        except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise RelationDataError(f"Cannot read the relation file {path}: {reason}.") from error
-        if path.suffix.lower() in (".csv", ".tsv"):
-            return cls.from_pairs(path.stem, _table(path, text))
-        try:
-            content = json.loads(text)
-        except json.JSONDecodeError as error:
+            text = read_text(path)
+            if path.suffix.lower() in (".csv", ".tsv"):
+                return cls.from_pairs(path.stem, _table(path, text))
+            content = parse_json(text)
+        except UnreadableError as error:
             raise RelationDataError(
-                f"{path}, line {error.lineno}, column {error.colno}: not valid JSON ({error.msg})."
+                f"Cannot read the relation file {path!s:.200}: {error}. Give JSON, CSV or TSV in UTF-8."
             ) from error
         if isinstance(content, list):
             return cls._from_untrusted(path.stem, content)
@@ -143,17 +158,21 @@ class Relation:
 
     @classmethod
     def _from_object(cls, path: Path, content: dict[str, Any]) -> "Relation":
-        templates = content.get("templates") or {}
+        templates = {
+            "neutral": NEUTRAL_TEMPLATES,
+            "eliciting": (),
+            **_checked_templates(path, {} if content.get("templates") is None else content["templates"]),
+        }
         details = {
             name: content[name]
             for name in ("title", "category", "description", "k", "source", "licence")
             if name in content
         }
         return cls._from_untrusted(
-            str(content.get("name", path.stem)),
+            content.get("name", path.stem),
             content["pairs"],
-            neutral_templates=tuple(templates.get("neutral", NEUTRAL_TEMPLATES)),
-            eliciting_templates=tuple(templates.get("eliciting", ())),
+            neutral_templates=tuple(templates["neutral"]),
+            eliciting_templates=tuple(templates["eliciting"]),
             **details,
         )
 
@@ -175,13 +194,35 @@ RelationLike: TypeAlias = Relation | str | Path
 
 
 def _is_token(word: object) -> bool:
-    return isinstance(word, str | int) and not isinstance(word, bool)
+    if isinstance(word, int):
+        return not isinstance(word, bool) and abs(word) <= _LARGEST_INT
+    return isinstance(word, str)
+
+
+def _shown(value: object) -> str:
+    try:
+        return f"{value!r:.80}"
+    except (ValueError, RecursionError):  # Python writes out no number of thousands of digits
+        return f"a {type(value).__name__}"
+
+
+def _checked_templates(path: Path, templates: Any) -> dict[str, list[str]]:
+    well_formed = isinstance(templates, dict) and all(
+        isinstance(listed, list) and all(isinstance(template, str) for template in listed)
+        for listed in templates.values()
+    )
+    if not well_formed:
+        raise RelationDataError(
+            f"{path}: templates are {_shown(templates)}; an object with lists of strings was expected. Write "
+            '{"neutral": [...], "eliciting": ["The capital of <X> is"]}.'
+        )
+    return dict(templates)
 
 
 def _table(path: Path, text: str) -> list[tuple[str, str]]:
     """Rows of a CSV or TSV file: columns named source and target, else the first two."""
     delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
-    rows = [row for row in csv.reader(text.splitlines(), delimiter=delimiter) if any(cell.strip() for cell in row)]
+    rows = [row for row in csv_rows(text, delimiter) if any(cell.strip() for cell in row)]
     if not rows:
         raise RelationDataError(f"{path} has no rows; it needs (source, target) pairs.")
     header = [cell.strip().lower() for cell in rows[0]]

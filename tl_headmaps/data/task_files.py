@@ -1,12 +1,11 @@
 """Reading task items from files and records: JSON, JSON lines, CSV, TSV, flat or nested as published data is."""
 
-import csv
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from ..core.errors import TaskDataError
+from ..core.files import UnreadableError, csv_rows, parse_json, read_text
 
 _TEXT_FIELDS = ("context", "question", "answer", "function", "format", "content", "matched")
 
@@ -26,34 +25,43 @@ def listed_records(records: Any) -> list[Any]:
 
 def records_of_file(path: Path) -> list[Any]:
     """Records of a file; the suffix says how to read it."""
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise TaskDataError(
-            f"Cannot read the task file {path}: {getattr(error, 'strerror', None) or error}."
-        ) from error
     suffix = path.suffix.lower()
-    if suffix in (".csv", ".tsv"):
-        return list(csv.DictReader(text.splitlines(keepends=True), delimiter="\t" if suffix == ".tsv" else ","))
-    if suffix not in (".json", ".jsonl"):
+    if suffix not in (".json", ".jsonl", ".csv", ".tsv"):
         raise TaskDataError(f"{path} is not a .json, .jsonl, .csv or .tsv file; the suffix says how to read it.")
-    if suffix == ".json":
-        try:
-            content = json.loads(text)
-        except json.JSONDecodeError as error:
-            # Several objects, one per line: JSON lines under another name.
-            if "Extra data" not in error.msg:
-                raise TaskDataError(f"{path}, line {error.lineno}: not valid JSON ({error.msg}).") from error
-        else:
-            return list(content) if isinstance(content, list) else [content]
-    return [_line(path, number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
-
-
-def _line(path: Path, number: int, line: str) -> Any:
     try:
-        return json.loads(line)
-    except json.JSONDecodeError as error:
-        raise TaskDataError(f"{path}, line {number}: not valid JSON ({error.msg}).") from error
+        text = read_text(path)
+        if suffix in (".csv", ".tsv"):
+            return _table(csv_rows(text, "\t" if suffix == ".tsv" else ","))
+        if suffix == ".json":
+            try:
+                content = parse_json(text)
+            except UnreadableError as error:
+                # Several objects, one per line: JSON lines under another name.
+                if "Extra data" not in str(error):
+                    raise
+            else:
+                return list(content) if isinstance(content, list) else [content]
+        return [_line(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+    except UnreadableError as error:
+        raise TaskDataError(
+            f"Cannot read the task file {path!s:.200}: {error}. Give JSON, JSON lines, CSV or TSV in UTF-8."
+        ) from error
+
+
+def _line(number: int, line: str) -> Any:
+    try:
+        return parse_json(line)
+    except UnreadableError as error:
+        raise UnreadableError(f"line {number}: {str(error).removeprefix('line 1, ')}") from error
+
+
+def _table(rows: list[list[str]]) -> list[dict[str, str]]:
+    """A record for each row below the header; a row may be shorter than the header, not longer."""
+    filled = [row for row in rows if row]
+    for number, row in enumerate(filled):
+        if len(row) > len(filled[0]):
+            raise UnreadableError(f"row {number} has {len(row)} cells, but the header has {len(filled[0])}")
+    return [dict(zip(filled[0], row, strict=False)) for row in filled[1:]]
 
 
 def flat_records(records: Iterable[Any], where: str) -> Iterator[dict[str, Any]]:

@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from ..core.errors import TaskDataError
+from ..core.files import UnreadableError, require_whole_characters
+from ..core.types import check_seed
 from .relations import data_folder
 from .task_files import flat_records, item_fields, listed_records, records_of_file
 
@@ -117,6 +119,12 @@ class Tasks:
                         f"Item {index} of {self.name} has no {part}: {_shown(item)}. Every item needs a question, an "
                         "answer and a function; fill it in or remove the item."
                     )
+        try:
+            require_whole_characters([astuple(item) for item in self.items])
+        except UnreadableError as error:
+            raise TaskDataError(
+                f"An item of {self.name}: {error}. Write the character out, or remove the item."
+            ) from error
         _check_counts(self)
         _check_duplicates(self)
 
@@ -227,6 +235,7 @@ class Tasks:
             >>> load_tasks(["retrieval", "inference"]).sample(30).counts
             {'retrieval': 30, 'inference': 30}
         """
+        check_seed(seed)
         if n < FEWEST_ITEMS:
             raise TaskDataError(f"sample({n}) is too small: a function needs at least {FEWEST_ITEMS} items.")
         # Items are taken set by set, because half a matched set would let words tell functions apart. An item without

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from ..core.errors import UsageError
+from ..core.files import UnreadableError, home_expanded, require_file, require_whole_characters
 from ..core.types import check_choice
 from .relations import data_folder
 
@@ -64,7 +65,7 @@ def read_texts(source: Any = None, column: str = "text", part: Part = "all") -> 
     if isinstance(source, Sample):
         found: Iterator[Any] = chain.from_iterable(map(_from_file, source.files))
     elif isinstance(source, Path) or (isinstance(source, str) and _names_a_file(source)):
-        found = _from_file(Path(source).expanduser())
+        found = _from_file(home_expanded(source))
     elif isinstance(source, str):
         found = iter([source])
     elif hasattr(source, "column_names"):
@@ -125,7 +126,7 @@ def _names_a_file(text: str) -> bool:
     try:
         if Path(text).expanduser().is_file():
             return True
-    except (OSError, ValueError, RuntimeError):
+    except (OSError, ValueError, RuntimeError):  # too long for a name, or of no user: then it is a text
         return False
     if text.lower().endswith(_FILE_SUFFIXES) and not text.split()[1:]:
         raise UsageError(f"There is no file {text!r}. Check the path, or give the text itself.")
@@ -134,6 +135,7 @@ def _names_a_file(text: str) -> bool:
 
 def _from_file(path: Path) -> Iterator[str]:
     try:
+        require_file(path)
         with path.open(encoding="utf-8-sig") as stream:
             lines: list[str] = []
             for line in stream:
@@ -144,8 +146,9 @@ def _from_file(path: Path) -> Iterator[str]:
                     lines = []
             if lines:
                 yield "".join(lines).strip()
-    except OSError as error:
-        raise UsageError(f"Cannot read the text file {path}: {error.strerror or error}.") from error
+    except (OSError, UnreadableError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"Cannot read the text file {path}: {reason}. Give a text file in UTF-8.") from error
     except UnicodeDecodeError as error:
         raise UsageError(
             f"{path} is not a text file in UTF-8 (byte {error.start} cannot be read). Convert it to UTF-8 first."
@@ -174,5 +177,9 @@ def _checked(texts: Iterator[Any]) -> Iterator[str]:
             raise UsageError(
                 f"Text {number} is {text!r:.60}, of type {type(text).__name__}. Every text must be a string."
             )
+        try:
+            require_whole_characters(text)
+        except UnreadableError as error:
+            raise UsageError(f"Text {number}: {error}. Write the character out, or remove it.") from error
         if text.strip():
             yield text

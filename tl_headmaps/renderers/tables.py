@@ -1,11 +1,10 @@
 """Tables for papers: the same cells as text, Markdown, LaTeX and CSV."""
 
-import csv
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..core.files import csv_text
 from .text import latex, markdown, table_text, visible
 
 
@@ -22,12 +21,8 @@ class Table:
         return table_text(self.columns, self.rows) + (f"\n\n{self.note}" if self.note else "")
 
     def csv(self) -> str:
-        """CSV with a header (RFC 4180)."""
-        stream = io.StringIO()
-        writer = csv.writer(stream, lineterminator="\r\n")
-        writer.writerow([title for title, _ in self.columns])
-        writer.writerows(self.rows)
-        return stream.getvalue()
+        """CSV with a header (RFC 4180), safe to open in a spreadsheet."""
+        return csv_text([title for title, _ in self.columns], self.rows)
 
     def markdown(self) -> str:
         """A Markdown table; every character of a cell is shown as it is."""

@@ -14,6 +14,7 @@ from ...capture.running.activations import LayerActivations, encode_prompt, prep
 from ...capture.running.last_position import Change, LastPosition
 from ...capture.running.prompts import check_templates, filled
 from ...capture.weights import HeadWeights
+from ...core.ambient import steady
 from ...core.errors import UsageError
 from ...core.types import AblationMethod, HeadIndex, HeadLike, Model, Preset, check_choice, head_list
 from ...data.relations import MultiToken, Relation, RelationLike, encode, load_relations, resolve, resolve_relations
@@ -45,6 +46,7 @@ _MOST_KEPT = 2 + MOST_CONTROLS
 """Relations whose keys and values are kept in memory: the relation, its controls and the one being tried."""
 
 
+@steady
 def ablate(
     model: Model,
     relation: RelationLike,

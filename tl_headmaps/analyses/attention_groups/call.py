@@ -9,11 +9,13 @@ from ...capture.running.activations import LayerActivations
 from ...capture.running.cached import run_or_read
 from ...capture.running.text import EncodedText
 from ...capture.weights import HeadWeights
+from ...core.ambient import steady
 from ...core.types import GroupMethod, HeadIndex, HeadLike, Model, head_list, head_names
 from ...scorers.groups import THRESHOLD, Grouping, GroupOptions
 from .result import AttentionGroups
 
 
+@steady
 def attention_groups(
     model: Model,
     text: Any,

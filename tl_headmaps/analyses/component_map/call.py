@@ -24,6 +24,7 @@ from ...capture.loading import load_model
 from ...capture.running.activations import prepends_bos
 from ...capture.running.batches import TextBatches, token_batches
 from ...capture.weights import HeadWeights
+from ...core.ambient import steady
 from ...core.errors import UsageError, WeightBasisError
 from ...core.provenance import Provenance
 from ...core.types import ATTENTION_COMPONENTS, WRITING_COMPONENTS, Model, check_choice
@@ -104,6 +105,7 @@ def component_map(
     run_dir: str | Path | None = ...,
     progress: bool = ...,
 ) -> ComponentMap | HeadComponentMap: ...
+@steady
 def component_map(
     model: Model | HeadWeights,
     metric: str = "sensitivity",

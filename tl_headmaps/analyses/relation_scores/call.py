@@ -12,6 +12,7 @@ from ...capture.running.met import MetVectors, Source
 from ...capture.weights import HeadWeights
 from ...circuits.maps import CircuitMaps, MetSources
 from ...circuits.ov import stream_map, written_maps
+from ...core.ambient import steady
 from ...core.errors import RelationDataError, UsageError
 from ...core.types import Circuit, HeadLike, Model, Preset, by_layer, check_choice, head_list, head_names
 from ...data.relations import Encoded, MultiToken, RelationLike, encode, resolve_relations
@@ -25,6 +26,7 @@ _PROMPT_LEAST = 0.05
 """Scores from which on it is looked up how far the prompts agree: of most heads there is nothing to agree on."""
 
 
+@steady
 def relation_scores(
     model: Model | HeadWeights,
     relations: RelationLike | Sequence[RelationLike],

@@ -15,6 +15,7 @@ from ...capture.weights import HeadWeights
 from ...circuits.extremes import top_and_bottom
 from ...circuits.maps import CircuitMaps, MetSources
 from ...circuits.ov import ov_maps
+from ...core.ambient import steady
 from ...core.errors import UsageError
 from ...core.types import Circuit, HeadLike, Model, Preset, by_layer, check_choice, head_list, head_names
 from ...core.vocabulary import token_strings
@@ -28,6 +29,7 @@ Vocabulary: TypeAlias = Literal["all", "words"] | Callable[[str], bool]
 """Which tokens are considered as sources."""
 
 
+@steady
 def salient_operations(
     model: Model | HeadWeights,
     heads: HeadLike | Iterable[HeadLike] | None = None,

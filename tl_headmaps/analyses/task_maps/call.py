@@ -22,6 +22,7 @@ from ...capture.running.activations import DEFAULT_BUDGET, prepends_bos
 from ...capture.running.answers import Question, encode_question
 from ...capture.running.head_features import HeadFeatures, capture_head_features
 from ...capture.weights import HeadWeights
+from ...core.ambient import steady
 from ...core.errors import UsageError
 from ...core.types import HeadIndex, Model, Positions, check_choice
 from ...data.tasks import Tasks, load_tasks
@@ -42,6 +43,7 @@ _PLAIN, _BEYOND = 0, 1
 """The first two fits: on heads alone, and beyond words. Shuffled ones follow."""
 
 
+@steady
 def task_maps(
     model: Model,
     tasks: Tasks | str | Path | None = None,

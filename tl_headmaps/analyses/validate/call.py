@@ -15,6 +15,7 @@ from ...capture.running.prompts import Prompt, check_templates, fill
 from ...capture.running.text import check_runs
 from ...capture.weights import HeadWeights
 from ...circuits.maps import CircuitMaps, MetSources
+from ...core.ambient import steady
 from ...core.errors import RelationDataError, UsageError
 from ...core.types import Model, Preset, PromptSources, check_choice
 from ...data.relations import Encoded, MultiToken, Relation, RelationLike, encode, resolve_relations
@@ -26,6 +27,7 @@ _BUDGET = 64 << 20
 """Memory for values and outputs of prompts; more prompts are scored in parts."""
 
 
+@steady
 def validate(
     model: Model,
     relations: RelationLike | Sequence[RelationLike],

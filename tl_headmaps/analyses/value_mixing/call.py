@@ -9,6 +9,7 @@ from ...capture.running.activations import LayerActivations, hook_name
 from ...capture.running.cached import run_or_read
 from ...capture.running.text import EncodedText
 from ...capture.weights import HeadWeights
+from ...core.ambient import steady
 from ...core.errors import UnsupportedModelError, UsageError
 from ...core.types import HeadLike, Model
 from ...core.vocabulary import TokenLike, token_position
@@ -19,6 +20,7 @@ _TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-4, torch.float16: 1e-2, tor
 """Largest accepted difference between A V and hook_z, relative to the largest entry of z (or to 1)."""
 
 
+@steady
 def value_mixing(
     model: Model,
     text: Any,

@@ -4,13 +4,51 @@
 family (:mod:`.architectures`); the numbers of heads and layers have none.
 """
 
-import json
+import math
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ...core.errors import ModelLoadError, UnsupportedModelError
+from ...core.files import UnreadableError, parse_json, read_text
 from .architectures import Architecture, architecture_of
+
+_LARGEST_EPS = 0.1
+"""Models have 1e-12 to 1e-3; from here on a norm is no norm any more."""
+
+_LARGEST_FACTOR = 1e6
+"""Factors of embeddings, scores and logits are between its inverse and this."""
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The fields of a config.json: an object, every number in it finite and of a sensible size."""
+    try:
+        raw = parse_json(read_text(path))
+    except UnreadableError as error:
+        raise ModelLoadError(f"Cannot read {path}: {error}. Fetch the checkpoint again.") from error
+    if not isinstance(raw, dict):
+        raise ModelLoadError(
+            f"{path} contains a {type(raw).__name__}, not the configuration of a model. Fetch the checkpoint again."
+        )
+    for field, value in _numbers(raw):
+        if abs(value) > 2**63 if isinstance(value, int) else not math.isfinite(value):
+            raise UnsupportedModelError(
+                f"{path}: {field} is {value}, but a finite number was expected. Use a checkpoint with a complete "
+                "configuration."
+            )
+    return raw
+
+
+def _numbers(value: Any, field: str = "") -> Iterator[tuple[str, float]]:
+    if isinstance(value, dict):
+        for name, inside in value.items():
+            yield from _numbers(inside, f"{field}.{name}" if field else name)
+    elif isinstance(value, list):
+        for inside in value:
+            yield from _numbers(inside, field)
+    elif isinstance(value, int | float):
+        yield field, value
 
 
 class Config:
@@ -18,7 +56,7 @@ class Config:
 
     def __init__(self, name: str, folder: Path) -> None:
         self.name, self.path = name, folder / "config.json"
-        self.raw = self._read()
+        self.raw = read_config(self.path)
         self.architecture = architecture_of(self.raw.get("model_type"), repr(name))
         self.architecture = self._as_configured()
         named = self.raw.get("architectures")
@@ -34,20 +72,6 @@ class Config:
                 f"{name!r}: {self.n_heads} heads cannot share {self.n_kv_heads} key/value heads evenly. Check "
                 "num_attention_heads and num_key_value_heads in its config.json."
             )
-
-    def _read(self) -> dict[str, Any]:
-        try:
-            raw = json.loads(self.path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise ModelLoadError(
-                f"Cannot read {self.path}: {getattr(error, 'strerror', None) or error}. Fetch the checkpoint again."
-            ) from error
-        if not isinstance(raw, dict):
-            raise ModelLoadError(
-                f"{self.path} contains a {type(raw).__name__}, not the configuration of a model. Fetch the checkpoint "
-                "again."
-            )
-        return raw
 
     def _as_configured(self) -> Architecture:
         """The family with those variants that this configuration chooses."""
@@ -92,18 +116,18 @@ class Config:
             )
         return value
 
-    def _number(self, field: str, value: Any) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+    def _number(self, field: str, value: Any, most: float, least: float = 0.0) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not least < value <= most:
             raise UnsupportedModelError(
-                f"{self.path}: {field} is {value!r}, but a positive number was expected. Use a checkpoint with a "
-                "complete configuration."
+                f"{self.path}: {field} is {value!r}, but a positive number up to {most:g} was expected. Use a "
+                "checkpoint with a complete configuration."
             )
         return float(value)
 
     @property
     def eps(self) -> float:
         """Epsilon of all norms."""
-        return self._number(self.architecture.eps, self.setting(self.architecture.eps))
+        return self._number(self.architecture.eps, self.setting(self.architecture.eps), _LARGEST_EPS)
 
     @property
     def activation(self) -> str:
@@ -117,7 +141,8 @@ class Config:
         if name not in self.architecture.factors:
             return None
         field, power = self.architecture.factors[name]
-        return float(self._number(field, self.setting(field)) ** power)
+        value = self._number(field, self.setting(field), _LARGEST_FACTOR, least=1 / _LARGEST_FACTOR)
+        return float(value**power)
 
     def score_scale(self, layer: int) -> float:
         """The factor of attention scores."""

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ...core.errors import OutputError
-from ...core.files import cache_folder, replacing
+from ...core.files import UnreadableError, cache_folder, parse_json, read_text, replacing
 
 _FORMAT = "2"
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -33,8 +33,8 @@ class DigestFile(MutableMapping[str, str]):
 
     def _read(self) -> dict[str, str]:
         try:
-            known = json.loads(self.path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            known = parse_json(read_text(self.path))
+        except UnreadableError:
             return {}
         if not isinstance(known, dict) or not all(_DIGEST.fullmatch(str(value)) for value in known.values()):
             return {}

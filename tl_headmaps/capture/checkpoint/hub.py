@@ -18,6 +18,10 @@ _TOKENIZER = (
     "tokenizer.model",
     "vocab.json",
     "merges.txt",
+    "vocab.txt",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "generation_config.json",
 )
 _OPTIONAL = (*_TOKENIZER, INDEX)
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ...core.errors import UnsupportedModelError, UsageError
+from ...core.files import UnreadableError, home_expanded, require_file
 from ..parts import ACTIVATIONS, MLP, LayerWeights, Norm, basis_of
 from ..tensors import check_finite
 from .config import Config
@@ -25,6 +26,9 @@ from .digests import DigestFile
 from .hub import fetched
 from .shards import Shards
 from .tokenizer import open_tokenizer
+
+_LONGEST_NAME = 96
+"""Of a repository on the hub."""
 
 _COMPONENTS = {
     "attn.q": "q",
@@ -41,8 +45,20 @@ _FUSED = {"qkv": ("q", "k", "v"), "q_gate": ("q", "gate"), "mlp_gate_in": ("mlp_
 
 def local_folder(name: str) -> Path | None:
     """The folder that a name stands for; None if it can only be a name on the hub."""
-    looks_like_path = name.startswith((".", "/", "~")) or "\\" in name or Path(name).exists()
-    return Path(name).expanduser() if looks_like_path else None
+    looks_like_path = name.startswith((".", "/", "~")) or "\\" in name or "\0" in name or len(name) > _LONGEST_NAME
+    return home_expanded(name) if looks_like_path or Path(name).exists() else None
+
+
+def require_config(name: str, folder: Path) -> None:
+    """Refuse a folder without a config.json."""
+    try:
+        require_file(folder / "config.json")
+    except UnreadableError as error:
+        raise UsageError(
+            f"{name!r:.200} is not a folder with a checkpoint: there is no config.json in it ({error}). Give the "
+            "folder of a Hugging Face checkpoint (config.json and .safetensors), or a name on the hub such as "
+            "'meta-llama/Llama-3.1-70B'."
+        ) from error
 
 
 def open_checkpoint(name: str, device: torch.device, revision: str | None = None) -> "CheckpointOrigin":
@@ -50,11 +66,8 @@ def open_checkpoint(name: str, device: torch.device, revision: str | None = None
     folder = local_folder(name)
     if folder is None:
         folder = fetched(name, revision, lambda fetched_to: _Checkpoint(name, fetched_to, device).needed_files())
-    elif not (folder / "config.json").is_file():
-        raise UsageError(
-            f"{name!r} is not a folder with a checkpoint: there is no config.json in it. Give the folder of a Hugging "
-            "Face checkpoint (config.json and .safetensors), or a name on the hub such as 'meta-llama/Llama-3.1-70B'."
-        )
+    else:
+        require_config(name, folder)
     return CheckpointOrigin(name, str(folder.absolute()), str(device))
 
 

@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ...core.errors import ModelLoadError, UnsupportedModelError
+from ...core.files import UnreadableError, parse_json, read_text
 from ..mapped import map_tensor
 
 SINGLE = "model.safetensors"
@@ -31,11 +32,17 @@ class Shards:
     @cached_property
     def files(self) -> Mapping[str, str]:
         """File of every tensor."""
-        if (self.folder / INDEX).is_file():
-            return read_index(self.folder / INDEX)
-        path = self.folder / SINGLE
+        path, index = self.folder / SINGLE, self.folder / INDEX
+        if index.is_file():
+            if path.is_file():
+                raise ModelLoadError(
+                    f"{self.name!r} has both {SINGLE} and {INDEX}, which need not agree, and programs differ in which "
+                    "of them they read. Remove the one that does not belong to this model."
+                )
+            return read_index(index)
         if not path.is_file():
             raise self._no_safetensors()
+        self._existing(SINGLE)
         try:
             with safe_open(path, framework="pt") as stream:
                 return dict.fromkeys(stream.keys(), SINGLE)
@@ -48,6 +55,21 @@ class Shards:
     def holding(self, tensors: Iterable[str]) -> list[str]:
         """The files that contain these tensors."""
         return sorted({self.files[tensor] for tensor in tensors})
+
+    def require_all(self) -> None:
+        """Refuse a folder in which a file is missing, cut off, or lacks a tensor that the index says it has."""
+        for file in self.holding(self.files):
+            path = self._existing(file)
+            try:
+                with safe_open(path, framework="pt") as stream:
+                    stored = set(stream.keys())
+            except (SafetensorError, OSError) as error:
+                raise _unreadable(path, error) from error
+            absent = [tensor for tensor, where in self.files.items() if where == file and tensor not in stored]
+            if absent:
+                raise ModelLoadError(
+                    f"{path} has no tensor {absent[0]!r}, but {INDEX} says that it does. Fetch both files again."
+                )
 
     def require(self, tensors: Iterable[str]) -> None:
         """Refuse a folder in which a file with one of these tensors is missing or cut off."""
@@ -65,6 +87,11 @@ class Shards:
             raise ModelLoadError(
                 f"The shard {file} of {self.name!r}, which contains tensors that are needed, is missing (or a broken "
                 f"link). Put it into {self.folder}."
+            )
+        if not path.resolve().is_relative_to(_home(self.folder)):
+            raise ModelLoadError(
+                f"{file} of {self.name!r} is a link to {path.resolve()}, outside the folder; such links are not "
+                "followed. Put the file itself into the folder, or give the folder that it is in."
             )
         return path
 
@@ -113,9 +140,9 @@ class Shards:
 def read_index(path: Path) -> Mapping[str, str]:
     """File of each tensor, from an index of shards; names that lead out of the folder are refused."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = parse_json(read_text(path))
         files = dict(content["weight_map"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (UnreadableError, KeyError, TypeError, ValueError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise ModelLoadError(f"{path} is not an index of shards ({reason}). Fetch that file again.") from error
     for file in files.values():
@@ -126,6 +153,12 @@ def read_index(path: Path) -> Mapping[str, str]:
                 "weights and files outside the folder are not opened."
             )
     return files
+
+
+def _home(folder: Path) -> Path:
+    """Where the files of a folder may be: in it, or for a snapshot in the hub's cache in the same repository."""
+    home = folder.resolve()
+    return home.parents[1] if home.parent.name == "snapshots" and (home.parents[1] / "blobs").is_dir() else home
 
 
 def _place(path: Path, tensor: str) -> tuple[int, tuple[int, ...]]:

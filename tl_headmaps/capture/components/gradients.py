@@ -20,7 +20,7 @@ from tqdm.auto import tqdm
 
 from ...core.errors import UnsupportedModelError
 from ...core.types import Model
-from ..host import all_modules, isolated
+from ..host import all_modules, isolated, lock_of
 from ..running.batches import TextBatch, TextBatches
 from .matrices import Location, ModelComponents, n_parts
 
@@ -101,6 +101,13 @@ Reducer = Callable[[tuple[int, str], Tensor], None]
 @contextmanager
 def _only_gradients(model: Model, places: dict[tuple[int, str], Location]) -> Iterator[Any]:
     """Enable gradients of the components alone; yields a context manager that reduces them."""
+    # Noted and restored under the lock: another thread would take what is set here for the user's.
+    with lock_of(model), _gradients_alone(model, places) as collect:
+        yield collect
+
+
+@contextmanager
+def _gradients_alone(model: Model, places: dict[tuple[int, str], Location]) -> Iterator[Any]:
     wanted: dict[int, list[tuple[int, str]]] = {}
     for key, place in places.items():
         wanted.setdefault(id(place.parameter), []).append(key)

@@ -25,6 +25,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ...core.errors import UsageError
+from ...core.files import UnreadableError, require_whole_characters
 from ...core.types import Model, Preset
 from ..host import evaluating, layers_with_heads
 
@@ -99,6 +100,10 @@ def encode_prompt(model: Model, text: str, prepend_bos: bool = False) -> list[in
         raise UsageError(
             f"The model has no tokenizer, so the text {text!r} has no tokens. Set model.tokenizer, or give token ids."
         )
+    try:
+        require_whole_characters(text)
+    except UnreadableError as error:
+        raise UsageError(f"The text {error}. Write the character out, or remove it.") from error
     ids = [int(token) for token in tokenizer.encode(text, add_special_tokens=False)]
     if prepend_bos:
         if tokenizer.bos_token_id is None:
@@ -202,8 +207,8 @@ def gradients(
     device = model_device(model)
     sizes = sizes_of(model)
     chosen = readable_layers(model, read) if layers is None else list(layers)
-    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     with state_restored(model), torch.enable_grad():
+        trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
         try:
             for parameter in trainable:
                 parameter.requires_grad_(False)

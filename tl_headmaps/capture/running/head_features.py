@@ -2,26 +2,31 @@
 
 z is a head's mixed values, before W_O; the span is usually the answer's tokens. Prompts are run in chunks of similar
 length. A finished chunk is a file, named after the model's fingerprint, the token ids and the spans: an interrupted run
-resumes with the next chunk, a second run reads them all, and another model, text or position has other names.
+resumes with the next chunk, a second run reads them all, and another model, text or position has other names. A file
+carries its checksum: a damaged one is reported and made again.
 """
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from tqdm.auto import tqdm
 
 from ...core.files import cache_folder, replacing
+from ...core.runs import DamagedPieceError, pack, unpack
 from ...core.types import Model
 from ..host import layers_with_heads
 from .activations import DEFAULT_BUDGET, LayerActivations, check_prompts, run
 
 _CHUNK = 128
-_VERSION = 1
+_VERSION = 2
 """Part of every file's name; raised when the content of files changes its meaning."""
 
 Span = tuple[int, int]
@@ -92,11 +97,19 @@ def capture_head_features(
     for start in range(0, len(order), _CHUNK):
         rows = tuple(order[start : start + _CHUNK])
         content = [[list(prompts[row]), list(spans[row])] for row in rows]
-        key = hashlib.sha256(json.dumps([_VERSION, parameters, "mean z", content]).encode()).hexdigest()
+        identity = {
+            "version": _VERSION,
+            "parameters": parameters,
+            "what": "mean z",
+            "sizes": [list(sizes[0]), *sizes[1:]],
+        }
+        key = hashlib.sha256(json.dumps([identity, content]).encode()).hexdigest()
         path = folder / f"{key}.safetensors"
-        if not _is_whole(path, len(rows), sizes):
+        if not _is_whole(path, key, identity):
             chosen = [prompts[row] for row in rows]
-            _capture(model, chosen, [spans[row] for row in rows], sizes, path, budget, progress)
+            kept = _captured(model, chosen, [spans[row] for row in rows], sizes, budget, progress)
+            with replacing(path) as temporary:
+                temporary.write_bytes(pack(key, kept, identity))
             n_captured += 1
         elif progress is not None:
             progress(len(rows))
@@ -104,30 +117,26 @@ def capture_head_features(
     return HeadFeatures(len(prompts), *sizes, tuple(chunks), n_captured)
 
 
-def _is_whole(path: Path, n_rows: int, sizes: _Sizes) -> bool:
-    """Whether a file holds what its name promises; a missing or damaged one is captured again."""
-    from safetensors import SafetensorError, safe_open
-
-    layers, n_heads, d_head = sizes
+def _is_whole(path: Path, key: str, identity: Mapping[str, Any]) -> bool:
+    """Whether a file holds what was once captured, bit for bit; a damaged one is reported and captured again."""
     try:
-        with safe_open(path, framework="pt") as stream:
-            shapes = [stream.get_slice(f"L{layer}").get_shape() for layer in layers]
-    except (OSError, SafetensorError):
+        unpack(path.read_bytes(), key, identity)
+    except FileNotFoundError:
         return False
-    return all(shape == [n_rows, n_heads * d_head] for shape in shapes)
+    except (OSError, DamagedPieceError) as error:
+        tqdm.write(f"{path} is damaged: {error}. Its prompts are run again.", file=sys.stderr)
+        return False
+    return True
 
 
-def _capture(
+def _captured(
     model: Model,
     prompts: Sequence[Sequence[int]],
     spans: Sequence[Span],
     sizes: _Sizes,
-    path: Path,
     budget: int,
     progress: Callable[[int], object] | None,
-) -> None:
-    from safetensors.torch import save_file
-
+) -> dict[str, Tensor]:
     layers, n_heads, d_head = sizes
     kept = {layer: torch.empty(len(prompts), n_heads * d_head) for layer in layers}
 
@@ -138,5 +147,4 @@ def _capture(
             kept[seen.layer][row] = z[place, first:end].float().mean(0).flatten().cpu()
 
     run(model, prompts, read=("z",), reduce=keep, budget=budget, progress=progress)
-    with replacing(path) as temporary:
-        save_file({f"L{layer}": features for layer, features in kept.items()}, temporary)
+    return {f"L{layer}": features for layer, features in kept.items()}

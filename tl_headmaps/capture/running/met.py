@@ -27,8 +27,9 @@ from jaxtyping import Float
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from ...core.ambient import steady
 from ...core.errors import UnsupportedModelError, UsageError
-from ...core.files import cache_folder, replacing
+from ...core.files import UnreadableError, cache_folder, parse_json, read_text, replacing
 from ...core.runs import DamagedPieceError, pack, unpack
 from ...data.prompts import neutral_prompts
 from ..host import keeps_states
@@ -62,6 +63,7 @@ Kept: TypeAlias = Literal["mean", "values", "keys"]
 and bias (all that a QK map reads of the thousands of tokens of a vocabulary)."""
 
 
+@steady
 @dataclass(frozen=True)
 class MetVectors:
     """What every layer reads at some sources behind neutral prompts; on disk, read a layer at a time.
@@ -122,11 +124,14 @@ class MetVectors:
         """Vectors that were made before."""
         path = Path(folder) / _DESCRIPTION
         try:
-            stated = json.loads(path.read_text(encoding="utf-8"))
+            stated = parse_json(read_text(path))
             sources = tuple(tuple(map(int, source)) for source in stated["sources"])
             return cls(Path(folder), dict(stated["identity"]), sources, tuple(map(int, stated["parts"])))
-        except OSError as error:
-            raise UsageError(f"{folder} is not a folder of met vectors: cannot read {path.name}: {error}.") from error
+        except UnreadableError as error:
+            raise UsageError(
+                f"{folder} is not a folder of met vectors: cannot read {path.name}: {error}. Give a folder made by "
+                "MetVectors.of()."
+            ) from error
         except (ValueError, KeyError, TypeError) as error:
             raise UsageError(f"{path} is damaged ({type(error).__name__}: {error}). Make the vectors again.") from error
 
@@ -163,7 +168,7 @@ class MetVectors:
 
     def check(self, weights: HeadWeights) -> "MetVectors":
         """Refuse vectors of another model."""
-        if self.identity["weights"] != weights.fingerprint:
+        if self.identity.get("weights") != weights.fingerprint:
             raise UsageError(
                 f"The met vectors in {self.folder} were made with another model than {weights.model_name!r}: the "
                 "fingerprints of their weights differ. Make them again with this model."

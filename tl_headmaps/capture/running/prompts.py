@@ -5,13 +5,13 @@ source is the same token there as in the map it is compared with: at the very st
 that follow, a word is written with other tokens, which is reported instead of scored.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ...core.errors import UsageError
+from ...core.files import UnreadableError, parse_json, read_text, require_whole_characters
 from ...core.types import Model
 from ...core.vocabulary import TokenLike, token_string
 from ...data.relations import PLACEHOLDER
@@ -38,6 +38,10 @@ def check_templates(templates: str | Sequence[str]) -> tuple[str, ...]:
     templates = [templates] if isinstance(templates, str) else list(templates)
     if not len(templates):
         raise UsageError("There is no template; give at least one, such as 'The story of <X> contains'.")
+    try:
+        require_whole_characters(templates)
+    except UnreadableError as error:
+        raise UsageError(f"The template {error}. Write the character out, or remove it.") from error
     for template in templates:
         if not isinstance(template, str) or template.count(PLACEHOLDER) != 1:
             raise UsageError(
@@ -51,11 +55,10 @@ def read_templates(path: str | Path) -> tuple[str, ...]:
     """Templates of a file: one on each line, or (``.json``) a list of strings."""
     path = Path(path)
     try:
-        text = path.read_text(encoding="utf-8-sig")
-        content = json.loads(text) if path.suffix.lower() == ".json" else [line for line in text.splitlines() if line]
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise UsageError(f"Cannot read templates from {path}: {reason}. Write one template on each line.") from error
+        text = read_text(path)
+        content = parse_json(text) if path.suffix.lower() == ".json" else [line for line in text.splitlines() if line]
+    except UnreadableError as error:
+        raise UsageError(f"Cannot read templates from {path}: {error}. Write one template on each line.") from error
     if not isinstance(content, list) or not all(isinstance(template, str) for template in content):
         raise UsageError(
             f"{path} does not contain a list of templates. Write one template on each line, or a JSON list of strings."

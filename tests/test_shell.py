@@ -1,0 +1,509 @@
+"""What surrounds an analysis: torch as the caller left it, other threads, closed pipes, kills, files by others."""
+
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from planted import random_model, save_checkpoint, source_model
+
+import tl_headmaps
+from tl_headmaps import (
+    HeadMapsError,
+    HeadWeights,
+    Relation,
+    Result,
+    TaskItem,
+    Tasks,
+    attention_groups,
+    component_map,
+    describe_model,
+    grouping_profile,
+    relation_scores,
+    token_grid,
+    value_mixing,
+)
+from tl_headmaps.capture.running.head_features import capture_head_features
+from tl_headmaps.core.errors import OutputError, RelationDataError, RunError, TaskDataError, UsageError
+from tl_headmaps.core.files import csv_rows, csv_text, replacing
+from tl_headmaps.data.texts import read_texts
+
+TEXT = " word3 word4 word5 word6 word7 word8 word3 word4 word9"
+NEXT = Relation.from_pairs("next", [(number, number + 1) for number in range(3, 30)])
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return random_model("llama")
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@contextmanager
+def matmul_precision(precision: str) -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+STATES: dict[str, Callable[[], Any]] = {
+    "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+    "float64": lambda: default_dtype(torch.float64),
+    "half": lambda: default_dtype(torch.float16),
+    "device": lambda: torch.device("meta"),
+    "inference": torch.inference_mode,
+    "precision": lambda: matmul_precision("medium"),
+    "gradients": torch.enable_grad,
+}
+
+ANALYSES: dict[str, Callable[[Any], Result]] = {
+    "token_grid": lambda model: token_grid(model, "L1H0", [3, 4], [5, 6]),
+    "relation_scores": lambda model: relation_scores(model, NEXT, progress=False),
+    "relation_scores of QK": lambda model: relation_scores(model, NEXT, circuit="qk", progress=False),
+    "attention_groups": lambda model: attention_groups(model, TEXT),
+    "value_mixing": lambda model: value_mixing(model, TEXT, "L1H0"),
+    "grouping_profile": lambda model: grouping_profile(model, [TEXT], progress=False),
+    "component_map": lambda model: component_map(model, "stable_rank", progress=False),
+    "component_map of gradients": lambda model: component_map(model, "contribution", [TEXT], progress=False),
+    "describe_model": describe_model,
+}
+
+
+def plain(result: Result) -> dict[str, Any]:
+    values = result.to_dict()
+    values["provenance"].pop("created")
+    return values
+
+
+class TestAmbientState:
+    @pytest.mark.parametrize("analysis", ANALYSES)
+    def test_results_do_not_depend_on_it(self, analysis: str, model: Any, tmp_path: Path) -> None:
+        expected = ANALYSES[analysis](model)
+        for name, state in STATES.items():
+            with state():
+                result = ANALYSES[analysis](model)
+                loaded = Result.load(result.save(tmp_path / "result.json"))
+                shown = str(result)
+            assert plain(result) == plain(expected), name
+            assert loaded == result and shown == str(expected), name
+
+    def test_weights_and_models_too(self, tmp_path: Path) -> None:
+        folder = save_checkpoint(source_model("llama"), tmp_path / "llama")
+        expected = HeadWeights.from_checkpoint(folder)
+        for name in ("float64", "device", "autocast"):
+            with STATES[name]():
+                assert HeadWeights.from_checkpoint(folder).fingerprint == expected.fingerprint
+                loaded = tl_headmaps.load_model(str(folder), "cpu")
+            assert HeadWeights.from_model(loaded).fingerprint == expected.fingerprint
+            assert all(parameter.dtype == torch.float32 for parameter in loaded.parameters())
+
+    def test_it_is_restored_also_after_an_error(self, model: Any) -> None:
+        with (
+            STATES["float64"](),
+            STATES["precision"](),
+            torch.device("meta"),
+            torch.autocast("cpu"),
+            torch.enable_grad(),
+        ):
+            with pytest.raises(HeadMapsError):
+                token_grid(model, "L99H0", [3], [4])
+            assert torch.tensor(0.5).dtype == torch.float64
+            assert torch.get_float32_matmul_precision() == "medium"
+            assert torch.zeros(1).is_meta and torch.is_autocast_enabled("cpu") and torch.is_grad_enabled()
+
+    def test_threads_share_the_default_type(self, model: Any) -> None:
+        expected = plain(ANALYSES["relation_scores"](model))
+        with STATES["float64"]():
+            found = in_threads([lambda: plain(ANALYSES["relation_scores"](model))] * 4)
+            assert torch.get_default_dtype() == torch.float64
+        assert found == [expected] * 4
+
+    def test_every_public_call_is_steady(self) -> None:
+        calls = {name: getattr(tl_headmaps, name) for name in tl_headmaps.__all__}
+        for name, call in calls.items():
+            if callable(call) and not isinstance(call, type) and ".analyses." in call.__module__:
+                assert call.__code__.co_filename.endswith("ambient.py"), f"@steady is missing above {name}()"
+        for method in (HeadWeights.from_model, HeadWeights.from_checkpoint, Result.load, calls["MetVectors"].of):
+            assert method.__func__.__code__.co_filename.endswith("ambient.py"), method
+
+    @pytest.mark.parametrize("seed", [-1, 2**63, 2**64, 10**5000, 1.5, True, "0"], ids=range(7))
+    def test_seeds_no_generator_takes(self, model: Any, seed: Any) -> None:
+        with pytest.raises(UsageError, match="is not a seed"):
+            component_map(model, "contribution", [TEXT], seed=seed, progress=False)
+
+
+def in_threads(calls: list[Callable[[], Any]]) -> list[Any]:
+    found: list[Any] = [None] * len(calls)
+
+    def run(number: int) -> None:
+        try:
+            found[number] = calls[number]()
+        except BaseException as error:
+            found[number] = error
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(len(calls))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+class TestThreads:
+    def test_hooks_of_the_user_are_as_before_and_results_are_those_of_one_thread(self, model: Any) -> None:
+        names = ["attention_groups", "grouping_profile", "value_mixing", "component_map of gradients"]
+        expected = [plain(ANALYSES[name](model)) for name in names]
+        model.train()
+        called: list[str] = []
+        points = [point for name, point in model.hook_dict.items() if name.endswith(("hook_pattern", "hook_z"))]
+        for point in points:
+            point.add_hook(lambda value, hook: called.append(hook.name))
+        before = {id(point): list(point._forward_hooks) for point in points}
+        assert len(points) >= 4
+        try:
+            found = in_threads([lambda name=name: plain(ANALYSES[name](model)) for name in names * 2])
+            assert found == expected * 2
+            assert called == [], "a hook of the user ran inside an analysis"
+            assert {id(point): list(point._forward_hooks) for point in points} == before
+            assert all(module.training for module in model.modules())
+            model(torch.tensor([[3, 4]]))
+            assert len(called) == len(points)
+        finally:
+            model.reset_hooks()
+            model.eval()
+
+
+def grid_command(folder: Path, *out: Path) -> list[str]:
+    options = ["--head", "L0H0", "--sources", "#3,#4", "--targets", "#5,#6", "--checkpoint", str(folder)]
+    return [
+        sys.executable,
+        "-m",
+        "tl_headmaps",
+        "grid",
+        *options,
+        *(word for path in out for word in ("--out", str(path))),
+    ]
+
+
+class TestPrinting:
+    @pytest.fixture(scope="class")
+    def folder(self, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        return save_checkpoint(source_model("llama"), tmp_path_factory.mktemp("printing") / "llama")
+
+    @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+    def test_a_full_disk_behind_stdout_loses_no_file(self, folder: Path, tmp_path: Path) -> None:
+        with Path("/dev/full").open("w") as full:
+            done = subprocess.run(
+                grid_command(folder, tmp_path / "a.json"), stdout=full, stderr=subprocess.PIPE, text=True, check=False
+            )
+        assert done.returncode == 1
+        assert "could not be printed in full (No space left on device)" in done.stderr.splitlines()[-1]
+        assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr
+        assert Result.load(tmp_path / "a.json").kind == "token_grid"
+
+    def test_a_closed_pipe_loses_no_file(self, folder: Path, tmp_path: Path) -> None:
+        reading, writing = os.pipe()
+        os.close(reading)
+        done = subprocess.run(
+            grid_command(folder, tmp_path / "a.json"), stdout=writing, stderr=subprocess.PIPE, text=True, check=False
+        )
+        os.close(writing)
+        assert done.returncode == 1
+        assert "could not be printed in full (Broken pipe)" in done.stderr.splitlines()[-1]
+        assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr
+        assert Result.load(tmp_path / "a.json").kind == "token_grid"
+
+    @pytest.mark.parametrize("name", ["x" * 300 + ".json", "a\0b.json"], ids=["long", "null"])
+    def test_names_that_cannot_be(self, run: Any, name: str) -> None:
+        run("grid", "--head", "L0H0", "--sources", "a", "--targets", "b", "--out", name).assert_refused(2, "--out")
+
+    def test_options_of_the_verification_are_checked_first(self, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(tl_headmaps, "load_model", lambda *_: pytest.fail("the long work was started"))
+        run("tasks", "--verify", "--n-items", "0").assert_refused(2, "n_items=0 must be at least 1")
+
+
+class TestTemporaryFiles:
+    def test_those_of_a_killed_process_go_with_the_next_one(self, tmp_path: Path) -> None:
+        script = (
+            "import os, signal, sys; from pathlib import Path; from tl_headmaps.core.files import replacing\n"
+            "with replacing(Path(sys.argv[1])) as temporary:\n"
+            "    temporary.write_text('half'); os.kill(os.getpid(), signal.SIGKILL)"
+        )
+        target = tmp_path / "result.json"
+        for _ in range(2):
+            done = subprocess.run([sys.executable, "-c", script, str(target)], check=False)
+            assert done.returncode == -signal.SIGKILL
+            assert len(list(tmp_path.iterdir())) == 1
+        with replacing(target) as temporary:
+            temporary.write_text("whole")
+        assert [path.name for path in tmp_path.iterdir()] == ["result.json"]
+
+    def test_those_of_a_living_process_stay(self, tmp_path: Path) -> None:
+        target = tmp_path / "result.json"
+        with replacing(target) as theirs:
+            theirs.write_text("theirs")
+            with replacing(target) as ours:
+                ours.write_text("ours")
+            assert target.read_text() == "ours" and theirs.exists()
+        assert target.read_text() == "theirs"
+        assert len(list(tmp_path.iterdir())) == 1
+
+    def test_other_files_are_left_alone(self, tmp_path: Path) -> None:
+        for name in (".other.json.x.part", "result.json.part", ".result.json.x.tmp"):
+            (tmp_path / name).write_text("")
+        with (tmp_path / ".result.json.y.part").open("w") as held:
+            fcntl.flock(held, fcntl.LOCK_EX)
+            with replacing(tmp_path / "result.json") as temporary:
+                temporary.write_text("")
+        assert len(list(tmp_path.iterdir())) == 5
+
+
+class TestActivationCache:
+    def test_a_flipped_bit_is_reported_and_made_again(
+        self, model: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        def features() -> Any:
+            prompts, spans = [[3, 4, 5], [6, 7, 8, 9]], [(1, 2), (2, 4)]
+            return capture_head_features(model, prompts, spans, parameters="p", cache_dir=tmp_path)
+
+        first = features()
+        expected = first.layer(1)
+        assert first.n_captured == 1 and features().n_captured == 0
+        (path,) = tmp_path.iterdir()
+        whole = path.read_bytes()
+        for place in (len(whole) - 3, len(whole) // 2, 20):
+            damaged = bytearray(whole)
+            damaged[place] ^= 4
+            path.write_bytes(damaged)
+            capsys.readouterr()
+            again = features()
+            assert again.n_captured == 1 and again.layer(1).equal(expected)
+            assert "is damaged" in capsys.readouterr().err
+            assert path.read_bytes() == whole
+
+
+class TestFilesOfOthers:
+    @pytest.mark.parametrize("k", ["10", None, [10], 2.5, True, 0, -3, 10**30, {}])
+    def test_k(self, tmp_path: Path, k: Any) -> None:
+        self.refused(tmp_path, {"pairs": [["a", "b"]], "k": k}, "k is")
+
+    @pytest.mark.parametrize(
+        "templates",
+        [
+            "The <X>",
+            ["The <X>"],
+            {"neutral": "The <X>"},
+            {"neutral": [3]},
+            {"neutral": [["<X>"]]},
+            3,
+            {"eliciting": None},
+        ],
+        ids=range(7),
+    )
+    def test_templates(self, tmp_path: Path, templates: Any) -> None:
+        self.refused(tmp_path, {"pairs": [["a", "b"]], "templates": templates}, "templates are")
+
+    @pytest.mark.parametrize("field", ["name", "title", "category", "description", "source", "licence"])
+    def test_texts(self, tmp_path: Path, field: str) -> None:
+        self.refused(tmp_path, {"pairs": [["a", "b"]], field: 3}, f"{field} is 3; it must be text")
+        self.refused(tmp_path, {"pairs": [["a", "b"]], field: "\ud800"}, "half a character")
+
+    @pytest.mark.parametrize("word", ["a\ud800", "\udfff", 10**25, 2.5, None, True, ["a"], {}])
+    def test_words(self, tmp_path: Path, word: Any) -> None:
+        self.refused(tmp_path, {"pairs": [["a", word]]})
+        self.refused(tmp_path, [["a", word]])
+        with pytest.raises(RelationDataError):
+            Relation.from_pairs("own", [("a", word)])
+
+    def refused(self, folder: Path, content: Any, part: str = "") -> None:
+        path = folder / "relation.json"
+        path.write_text(json.dumps(content))
+        with pytest.raises(RelationDataError) as caught:
+            Relation.from_file(path)
+        assert part in str(caught.value)
+
+    @pytest.mark.parametrize("suffix", [".json", ".csv", ".tsv", ".jsonl"])
+    @pytest.mark.parametrize(
+        "content",
+        [b"[" * 100_000, b'[["a", 1' + b"0" * 5000 + b"]]", b'"' + b"x" * 200_000 + b'",b\n', b"\xff\xfe", b"", b"\0"],
+        ids=["deep", "long number", "long cell", "not UTF-8", "empty", "null"],
+    )
+    def test_rubbish(self, tmp_path: Path, suffix: str, content: bytes) -> None:
+        path = tmp_path / f"rubbish{suffix}"
+        path.write_bytes(content)
+        if suffix != ".jsonl":
+            with pytest.raises(RelationDataError):
+                Relation.from_file(path)
+        with pytest.raises(TaskDataError):
+            Tasks.from_file(path)
+        if content:
+            with pytest.raises(OutputError):
+                Result.load(path)
+
+    def test_csv_with_line_breaks_in_cells(self, tmp_path: Path) -> None:
+        path = tmp_path / "relation.csv"
+        path.write_bytes('source,target\r\n"a\nb",c\r\nd\u2028e,"f\x1cg"\r\n'.encode())
+        assert Relation.from_file(path).pairs == (("a\nb", "c"), ("d\u2028e", "f\x1cg"))
+
+    def test_task_tables_with_line_breaks_in_cells(self, tmp_path: Path) -> None:
+        path = tmp_path / "tasks.csv"
+        rows = [[f"{n}\u2028+\n1", str(n), function] for n in range(10) for function in ("retrieval", "inference")]
+        path.write_text(csv_text(["question", "answer", "function"], rows), newline="")
+        assert [item.question for item in Tasks.from_file(path, template="{question}", duplicates="drop").items] == [
+            f"{n}\u2028+\n1" for n in range(10)
+        ] or len(Tasks.from_file(path, template="{question}")) == 20
+
+    def test_a_pipe_is_refused_at_once(self, tmp_path: Path) -> None:
+        for suffix in (".json", ".csv", ".txt", ".safetensors"):
+            pipe = tmp_path / f"pipe{suffix}"
+            os.mkfifo(pipe)
+            for read in (Relation.from_file, Tasks.from_file, Result.load, lambda path: list(read_texts(path))):
+                with pytest.raises(HeadMapsError):
+                    read(pipe)
+        (tmp_path / "config.json").symlink_to(tmp_path / "pipe.json")
+        with pytest.raises(HeadMapsError):
+            HeadWeights.from_checkpoint(tmp_path)
+
+    def test_half_characters_in_texts(self, model: Any) -> None:
+        broken = " word3 word4 \ud800 word5"
+        with pytest.raises(UsageError, match="half a character"):
+            attention_groups(model, broken)
+        with pytest.raises(UsageError, match="half a character"):
+            grouping_profile(model, [broken], progress=False)
+        with pytest.raises(RelationDataError, match="half a character"):
+            Relation.from_pairs("own", [("a", "b")], eliciting_templates=("\udc00 <X>",))
+        items = [TaskItem(f"{n}\udc80", "a", name) for n in range(10) for name in ("retrieval", "inference")]
+        with pytest.raises(TaskDataError, match="half a character"):
+            Tasks(tuple(items))
+
+    @pytest.mark.parametrize("name", ["~nosuch/x.json", "x" * 5000 + ".json", "a\0.json"])
+    def test_paths_that_cannot_be(self, name: str) -> None:
+        for read in (Relation.from_file, Tasks.from_file, Result.load):
+            with pytest.raises(HeadMapsError):
+                read(name)
+
+
+class TestResults:
+    @pytest.fixture(scope="class")
+    def results(self, model: Any) -> dict[str, Result]:
+        return {name: call(model) for name, call in ANALYSES.items()}
+
+    def test_shapes_and_axes_are_checked_against_each_other(self, results: dict[str, Result], tmp_path: Path) -> None:
+        """Whatever loads can be printed, listed and saved again."""
+        generator = np.random.default_rng(0)
+        path = tmp_path / "result.json"
+        n_refused = 0
+        for name, result in results.items():
+            for _ in range(25):
+                path.write_text(json.dumps(mutated(json.loads(result.to_json()), generator)))
+                try:
+                    loaded = Result.load(path)
+                except OutputError:
+                    n_refused += 1
+                    continue
+                assert str(loaded) and loaded.to_csv() and loaded.to_json(), name
+        assert n_refused > 50
+
+    def test_a_missing_layer_in_one_array(self, results: dict[str, Result], tmp_path: Path) -> None:
+        values = json.loads(results["relation_scores"].to_json())
+        values["suppress"] = [rows[:-1] for rows in values["suppress"]]
+        (tmp_path / "a.json").write_text(json.dumps(values))
+        with pytest.raises(OutputError, match=r"is damaged.*suppress"):
+            Result.load(tmp_path / "a.json")
+
+    def test_labels_of_another_length(self, results: dict[str, Result], tmp_path: Path) -> None:
+        values = json.loads(results["token_grid"].to_json())
+        values["axes"]["source"].append("more")
+        (tmp_path / "a.json").write_text(json.dumps(values))
+        with pytest.raises(OutputError, match="is damaged"):
+            Result.load(tmp_path / "a.json")
+
+    def test_a_newer_file_says_so(self, results: dict[str, Result], tmp_path: Path) -> None:
+        values = json.loads(results["token_grid"].to_json())
+        values["provenance"]["versions"]["tl-headmaps"] = "99.0.1"
+        (tmp_path / "a.json").write_text(json.dumps(values))
+        assert Result.load(tmp_path / "a.json").kind == "token_grid"
+        for change in ({"kind": "oracle"}, {"clearer": [1]}, {"ranks": "moved"}):
+            (tmp_path / "a.json").write_text(json.dumps(values | change))
+            with pytest.raises(OutputError, match=r"saved by tl-headmaps 99\.0\.1, which is newer.*pip install"):
+                Result.load(tmp_path / "a.json")
+
+    def test_a_full_disk_gives_a_sentence_for_tensors_too(
+        self, results: dict[str, Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def full(self: Path, data: bytes) -> int:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(Path, "write_bytes", full)
+        with pytest.raises(OutputError, match="No space left on device"):
+            results["token_grid"].save(tmp_path / "a.safetensors")
+        assert list(tmp_path.iterdir()) == []
+
+    @pytest.mark.parametrize(
+        "cell", ["=1+1", "+1;x", "-x", "@sum", "\tx", "\rx", "'=x", "''", "'", "-", "-3%", "a=b", ""]
+    )
+    def test_cells_of_spreadsheets(self, cell: str) -> None:
+        text = csv_text([cell, "n"], [[cell, -0.5], [f"{cell}\n", 1]])
+        assert csv_rows(text) == [[cell, "n"], [cell, "-0.5"], [f"{cell}\n", "1"]]
+        written = text.split(",")[0].strip('"')
+        assert not written.startswith(("=", "@", "\t", "\r", "+1;", "-x"))
+
+    @pytest.mark.parametrize("answer", [b"", b"rubbish", None, 3, {"values": 1}])
+    def test_what_an_executor_returns_is_looked_at(self, tmp_path: Path, answer: Any) -> None:
+        weights = HeadWeights.from_checkpoint(save_checkpoint(source_model("llama"), tmp_path / "llama"))
+
+        class Elsewhere:
+            def submit(self, call: Any, layer: int) -> Any:
+                future: Future[Any] = Future()
+                future.set_result(answer)
+                return future
+
+        with pytest.raises(RunError, match="is not a result of this run"):
+            relation_scores(weights, NEXT, executor=Elsewhere(), run_dir=tmp_path / "run", progress=False)
+        assert not list((tmp_path / "run").glob("layer-*"))
+
+
+def mutated(value: Any, generator: np.random.Generator) -> Any:
+    """The same JSON with one thing in it changed: removed, repeated, or replaced by something of another kind."""
+    places = list(walk(value))
+    container, key = places[generator.integers(len(places))]
+    kind = generator.integers(4)
+    if kind == 0 and isinstance(container, list):
+        container.pop(key)
+    elif kind == 1 and isinstance(container, list):
+        container.append(container[key])
+    elif kind == 2 and isinstance(container, dict):
+        container.pop(key)
+    else:
+        rubbish: list[Any] = [None, -1, 10**30, 1.5, "x", [], {}, True, "\u202e</script>", [[1]], float("nan")]
+        container[key] = rubbish[generator.integers(len(rubbish))]
+    return value
+
+
+def walk(value: Any) -> Iterator[tuple[Any, Any]]:
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inside in list(items):
+        yield value, key
+        yield from walk(inside)

@@ -1,0 +1,125 @@
+"""A checkpoint is looked at before TransformerLens or transformers opens it.
+
+Left alone, the host opens pickles, follows an index to any file, and fills tensors that are missing with random
+numbers. So a folder is handed over only if its weights are complete safetensors inside it, and if transformers, asked
+to load them without their values, finds every tensor of the model in its shape.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...core.errors import ModelLoadError, UnsupportedModelError
+from .config import read_config
+from .hub import fetched
+from .reader import local_folder, require_config
+from .shards import Shards
+
+_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder_layers")
+"""What configurations call the number of layers."""
+
+_NOT_FOLLOWED = "transformers_weights"
+"""A field of config.json that names another file to read."""
+
+_ADAPTER = "adapter_config.json"
+
+
+def sound_folder(name: str) -> Path:
+    """The folder of a checkpoint, fetched if ``name`` is on the hub; refused unless it is safe to open.
+
+    Args:
+        name: A folder, or a name on the hub.
+    """
+    folder = local_folder(name)
+    if folder is None:
+        folder = fetched(_official(name), None, lambda found: sorted(set(Shards(name, found).files.values())))
+    else:
+        require_config(name, folder)
+    config = read_config(folder / "config.json")
+    if (folder / _ADAPTER).exists() or config.get(_NOT_FOLLOWED) is not None:
+        found = _ADAPTER if (folder / _ADAPTER).exists() else f"{_NOT_FOLLOWED} in its config.json"
+        raise ModelLoadError(
+            f"{name!r} has {found}, which names weights outside the checkpoint; a complete model was expected. Merge "
+            "them, save the model, and give that folder."
+        )
+    shards = Shards(name, folder)
+    shards.require_all()
+    _require_layers(folder / "config.json", config, len(shards.files))
+    return folder
+
+
+def _official(name: str) -> str:
+    """TransformerLens knows other names of some models."""
+    try:
+        from transformer_lens.tools.model_registry.registry_io import resolve_model_alias
+    except ImportError:  # TransformerLens 3
+        from transformer_lens.supported_models import MODEL_ALIASES
+
+        return next((official for official, aliases in MODEL_ALIASES.items() if name in aliases), name)
+    return str(resolve_model_alias(name) or name)
+
+
+def _require_layers(path: Path, config: dict[str, Any], n_tensors: int) -> None:
+    """Refuse a number of layers that cannot be: modules are built for each of them before a name is looked at."""
+    for part in (part for part in (config, config.get("text_config")) if isinstance(part, dict)):
+        for field in _LAYERS:
+            n_layers = part.get(field)
+            if n_layers is None:
+                continue
+            if isinstance(n_layers, bool) or not isinstance(n_layers, int) or not 1 <= n_layers <= n_tensors:
+                raise UnsupportedModelError(
+                    f"{path}: {field} is {n_layers!r:.40}, but a number from 1 to {n_tensors} was expected: the files "
+                    f"have {n_tensors} tensors. Use a checkpoint with its own configuration."
+                )
+
+
+def require_weights(name: str, folder: Path) -> None:
+    """Refuse weights that lack a tensor of the model, or have it in another shape, or have one that it does not know.
+
+    Args:
+        name: What the checkpoint is called in messages.
+        folder: Its folder.
+    """
+    from transformer_lens.model_bridge.sources.transformers import (
+        determine_architecture_from_hf_config,
+        get_hf_model_class_for_architecture,
+    )
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    architecture = determine_architecture_from_hf_config(config)
+    model, found = get_hf_model_class_for_architecture(architecture).from_pretrained(
+        folder,
+        config=config,
+        dtype=torch.float32,
+        device_map={"": "meta"},
+        use_safetensors=True,
+        ignore_mismatched_sizes=True,
+        output_loading_info=True,
+    )
+    missing, mismatched = sorted(found["missing_keys"]), sorted(found["mismatched_keys"])
+    if missing:
+        raise UnsupportedModelError(
+            f"{name!r} has no tensor {missing[0]!r}, which a {architecture} of its config.json has"
+            f"{_and_more(missing)}. The checkpoint is incomplete, or the configuration is of another model. Use a "
+            "complete checkpoint."
+        )
+    if mismatched:
+        tensor, stored, implied = mismatched[0]
+        raise UnsupportedModelError(
+            f"{tensor} of {name!r} has shape {list(stored)}, but its config.json implies {list(implied)}"
+            f"{_and_more(mismatched)}. One of the two belongs to another model: fetch the checkpoint again."
+        )
+    holding = {key.rpartition(".")[0] for key, _ in model.named_parameters()}
+    unknown = sorted(key for key in found["unexpected_keys"] if key.rpartition(".")[0] in holding)
+    if unknown:
+        raise UnsupportedModelError(
+            f"{name!r} has a tensor {unknown[0]!r}, which a {architecture} of its config.json does not use"
+            f"{_and_more(unknown)}, so the model would compute something else. Use the configuration that belongs to "
+            "these weights."
+        )
+
+
+def _and_more(tensors: list[Any]) -> str:
+    return f" (and {len(tensors) - 1} more)" if len(tensors) > 1 else ""
