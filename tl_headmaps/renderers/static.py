@@ -124,6 +124,7 @@ def _map_axes(axes: Any, heat: Heat, layer: Layer, cell: tuple[float, float]) ->
         vmax=high,
         aspect=cell[1] / cell[0],
         interpolation="nearest",
+        origin="lower" if heat.lower else "upper",
     )
     for row, column in np.argwhere(np.isnan(layer.values)):
         if not heat.lengths or column < heat.lengths[row]:
@@ -150,6 +151,11 @@ def _map_axes(axes: Any, heat: Heat, layer: Layer, cell: tuple[float, float]) ->
                 colour = text_on(layer.scale.colour(float(value)))
                 axes.text(column, row, true_minus(significant(float(value))), ha="center", va="center", color=colour)
     return image
+
+
+def _axis_name(heat: Heat, axis: Axis) -> str:
+    """Panels are a figure of several axes, whose names begin with a capital."""
+    return axis.name.capitalize() if heat.panels else axis.name
 
 
 def _short(axis: Axis, wide: float) -> Axis:
@@ -224,9 +230,9 @@ def _(data: Heat, sheet: Any) -> None:
             room = max(cell[0] * data.columns.n, 0.8) + 0.2
             axes.set_title(layer.name, fontsize=min(8.0, room * 72 / (0.6 * max(len(layer.name), 1))))
         if number + across >= len(shown):
-            axes.set_xlabel(data.columns.name)
+            axes.set_xlabel(_axis_name(data, data.columns))
         if number % across == 0:
-            axes.set_ylabel(data.rows.name)
+            axes.set_ylabel(_axis_name(data, data.rows))
         if not one_scale or number == len(shown) - 1:
             _colour_bar(sheet, image, layer.scale, used if one_scale else axes)
     sheet.suptitle(data.title, fontsize=8)
