@@ -379,7 +379,7 @@ class TestRunning:
         maps = task_maps(model, tasks, n_folds=3, n_null=1, cache_dir=str(tmp_path), progress=False)
         assert is_empty(maps.importance) and is_empty(maps.fold_importance) and is_empty(maps.null_mean)
         assert maps.importance_normalised.nansum((1, 2)).tolist() == pytest.approx([1.0, 1.0])
-        assert {head.layer for heads in maps.above_elbow for head in heads} <= set(WITH_HEADS)
+        assert {head.layer for heads in maps.standing_out for head in heads} <= set(WITH_HEADS)
         assert Result.load(maps.save(tmp_path / "maps.json")) == maps
         assert maps.figure().data.lengths == (0, 4, 0, 4) and maps.figure(stability=True) is not None
         verified = verify_tasks(model, maps, tasks, n_items=4, n_random=2, max_heads=2, progress=False)

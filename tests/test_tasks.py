@@ -105,6 +105,15 @@ def test_items_of_a_set_consist_of_the_same_words(bundled: Tasks, groups: list[A
         assert all(bag == bags[0] for bag in bags)
 
 
+def test_the_decisive_sentence_is_the_one_about_the_person_asked_for(bundled: Tasks, groups: list[Any]) -> None:
+    names = {name for group in groups for name in group["names"]}
+    for item in bundled.items:
+        (name,) = names & set(words_of(item.question))
+        (told,) = [told for told in re.split(r"(?<=[.])\s+", item.context) if re.search(rf"\b{name}\b", told)]
+        assert item.decisive == told
+    assert TaskItem("What is one plus one?", "two", "math_calculation").decisive == "What is one plus one?"
+
+
 def test_every_place_in_the_context_asks_for_every_function_equally_often(bundled: Tasks, groups: list[Any]) -> None:
     names = {name for group in groups for name in group["names"]}
     places = defaultdict(Counter)

@@ -27,6 +27,7 @@ from .analyses.salient_operations.call import salient_operations as salient_oper
 from .analyses.salient_operations.result import SalientOperations as SalientOperations
 from .analyses.task_maps.call import task_maps as task_maps
 from .analyses.task_maps.result import TaskMaps as TaskMaps
+from .analyses.task_maps.shape import MapShapes as MapShapes
 from .analyses.token_grid import TokenGrid as TokenGrid
 from .analyses.token_grid import token_grid as token_grid
 from .analyses.validate.call import validate as validate

@@ -1,12 +1,13 @@
 """``verify_tasks``: does a model get worse at a function without that function's heads?
 
 The heads of each function are ablated (z set to zero at every position) and all functions' items asked again: an 8 x 8
-matrix for the eight functions. Heads are chosen anew for every fold, by the probe that did not see its contents, so
-each item is held out. As a control, as many other heads are ablated: drawn at random, the function's own excluded. Own
-and random heads are compared on the same items; where the whole model is at chance, nothing can be said.
+matrix for the eight functions. Heads are chosen anew for every fold, by maps made without its contents, so each item is
+held out. The control are as many other heads of the same layers, drawn many times: the p-value is the rank of the own
+heads among these draws. Items only say how sure an accuracy is: that one set of heads is worse than another on the same
+items is no evidence, since any two sets differ. Where the whole model is at chance, nothing can be said.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -23,13 +24,13 @@ from ..capture.weights import HeadWeights
 from ..core.ambient import steady
 from ..core.errors import UsageError
 from ..core.provenance import Provenance
-from ..core.types import Model
+from ..core.types import HeadIndex, Model
 from ..data.tasks import FUNCTIONS, Tasks, with_alternatives
 from ..renderers import heat
 from ..renderers.figure import Figure
 from ..renderers.text import interval, table_text
 from ..results import Result, cells
-from ..scorers.statistics import paired_p_value, q_values, wilson_interval
+from ..scorers.statistics import clustered_interval, clusters_of, matched_sets, q_values, rank_p_value
 from .task_maps.call import resolve_tasks
 from .task_maps.result import TaskMaps
 
@@ -42,18 +43,22 @@ _BY_FUNCTION = (
     "random_low",
     "random_high",
     "chance",
+    "margin_clean",
+    "margin_own",
+    "margin_random",
     "p_value",
     "q_value",
 )
 SIGNIFICANT = 0.05
-"""False discovery rate below which own heads differ from random ones."""
+"""False discovery rate below which a model is worse without own heads than without others."""
 
 _COLUMNS = ("function", "items", "chance", "all heads", "heads", "own off", "others", "random off", "p", "verdict")
 _LEGEND = (
-    "share of held-out items whose right answer is likelier than the alternatives (95% interval): with all heads,\n"
-    "with the function's own heads ablated, with those of another function (mean), with as many random heads,\n"
-    "none of them its own; p: own against random on the same items, exact; verdict: without own heads, compared\n"
-    "with random ones, at a false discovery rate of 5%; not testable: the interval with all heads reaches chance"
+    "share of held-out items whose right answer is likelier than the alternatives (95% interval over contents): with\n"
+    "all heads, with the function's own heads ablated, with those of another function (mean), with as many other\n"
+    "heads of the same layers (mean, and where 95% of the draws lie); p: rank of the own heads among the draws, by\n"
+    "how much likelier the right answer is; verdict: at a false discovery rate of 5% over the functions that are\n"
+    "testable; not testable: the interval with all heads reaches chance"
 )
 
 
@@ -62,31 +67,35 @@ class TaskVerification(Result):
     """Accuracy on the items of a function (columns) after ablating the heads of a function (rows).
 
     An item counts as right when the model finds the right answer likelier than every alternative. Its heads were chosen
-    without it: by a probe that did not see its content. Intervals are 95% Wilson intervals over items.
+    without it: by maps made without its content. Intervals are 95% intervals over items, contents counted as clusters.
 
     Attributes:
         functions: Names of the functions, for both axes.
         n_items: Items of each function that were asked.
         n_ablated: Heads ablated for each function.
+        n_random: Draws of other heads from the same layers, for each function.
+        n_moved: Own heads whose layer had too few others, so that a neighbouring layer gave one; over all folds.
         accuracy: After ablating the heads of the row's function, on the items of the column's.
         accuracy_low, accuracy_high: Its interval.
         clean: With all heads.
         clean_low, clean_high: Its interval.
-        random: With as many other heads ablated, drawn at random from those that are not the function's own, on the
-            function's own items; mean over several draws.
-        random_low, random_high: Its interval.
+        random: With as many other heads of the same layers ablated, none of them the function's own, on the function's
+            own items; mean over the draws.
+        random_low, random_high: Where 95% of the draws lie.
         chance: Expected share of right answers when one of the alternatives is drawn.
-        p_value: How likely own and random heads would differ this much on the function's own items if it did not matter
-            which are ablated: exact, paired by items, two-sided (McNemar's test for a single random draw).
-        q_value: The same after Benjamini-Hochberg over the functions.
+        margin_clean, margin_own, margin_random: Log-likelihood of the right answer less that of the best alternative,
+            mean over the function's items: with all heads, without its own, and without others (mean over the draws).
+        p_value: Rank of the own heads among the draws by that margin: the share of sets, the own one counted, without
+            which it is as small. At least ``1 / (1 + n_random)``.
+        q_value: The same after Benjamini-Hochberg over the functions that are testable; NaN for others.
 
     Example:
         >>> from tl_headmaps import TaskItem, Tasks, load_default_model, task_maps, verify_tasks
         >>> sums = [TaskItem(f"{n} + 1 =", str(n + 1), "math_calculation", "", ("0",), "", str(n)) for n in range(10)]
         >>> cups = [TaskItem(f"{n} is", "red", "retrieval", f"No {n} is red.", ("wet",), "", str(n)) for n in range(10)]
         >>> model, tasks = load_default_model(), Tasks((*sums, *cups))
-        >>> maps = task_maps(model, tasks, n_folds=3, n_null=1, cache_dir="cache", progress=False)
-        >>> verified = verify_tasks(model, maps, tasks, n_items=5, n_random=1, max_heads=2, progress=False)
+        >>> maps = task_maps(model, tasks, n_folds=3, n_null=19, cache_dir="cache", progress=False)
+        >>> verified = verify_tasks(model, maps, tasks, n_items=5, n_random=3, max_heads=2, progress=False)
         >>> verified.functions, verified.n_items, verified.chance.tolist()
         (('retrieval', 'math_calculation'), (5, 5), [0.5, 0.5])
         >>> float(verified.clean[0]), tuple(verified.accuracy.shape)
@@ -94,12 +103,15 @@ class TaskVerification(Result):
     """
 
     kind: ClassVar[str] = "task_verification"
-    methods: ClassVar[tuple[str, ...]] = ("ma2025cognitive", "wilson1927probable")
+    methods: ClassVar[tuple[str, ...]] = ("ma2025cognitive", "wilson1927probable", "benjamini1995controlling")
     json_axes: ClassVar[Mapping[str, str | None]] = {"ablated": "functions", "tested": "functions"}
     json_extra: ClassVar[tuple[str, ...]] = ("testable", "verdicts")
+    nullable: ClassVar[tuple[str, ...]] = ("q_value",)
     functions: tuple[str, ...]
     n_items: tuple[int, ...]
     n_ablated: tuple[int, ...]
+    n_random: tuple[int, ...]
+    n_moved: tuple[int, ...]
     accuracy: Float[Tensor, "function function"]
     accuracy_low: Float[Tensor, "function function"]
     accuracy_high: Float[Tensor, "function function"]
@@ -110,6 +122,9 @@ class TaskVerification(Result):
     random_low: Float[Tensor, " function"]
     random_high: Float[Tensor, " function"]
     chance: Float[Tensor, " function"]
+    margin_clean: Float[Tensor, " function"]
+    margin_own: Float[Tensor, " function"]
+    margin_random: Float[Tensor, " function"]
     p_value: Float[Tensor, " function"]
     q_value: Float[Tensor, " function"]
     provenance: Provenance
@@ -137,19 +152,14 @@ class TaskVerification(Result):
 
     @property
     def verdicts(self) -> tuple[str, ...]:
-        """For each function: ``not testable``, ``worse``, ``better`` or ``no difference`` without its own heads.
+        """For each function: ``not testable``, ``worse`` or ``no difference`` without its own heads.
 
-        Compared with random others, at a false discovery rate of 5%.
+        Compared with others of the same layers, at a false discovery rate of 5%.
         """
-
-        def verdict(number: int) -> str:
-            if not self.testable[number]:
-                return "not testable"
-            if self.q_value[number] >= SIGNIFICANT:
-                return "no difference"
-            return "worse" if self.own[number] < self.random[number] else "better"
-
-        return tuple(verdict(number) for number in range(len(self.functions)))
+        return tuple(
+            "not testable" if not able else "worse" if q <= SIGNIFICANT else "no difference"
+            for able, q in zip(self.testable, self.q_value.tolist(), strict=True)
+        )
 
     def to_rows(self) -> Iterable[dict[str, Any]]:
         """One record per pair of functions."""
@@ -186,8 +196,7 @@ class TaskVerification(Result):
         for name, verdict in zip(names, self.verdicts, strict=True):
             by_verdict.setdefault(verdict, []).append(name)
         openings = {
-            "worse": "Worse without own heads than without random ones (paired exact test, false discovery rate 5%)",
-            "better": "Better without own heads than without random ones",
+            "worse": "Worse without own heads than without others of the same layers (false discovery rate 5%)",
             "no difference": "No difference shown",
             "not testable": "† Not testable, the interval with all heads reaches chance",
         }
@@ -228,6 +237,12 @@ class TaskVerification(Result):
         summary = f"{n_testable} of {len(self.functions)} functions are testable: the model answers them above chance"
         if n_testable < len(self.functions):
             summary += "; of the others nothing can be said"
+        fewest = min(self.n_random)
+        summary += f"\n{fewest} draws of other heads for each function: p is {1 / (1 + fewest):.2g} at least"
+        if n_testable and n_testable / (1 + fewest) > SIGNIFICANT:
+            summary += f", so one function alone of {n_testable} cannot get the verdict worse: raise n_random"
+        if any(self.n_moved):
+            summary += f"\n{sum(self.n_moved)} heads had too few others in their layer: neighbouring layers gave them"
         first, second = table_text(columns, rows), table_text([("ablated \\ asked", "left"), *asked], matrix)
         return f"Task maps verified by ablation\n\n{first}\n\n{second}\n\n{summary}\n{_LEGEND}"
 
@@ -245,8 +260,8 @@ def verify_tasks(
     maps: TaskMaps,
     tasks: Tasks | str | Path | None = None,
     *,
-    n_items: int | None = 30,
-    n_random: int = 3,
+    n_items: int | None = 10,
+    n_random: int = 39,
     max_heads: int = 10,
     prepend_bos: bool | None = None,
     seed: int | None = None,
@@ -260,9 +275,10 @@ def verify_tasks(
         maps: What :func:`task_maps` found, also loaded from a file or with some functions selected.
         tasks: The items of the maps, or their file; the bundled items by default. Those without alternatives get
             answers of similar items.
-        n_items: Items of each function to ask, spread over the folds; None for all.
-        n_random: Draws of random heads.
-        max_heads: Heads to ablate for a function: those above its elbow, but at least one and at most this many.
+        n_items: Items of each function to ask, spread over the folds; None for all. More items make accuracies surer,
+            more draws make p-values smaller; the time is their product.
+        n_random: Draws of other heads of the same layers, for each function; all there are, if fewer.
+        max_heads: Heads to ablate for a function: as many as stand out, but at least one and at most this many.
         prepend_bos: Begin every prompt with the BOS token; by default as for the maps.
         seed: Decides which items are asked and which random heads are drawn; by default the seed of the maps.
         budget: Bytes a batch may take.
@@ -273,8 +289,8 @@ def verify_tasks(
         >>> sums = [TaskItem(f"{n} + 1 =", str(n + 1), "math_calculation", "", ("0",), "", str(n)) for n in range(10)]
         >>> cups = [TaskItem(f"{n} is", "red", "retrieval", f"No {n} is red.", ("wet",), "", str(n)) for n in range(10)]
         >>> model, tasks = load_default_model(), Tasks((*sums, *cups))
-        >>> maps = task_maps(model, tasks, n_folds=3, n_null=1, cache_dir="cache", progress=False)
-        >>> verified = verify_tasks(model, maps, tasks, n_items=5, n_random=1, max_heads=2, progress=False)
+        >>> maps = task_maps(model, tasks, n_folds=3, n_null=19, cache_dir="cache", progress=False)
+        >>> verified = verify_tasks(model, maps, tasks, n_items=5, n_random=3, max_heads=2, progress=False)
         >>> verified.n_items, verified.verdicts
         ((5, 5), ('no difference', 'not testable'))
     """
@@ -287,8 +303,7 @@ def verify_tasks(
     prepend_bos = bool(maps.provenance.options["prepend_bos"]) if prepend_bos is None else prepend_bos
     seed = int(maps.provenance.seed or 0) if seed is None else seed
     items = with_alternatives(chosen).items
-    n_layers, n_heads = maps.importance.shape[1:]
-    sizes = [min(max_heads, max(1, len(heads))) for heads in maps.above_elbow]
+    sizes = [min(max_heads, max(1, len(heads))) for heads in maps.standing_out]
     if 2 * max(sizes) > weights.n_all_heads:
         raise UsageError(
             f"{max(sizes)} heads are to be ablated, but the model has {weights.n_all_heads}: too few to compare with "
@@ -296,30 +311,40 @@ def verify_tasks(
         )
     # Items of functions that were not selected are never asked.
     labels = torch.tensor([(*maps.functions, item.function).index(item.function) for item in items])
-    folds = maps.folds
-    generator = np.random.default_rng(seed)
-    asked = _chosen(labels, folds, len(sizes), n_items, generator)
+    asked = _chosen(labels, maps.folds, len(sizes), n_items, np.random.default_rng(seed))
     own = _own_heads(maps.fold_importance, sizes)
-    # Cells of layers without heads can be drawn as little as a function's own heads.
-    taken = own | maps.fold_importance.isnan()
-    # Every item is asked once per mask of ablated heads: none, each function's own (as its fold has them), random ones.
-    # All masks of all items go through the model in one list, so that batches are full.
-    masks = [torch.zeros(len(asked), n_layers, n_heads, dtype=torch.bool)]
-    masks += [own[folds[asked], function] for function in range(len(sizes))]
-    masks += [_random_heads(taken, sizes, labels[asked], folds[asked], generator) for _ in range(n_random)]
+    drawn = [_matched(own[:, function], weights.chosen_heads(), n_random, seed) for function in range(len(sizes))]
+    # Every item is asked once per mask of ablated heads: none, each function's own (as its fold has them), and the
+    # draws for its own function. All masks of all items go through the model in one list, so that batches are full.
+    rows: list[int] = []
+    masks: list[Tensor] = []
+    for place, item in enumerate(asked.tolist()):
+        fold, function = int(maps.folds[item]), int(labels[item])
+        sets = torch.cat([torch.zeros_like(own[fold, :1]), own[fold], drawn[function].masks[:, fold]])
+        rows += [place] * len(sets)
+        masks.append(sets)
     questions = [
         encode_question(model, items[i].prompt, (items[i].answer, *items[i].alternatives), prepend_bos)
         for i in asked.tolist()
     ]
-    total = len(masks) * len(questions)
-    with tqdm(total=total, desc="ablations", unit="question", disable=None if progress else True) as bar:
+    with tqdm(total=len(rows), desc="ablations", unit="question", disable=None if progress else True) as bar:
         likelihoods = answer_likelihoods(
-            model, questions * len(masks), ablated=torch.cat(masks), budget=budget, progress=bar.update
+            model, [questions[row] for row in rows], ablated=torch.cat(masks), budget=budget, progress=bar.update
         )
-    right = torch.tensor([values[0] > max(values[1:]) for values in likelihoods]).view(len(masks), -1)
+    margins = torch.tensor([values[0] - max(values[1:]) for values in likelihoods], dtype=torch.float64)
     options = {"n_items": n_items, "n_random": n_random, "max_heads": max_heads, "prepend_bos": prepend_bos}
     provenance = weights.provenance(options=maps.provenance.options | options, data=maps.provenance.data, seed=seed)
-    return _result(maps, right, labels[asked], sizes, [len(question.options) for question in questions], provenance)
+    return _result(
+        maps.functions,
+        margins.split([len(sets) for sets in masks]),
+        labels[asked],
+        clusters_of([[items[i].content] for i in asked.tolist()]),
+        chances=1 / torch.tensor([len(question.options) for question in questions]).float(),
+        n_ablated=tuple(sizes),
+        n_random=tuple(len(draws.masks) for draws in drawn),
+        n_moved=tuple(draws.n_moved for draws in drawn),
+        provenance=provenance,
+    )
 
 
 def _require_same_items(maps: TaskMaps, tasks: Tasks) -> None:
@@ -367,56 +392,71 @@ def _own_heads(
     return heads.view(importance.shape)
 
 
-def _random_heads(
-    own: Bool[Tensor, "fold function layer head"],
-    sizes: list[int],
-    labels: Tensor,
-    folds: Tensor,
-    generator: np.random.Generator,
-) -> Bool[Tensor, "item layer head"]:
-    """For each item as many heads as its function has, none of them its function's own in its fold."""
-    flat = own.flatten(2)
-    drawn = torch.zeros_like(flat)
-    for fold in range(flat.shape[0]):
-        for function, size in enumerate(sizes):
-            others = (~flat[fold, function]).nonzero().flatten().numpy()
-            drawn[fold, function, torch.from_numpy(generator.choice(others, size, replace=False))] = True
-    return drawn.view(own.shape)[folds, labels]
+@dataclass(frozen=True)
+class _Draws:
+    """Sets of other heads for one function, fold by fold, and how many heads had to come from a neighbouring layer."""
+
+    masks: Bool[Tensor, "draw fold layer head"]
+    n_moved: int
+
+
+def _matched(own: Bool[Tensor, "fold layer head"], everything: Sequence[HeadIndex], n_random: int, seed: int) -> _Draws:
+    """Sets of other heads of the same layers: one for each fold in each draw, since each fold has its own heads."""
+    by_fold = [
+        matched_sets([HeadIndex(*head) for head in heads.nonzero().tolist()], everything, n_random, seed + fold)
+        for fold, heads in enumerate(own)
+    ]
+    n_draws = min(len(matched.sets) for matched in by_fold)
+    masks = torch.zeros(n_draws, *own.shape, dtype=torch.bool)
+    for fold, matched in enumerate(by_fold):
+        for draw, heads in enumerate(matched.sets[:n_draws]):
+            for head in heads:
+                masks[draw, fold, head.layer, head.head] = True
+    return _Draws(masks, sum(len(matched.moved) for matched in by_fold))
 
 
 def _result(
-    maps: TaskMaps,
-    right: Bool[Tensor, "ablation item"],
+    functions: tuple[str, ...],
+    margins: Sequence[Float[Tensor, " ablation"]],
     labels: Int[Tensor, " item"],
-    sizes: list[int],
-    n_options: list[int],
-    provenance: Provenance,
+    clusters: Int[Tensor, " item"],
+    *,
+    chances: Float[Tensor, " item"],
+    **details: Any,
 ) -> TaskVerification:
-    n_functions = len(sizes)
-    columns = [labels == function for function in range(n_functions)]
-    counts = torch.tensor([int(column.sum()) for column in columns])
-    shares = torch.stack([right[:, column].float().mean(1) for column in columns], dim=1)
-    clean, accuracy, random = shares[0], shares[1 : n_functions + 1], shares[n_functions + 1 :].mean(0)
-    chances = 1 / torch.tensor(n_options).float()
-    intervals: dict[str, Any] = {}
-    for name, values in (("clean", clean), ("accuracy", accuracy), ("random", random)):
-        intervals[f"{name}_low"], intervals[f"{name}_high"] = wilson_interval(values, counts)
-    p_values = torch.tensor(
-        [
-            paired_p_value(right[1 + function, column], right[n_functions + 1 :, column])
-            for function, column in enumerate(columns)
-        ]
-    )
-    return TaskVerification(
-        functions=maps.functions,
-        n_items=tuple(counts.tolist()),
-        n_ablated=tuple(sizes),
-        accuracy=accuracy,
-        clean=clean,
-        random=random,
-        chance=torch.stack([chances[column].mean() for column in columns]),
-        p_value=p_values,
-        q_value=q_values(p_values),
-        provenance=provenance,
-        **intervals,
-    )
+    """The matrix, its controls and its ranks, from the margins of every item: whole, by function, by draw."""
+    n_functions = len(functions)
+    values: dict[str, list[Tensor]] = {}
+    for function in range(n_functions):
+        mine = (labels == function).nonzero().flatten().tolist()
+        # [ablation, item]: none, the heads of each function, the draws.
+        margin = torch.stack([margins[item] for item in mine], 1)
+        right, groups = margin > 0, clusters[mine].unique(return_inverse=True)[1]
+        low, high = clustered_interval(right[: n_functions + 1], groups)
+        share, mean = right.float().mean(1), margin.mean(1)
+        draws = share[n_functions + 1 :]
+        ends = draws.quantile(torch.tensor([0.025, 0.975]))
+        found = {
+            "clean": share[0],
+            "clean_low": low[0],
+            "clean_high": high[0],
+            "accuracy": share[1 : n_functions + 1],
+            "accuracy_low": low[1:],
+            "accuracy_high": high[1:],
+            "random": draws.mean(),
+            "random_low": ends[0],
+            "random_high": ends[1],
+            "chance": chances[mine].mean(),
+            "margin_clean": mean[0],
+            "margin_own": mean[1 + function],
+            "margin_random": mean[n_functions + 1 :].mean(),
+            "p_value": torch.tensor(rank_p_value(float(mean[1 + function]), mean[n_functions + 1 :], "less")),
+        }
+        for name, value in found.items():
+            values.setdefault(name, []).append(value.float())
+    # Ablated functions are rows, so the columns of the items stand side by side.
+    stacked: dict[str, Any] = {name: torch.stack(columns, -1) for name, columns in values.items()}
+    testable = stacked["clean_low"] > stacked["chance"]
+    stacked["q_value"] = q_values(torch.where(testable, stacked["p_value"], torch.nan))
+    n_items = tuple(labels.bincount(minlength=n_functions).tolist())
+    return TaskVerification(functions=functions, n_items=n_items, **stacked, **details)

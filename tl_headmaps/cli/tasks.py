@@ -1,7 +1,7 @@
 """``tl-headmaps tasks``."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -29,12 +29,16 @@ def tasks(
         typer.Option("--positions", help="answer: its tokens; last: the token before it; default: answer."),
     ] = None,
     n_folds: Annotated[int | None, typer.Option("--n-folds", help="Parts for cross-validation; default: 5.")] = None,
-    n_null: Annotated[int | None, typer.Option("--n-null", help="How often labels are shuffled; default: 10.")] = None,
+    n_null: Annotated[int | None, typer.Option("--n-null", help="How often labels are shuffled; default: 499.")] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Decides folds, shuffles and draws; default: 0.")] = None,
     prepend_bos: BosOption = None,
     verify: Annotated[bool, typer.Option("--verify", help="Then ablate each function's heads (minutes).")] = False,
-    n_items: Annotated[int | None, typer.Option("--n-items", help="--verify: items of each function.")] = None,
-    n_random: Annotated[int | None, typer.Option("--n-random", help="--verify: draws of random heads.")] = None,
+    n_items: Annotated[
+        int | None, typer.Option("--n-items", help="--verify: items of each function; default: 10.")
+    ] = None,
+    n_random: Annotated[
+        int | None, typer.Option("--n-random", help="--verify: draws of other heads of the same layers; default: 39.")
+    ] = None,
     max_heads: Annotated[int | None, typer.Option("--max-heads", help="--verify: most heads to ablate.")] = None,
     model: ModelOption = None,
     _checkpoint: NoCheckpointOption = None,
@@ -70,5 +74,17 @@ def tasks(
     show_and_save(maps, paths)
     if verify:
         say("")
+        _announce(of_verify, len(maps.functions))
         verified = verify_tasks(loaded, maps, chosen, **of_verify)
         show_and_save(verified, [path.with_suffix(f".verified{path.suffix}") for path in paths])
+
+
+def _announce(options: dict[str, Any], n_functions: int) -> None:
+    """Say beforehand how many questions are asked: the time is in proportion to them."""
+    n_items, n_random = options.get("n_items", 10), options.get("n_random", 39)
+    n_questions = n_functions * n_items * (1 + n_functions + n_random)
+    typer.echo(
+        f"{n_questions:,} questions: {n_items} items of each function with all heads, without those of {n_functions} "
+        f"functions, and without {n_random} draws of others. A model of 135M parameters answers about ten in a second.",
+        err=True,
+    )

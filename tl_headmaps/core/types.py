@@ -38,6 +38,9 @@ WRITING_COMPONENTS: tuple[str, ...] = ("attn.o", "mlp.down")
 Positions: TypeAlias = Literal["answer", "last"]
 """Where heads are read: at the answer's tokens, or at the last token before it."""
 
+Origin: TypeAlias = Literal["upper", "lower"]
+"""Whether the first row of a picture is drawn at the top or at the bottom."""
+
 GroupMethod: TypeAlias = Literal["auto", "spectral", "components"]
 """How groups of tokens are found in a graph of their affinities."""
 

@@ -45,6 +45,8 @@ Duplicates: TypeAlias = Literal["refuse", "drop"]
 _ALIASES = {"math": "math_calculation", "mathematical_calculation": "math_calculation", "recall": "knowledge_recall"}
 _TEMPLATE = "Question: {question}\nAnswer:"
 _SHOWN = 5
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
+_WORD = re.compile(r"\w+")
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,25 @@ class TaskItem:
     def prompt(self) -> str:
         """What the model reads before the answer."""
         return f"{self.context} {self.question}" if self.context else self.question
+
+    @property
+    def decisive(self) -> str:
+        """The sentence of the context that is asked about: it has most of the question's words that others lack.
+
+        A word counts as much as it is rare among the sentences; of equals the last is taken. Without a context it is
+        the question itself.
+
+        Example:
+            >>> from tl_headmaps import TaskItem
+            >>> TaskItem("So Ann is in", "Oslo", "retrieval", context="Bob is in Rome. Ann is in Oslo.").decisive
+            'Ann is in Oslo.'
+        """
+        sentences = _SENTENCE_END.split(self.context.strip())
+        words = [set(_WORD.findall(sentence)) for sentence in sentences]
+        asked = {word: sum(word in own for own in words) for word in set(_WORD.findall(self.question))}
+        scores = [sum(1 / asked[word] ** 2 for word in sorted(asked.keys() & own)) for own in words]
+        best = max(range(len(sentences)), key=lambda place: (scores[place], place))
+        return sentences[best] or self.question
 
 
 @dataclass(frozen=True)

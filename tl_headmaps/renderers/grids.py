@@ -107,7 +107,7 @@ class Heat:
     """Everything a heat map shows, in plain values.
 
     ``item`` says how cells are named: ``"head"`` (``L23H4``), ``"pair"`` (row to column) or ``"component"``; ``mark``
-    what a dot in a cell means.
+    what a dot in a cell means; ``lower`` draws the first row at the bottom.
     """
 
     title: str
@@ -117,6 +117,7 @@ class Heat:
     item: str = "head"
     lengths: tuple[int, ...] | None = None
     panels: bool = False
+    lower: bool = False
     switches: tuple[str, str] = ("map", "measure")
     numbers: bool = False
     drill: Mapping[str, Any] = field(default_factory=dict)

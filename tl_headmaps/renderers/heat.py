@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from ..core.types import Origin, check_choice
 from .colours import Limits, Palette
 from .figure import Figure
 from .grids import Heat, Layer, MapLayer, drill_of, heat_of
@@ -87,11 +88,16 @@ def panels(
     limits: Limits | None = None,
     percentile: float | int | None = None,
     palette: Palette = "amounts",
+    origin: Origin = "upper",
     drill: Mapping[Any, Any] | None = None,
     empty: Mapping[Any, object] | None = None,
     note: str = "",
 ) -> Figure:
-    """Several maps of layers by heads side by side, with one colour bar; arguments as for :func:`head_map`."""
+    """Several maps of layers by heads side by side, with one colour bar; arguments as for :func:`head_map`.
+
+    ``origin="lower"`` draws the first layer at the bottom.
+    """
+    check_choice(origin, Origin, "origin")
     heat = heat_of(
         values,
         title=title,
@@ -103,6 +109,7 @@ def panels(
         percentile=percentile,
         palette=palette,
         panels=True,
+        lower=origin == "lower",
         empty=empty,
         note=note,
     )
@@ -278,6 +285,7 @@ def page_data(heat: Heat) -> dict[str, Any]:
         "cols": {"name": heat.columns.name, "n": heat.columns.n, "labels": heat.columns.labels},
         "cell": _cell_size(heat),
         "panels": heat.panels,
+        "lower": heat.lower,
         "numbers": heat.numbers,
         "switches": heat.switches,
         "lengths": heat.lengths,

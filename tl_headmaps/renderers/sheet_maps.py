@@ -80,11 +80,12 @@ def _cells(axes: Any, heat: Heat, layer: Layer) -> Any:
     values, table = np.ma.masked_invalid(layer.values), table.with_extremes(bad="#ffffff00")
     rows, columns = layer.values.shape
     if layer.values.size * len(heat.layers) > _VECTOR_CELLS:
-        return axes.imshow(values, cmap=table, vmin=low, vmax=high, interpolation="nearest")
+        origin: Any = "lower" if heat.lower else "upper"
+        return axes.imshow(values, cmap=table, vmin=low, vmax=high, interpolation="nearest", origin=origin)
     edges = np.arange(columns + 1) - 0.5, np.arange(rows + 1) - 0.5
     # Edges of the cells' own colours: without them, viewers show hairlines between cells.
     image = axes.pcolormesh(*edges, values, cmap=table, vmin=low, vmax=high, edgecolors="face", linewidth=0.15)
-    axes.set(xlim=(-0.5, columns - 0.5), ylim=(rows - 0.5, -0.5))
+    axes.set(xlim=(-0.5, columns - 0.5), ylim=(-0.5, rows - 0.5) if heat.lower else (rows - 0.5, -0.5))
     return image
 
 
@@ -169,12 +170,17 @@ def draw_heat(heat: Heat, sheet: Any) -> None:
         if len(shown) > 1:
             axes.set_title("\n".join(titles[number]), fontsize=TITLE_SIZE)
         if number + across >= len(shown):
-            axes.set_xlabel(heat.columns.name)
+            axes.set_xlabel(_axis_name(heat, heat.columns))
         if number % across == 0:
-            axes.set_ylabel(heat.rows.name)
+            axes.set_ylabel(_axis_name(heat, heat.rows))
         if not one_scale or number == len(shown) - 1:
             height = cell[1] * heat.rows.n * (down if one_scale else 1)
             scale_beside(sheet, image, layer.scale, used if one_scale else axes, height)
+
+
+def _axis_name(heat: Heat, axis: Axis) -> str:
+    """Panels are a figure of several axes, whose names begin with a capital."""
+    return axis.name.capitalize() if heat.panels else axis.name
 
 
 def _caption(heat: Heat, shown: Sequence[Layer]) -> str:

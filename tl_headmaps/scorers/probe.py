@@ -1,118 +1,72 @@
-"""Linear probes, and what words, formats and frequencies alone tell: the baselines a probe on heads must beat.
+"""Least-squares probes, and what words, formats and frequencies alone tell: the baselines a probe on heads must beat.
 
-Several fits share one set of features: the labels as they are, and shuffled ones for the null. A probe is multinomial
-logistic regression with an L2 penalty, solved to its unique optimum:
+A probe is ridge regression on the functions as 0 and 1, with a free intercept:
 
-    mean over items of -log softmax(features W + bias + offset)[label]  +  penalty / 2 * |W|^2
+    mean over items of |target - features W - bias|^2  +  penalty * |W|^2
 
-``offsets`` are logits that are already known, for example what the words of an item say. A probe with offsets learns
-only what the features know beyond them.
+Its optimum is a weighted sum of the training items' features, so it is found from inner products between items,
+whatever the number of features. One factorisation serves any number of targets: that is what makes it affordable to
+fit the labels as they are and shuffled hundreds of times with the same estimator. A logistic probe recognises no more
+of our items (0.85 of them; this one 0.87).
 """
 
-import math
 import re
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 
-import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-_MAX_ITERATIONS = 1000
-_CURVATURE = 0.1
-"""Typical variance p (1 - p) of a class; only the speed depends on it."""
-_SMALLEST = 1e-12
-"""Directions with less than this share of the largest square are rounding."""
-_GRADIENT = 3e-6
-"""Largest entry of the gradient at which a fit counts as solved (entries are means over items)."""
-
 _WORD = re.compile(r"\w+|[^\w\s]")
 _MOST_WORDS = 4096
-_LARGEST_FACTOR = 100.0
-_WORD_PENALTY = 3e-3
-"""L2 penalty of word probes, with rows of mean squared length one; smaller ones do not score higher on our items."""
+WORD_PENALTY = 1e-2
+"""Penalty of word probes, with rows of mean squared length one; other orders of magnitude do not score higher."""
+
+Cell = tuple[Tensor, Tensor]
+"""Numbers of the items that are tested, and of those that are trained on for it."""
 
 
-@dataclass(frozen=True)
-class Linear:
-    """Fitted probes: ``logits = x @ weight + bias``."""
+def fit_dual(
+    products: Float[Tensor, "train train"], targets: Float[Tensor, "train column"], penalty: float
+) -> tuple[Float[Tensor, "train column"], Float[Tensor, " column"]]:
+    """Weights of the training items, and biases, of ridge regressions that share their features.
 
-    weight: Float[Tensor, "fit dim class"]
-    bias: Float[Tensor, "fit class"]
+    A prediction is ``inner products with the training items @ weights + bias``. The weights of a column sum to zero, so
+    a feature that is the same in all items tells nothing.
 
-    def logits(self, x: Float[Tensor, "item dim"]) -> Float[Tensor, "fit item class"]:
-        """Logits of each fit, offsets not included."""
-        return x @ self.weight + self.bias[:, None]
-
-
-def fit_linear(
-    features: Float[Tensor, "item dim"],
-    labels: Int[Tensor, "fit item"],
-    n_classes: int,
-    *,
-    penalty: float,
-    offsets: Float[Tensor, "fit item class"] | None = None,
-) -> Linear:
-    """Logistic regressions of several label sets on the same features."""
-    from scipy.optimize import minimize
-
-    n_fits, n_items = labels.shape
-    basis, x, shrink = _preconditioned(features.double(), penalty)
-    # One row of parameters per direction, the last for the bias: all fits side by side in one matrix product.
-    shape = (x.shape[1] + 1, n_fits, n_classes)
-    known = None if offsets is None else offsets.double().transpose(0, 1)
-    right = torch.nn.functional.one_hot(labels.T, n_classes).double()
-
-    def objective(flat: np.ndarray) -> tuple[float, np.ndarray]:
-        parameters = torch.from_numpy(flat).view(shape)
-        weight = parameters[:-1].flatten(1)
-        logits = (x @ weight).view(n_items, n_fits, n_classes) + parameters[-1]
-        if known is not None:
-            logits = logits + known
-        log_chances = logits.log_softmax(-1)
-        loss = -(log_chances * right).sum() / n_items + (shrink * weight.square()).sum() / 2
-        miss = (log_chances.exp() - right) / n_items
-        gradient = torch.empty(shape, dtype=torch.float64)
-        gradient[:-1] = (x.T @ miss.flatten(1) + shrink * weight).view(-1, n_fits, n_classes)
-        gradient[-1] = miss.sum(0)
-        return float(loss), gradient.flatten().numpy()
-
-    solved = minimize(
-        objective,
-        np.zeros(math.prod(shape)),
-        jac=True,
-        method="L-BFGS-B",
-        options={"maxiter": _MAX_ITERATIONS, "maxfun": 2 * _MAX_ITERATIONS, "gtol": _GRADIENT, "ftol": 0.0},
-    )
-    parameters = torch.from_numpy(solved.x).view(shape)
-    weight = (basis @ parameters[:-1].flatten(1)).view(-1, n_fits, n_classes).transpose(0, 1)
-    return Linear(weight.to(features.dtype), parameters[-1].to(features.dtype))
-
-
-def _preconditioned(
-    x: Float[Tensor, "item dim"], penalty: float
-) -> tuple[Float[Tensor, "dim direction"], Float[Tensor, "item direction"], Float[Tensor, "direction 1"]]:
-    """Directions in which the loss is curved about equally, the features along them, and the penalty of each.
-
-    The optimum lies in the span of the items, whose principal directions come from the smaller of the two Gram
-    matrices. The curvature of the loss along one of them is its variance times about ``_CURVATURE``, plus the penalty;
-    with steps in units of its root fewer iterations are needed.
+    Example:
+        >>> x = torch.tensor([[0.0], [1.0], [2.0]], dtype=torch.float64)
+        >>> weights, bias = fit_dual(x @ x.T, 3 * x + 1, penalty=0.0001)
+        >>> bool(((x @ x.T @ weights + bias - (3 * x + 1)).abs() < 0.01).all())
+        True
     """
-    n_items, dim = x.shape
-    small = x.T @ x if dim <= n_items else x @ x.T
-    squares, vectors = torch.linalg.eigh(small)
-    kept = squares > _SMALLEST * squares[-1].clamp_min(1e-300)
-    squares, vectors = squares[kept], vectors[:, kept]
-    directions = vectors if dim <= n_items else x.T @ (vectors / squares.sqrt())
-    unit = (_CURVATURE * squares / n_items + penalty).rsqrt()
-    basis = directions * unit
-    return basis, x @ basis, (penalty * unit.square())[:, None]
+    n = len(products)
+    shifted = products.double() + penalty * n * torch.eye(n, dtype=torch.float64)
+    columns = torch.cat([torch.ones(n, 1, dtype=torch.float64), targets.double()], 1)
+    solved = torch.cholesky_solve(columns, torch.linalg.cholesky(shifted))
+    ones, own = solved[:, :1], solved[:, 1:]
+    bias = own.sum(0) / ones.sum()
+    return own - ones * bias, bias
+
+
+def standardised(values: Float[Tensor, "item feature"]) -> Float[Tensor, "item feature"]:
+    """Features less their mean over all items, in units of their deviation; constant ones are zero.
+
+    No label has a say in that, so it gives nothing away about items that are held out.
+    """
+    mean, deviation = values.mean(0), values.std(0, correction=0)
+    dead = deviation <= 1e-6 * values.abs().amax(0).clamp_min(1e-30)
+    return torch.where(dead, 0.0, (values - mean) / torch.where(dead, 1.0, deviation))
+
+
+def one_hot(labels: Int[Tensor, "*shape"], n_classes: int) -> Float[Tensor, "*shape class"]:
+    """Functions as 0 and 1."""
+    return torch.nn.functional.one_hot(labels, n_classes).double()
 
 
 def word_counts(texts: Sequence[str], n_grams: int = 1) -> Float[Tensor, "item word"]:
-    """How often each word (or run of up to ``n_grams`` words) is in each text, scaled to rows of mean length one.
+    """How often each word (or run of up to ``n_grams`` words) is in each text.
 
     Words in one text only cannot help and are left out; of the others the 4,096 most frequent are kept.
     """
@@ -129,58 +83,88 @@ def word_counts(texts: Sequence[str], n_grams: int = 1) -> Float[Tensor, "item w
         for word, n in counts.items():
             if word in columns:
                 counted[row, columns[word]] = n
-    length = counted.square().sum(1).mean().sqrt()
-    return counted / length.clamp_min(1e-12)
+    return counted
 
 
-def cross_logits(
-    features: Float[Tensor, "item dim"],
+def word_products(texts: Sequence[str], n_grams: int = 1) -> Float[Tensor, "item item"]:
+    """Inner products of texts by their standardised word counts, scaled so that a mean text's with itself is one."""
+    counts = standardised(word_counts(texts, n_grams)).double()
+    products = counts @ counts.T
+    return products / products.diagonal().mean().clamp_min(1e-30)
+
+
+def recognised(
+    products: Float[Tensor, "item item"],
     labels: Int[Tensor, " item"],
-    folds: Int[Tensor, " item"],
+    cells: Iterable[Cell],
     n_classes: int,
-    *,
-    inner: bool = True,
-) -> Float[Tensor, "fold item class"]:
-    """Logits of a linear probe on features such as word counts, for every fold that is tested.
+    penalty: float,
+) -> Int[Tensor, " item"]:
+    """The function that a probe gives each item, held out with its cell, from inner products between items."""
+    targets = one_hot(labels, n_classes)
+    predicted = torch.zeros_like(labels)
+    for tested, seen in cells:
+        weights, bias = fit_dual(products[seen][:, seen], targets[seen], penalty)
+        predicted[tested] = (products[tested][:, seen].double() @ weights + bias).argmax(1)
+    return predicted
 
-    Entry ``[f, i]`` comes from a probe that saw neither fold ``f`` nor the fold of item ``i``. So for the items of fold
-    ``f`` it is an ordinary held-out prediction, and for the others an offset that a second probe may be trained on
-    without believing it more than it deserves. Without ``inner`` only the former are computed, the rest is zero.
+
+class BeyondWords:
+    """What words leave to be told about each item: its function as 0 and 1, less what a word probe says.
+
+    The word probe of an item never saw the item's own fold, nor the folds that are excluded. So for an excluded fold it
+    is an ordinary held-out prediction, and for the others a target that a second probe may be trained on without
+    believing the words more than they deserve, and without a trace of the excluded labels.
+
+    Args:
+        products: Inner products of the items by their words.
+        labels: Function of each item.
+        folds: Fold of each item; items of fold -1 are left out altogether.
+        n_classes: Number of functions.
     """
-    n_folds = int(folds.max()) + 1
-    logits = torch.zeros(n_folds, len(labels), n_classes)
-    for first in range(n_folds):
-        for second in range(first, n_folds if inner else first + 1):
-            kept = (folds != first) & (folds != second)
-            probe = fit_linear(features[kept], labels[kept][None], n_classes, penalty=_WORD_PENALTY)
-            for tested, shown in ((first, second), (second, first)):
-                rows = folds == shown
-                logits[tested, rows] = probe.logits(features[rows])[0]
-    return logits
+
+    def __init__(
+        self,
+        products: Float[Tensor, "item item"],
+        labels: Int[Tensor, " item"],
+        folds: Int[Tensor, " item"],
+        n_classes: int,
+    ) -> None:
+        self._products = products
+        self._targets, self._folds = one_hot(labels, n_classes), folds
+        self._kept: dict[frozenset[int], Tensor] = {}
+
+    def without(self, *excluded: int) -> Float[Tensor, "item class"]:
+        """The targets when these folds are excluded."""
+        left = torch.zeros_like(self._targets)
+        for fold in range(int(self._folds.max()) + 1):
+            shown = self._folds == fold
+            left[shown] = self._targets[shown] - self._predicted(frozenset((*excluded, fold)))[shown]
+        return left
+
+    def _predicted(self, unseen: frozenset[int]) -> Float[Tensor, "item class"]:
+        """What the words of every item say, after training on all folds but some."""
+        if unseen not in self._kept:
+            seen = ~torch.isin(self._folds, torch.tensor([-1, *unseen]))
+            n_items, n_classes = self._targets.shape
+            said = torch.full((n_items, n_classes), 1 / n_classes, dtype=torch.float64)
+            if bool(seen.any()):
+                weights, bias = fit_dual(self._products[seen][:, seen], self._targets[seen], WORD_PENALTY)
+                said = self._products[:, seen] @ weights + bias
+            self._kept[unseen] = said
+        return self._kept[unseen]
 
 
-def calibrated(
-    logits: Float[Tensor, "fold item class"], labels: Int[Tensor, " item"], folds: Int[Tensor, " item"]
-) -> Float[Tensor, "fold item class"]:
-    """Logits of :func:`cross_logits` as sure of themselves as they deserve, fold by fold.
+def majority_share(labels: Int[Tensor, " item"], n_classes: int) -> Float[Tensor, " class"]:
+    """Share of each function's items that is right by always guessing the most frequent one (or one of several).
 
-    A penalised probe is too cautious and leaves something to whoever comes after it, even where it is always right; on
-    few items it is too bold. So for each tested fold all logits are multiplied by the factor (0 to 100) with which
-    they fit the other folds' labels best.
+    Example:
+        >>> majority_share(torch.tensor([0, 0, 1, 1, 2]), 3)
+        tensor([0.5000, 0.5000, 0.0000])
     """
-    from scipy.optimize import minimize_scalar
-
-    result = torch.empty_like(logits)
-    for fold, known in enumerate(logits):
-        seen = folds != fold
-        inputs, targets = known[seen].double(), labels[seen]
-
-        def loss(factor: float, inputs: Tensor = inputs, targets: Tensor = targets) -> float:
-            return float(torch.nn.functional.cross_entropy(factor * inputs, targets))
-
-        factor = minimize_scalar(loss, bounds=(0, _LARGEST_FACTOR), method="bounded").x
-        result[fold] = float(factor) * known
-    return result
+    counts = labels.bincount(minlength=n_classes)
+    most = (counts == counts.max()).float()
+    return most / most.sum()
 
 
 def majority_predictions(

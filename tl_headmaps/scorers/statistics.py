@@ -113,25 +113,6 @@ def _poisson_binomial(chances: NDArray[np.float64]) -> NDArray[np.float64]:
     return mass
 
 
-def paired_p_value(own: Bool[Tensor, " item"], others: Bool[Tensor, "draw item"]) -> float:
-    """Two-sided exact p-value: do the same items come out right as often in one condition as in several others?
-
-    If the condition made no difference, each of an item's outcomes could as well have been its own. Given how often
-    the item is right in all conditions, its own outcome is then a draw from them. With one other condition this is
-    McNemar's exact test; more of them make the comparison sharper.
-
-    Example:
-        >>> paired_p_value(torch.tensor([False] * 5 + [True]), torch.tensor([[True] * 6]))
-        0.0625
-    """
-    chances = torch.cat([own[None], others]).double().mean(0).numpy()
-    uncertain = (chances > 0) & (chances < 1)
-    mass = _poisson_binomial(chances[uncertain])
-    seen = mass[int(own.numpy()[uncertain].sum())]
-    # As unlikely as what was seen, or more so; the factor is for rounding between equals.
-    return float(min(1.0, mass[mass <= seen * (1 + 1e-7)].sum()))
-
-
 def q_values(p_values: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """Benjamini-Hochberg q-values over all entries; NaN marks tests that were not made.
 

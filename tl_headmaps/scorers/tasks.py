@@ -1,14 +1,16 @@
 """Which heads tell functions apart: cross-validated probes on all heads, and what each head adds to them.
 
-Every feature is centred and scaled by its mean and deviation over the training items, so that no head counts more for
-being loud. The importance of a head for a function is the mean, over held-out items of that function, of gradient x
-activation: the part of the function's logit that the probe reads from this head. The parts of all heads add up to the
-logit without its bias (and offset); what a head writes always, whatever the item, is in the bias.
+Every feature is centred and scaled, so that no head counts more for being loud. The importance of a head for a function
+is the mean, over held-out items of that function, of gradient x activation: the part of the function's logit that the
+probe reads from this head. The parts of all heads add up to the logit without its bias; what a head writes always,
+whatever the item, is in the bias.
 
-Features are read one layer at a time and only inner products between items are kept: a probe's optimum lies in
-the span of its training items, so nothing is lost, and memory does not grow with the number of heads.
+Items are held out by content and by wording: neither the facts of a tested item nor its format were trained on.
+Features are read one layer at a time and only inner products between items are kept: a probe's optimum lies in the
+span of its training items, so nothing is lost, and memory does not grow with the number of heads.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -18,13 +20,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..core.errors import UsageError
-from .probe import fit_linear
+from .probe import Cell, fit_dual, one_hot, standardised
 
 PENALTY = 1e-4
 """L2 penalty of the probe, with features of mean squared length one."""
 
-_SMALLEST = 1e-8
-"""Directions with less than this share of the variance are rounding."""
+_FITS_AT_ONCE = 100
+"""Fits whose weights of training items are laid out together: 15 MB for 48 tested and 768 training items."""
 
 
 def content_folds(
@@ -66,161 +68,167 @@ def content_folds(
     return fold_of[of_item]
 
 
-@dataclass(frozen=True)
-class FoldProbes:
-    """Probes of one fold, applied to its items.
+def wording_folds(
+    formats: Sequence[str], labels: Int[Tensor, " item"], folds: Int[Tensor, " item"], n_classes: int
+) -> Int[Tensor, " item"]:
+    """Group of formats of each item, held out together with its fold: at most as many groups as folds.
 
-    Attributes:
-        logits: Logits of the held-out items, offsets included.
-        parts: Part of each held-out item's own logit that is read from each head.
-        train_parts: The same, averaged over the training items of each function, for the second fit (or the only one).
-        rest: What the parts of a held-out item's own logit leave out: bias and offset.
+    One group for all, so that nothing is held out, if there is one format only or if a function would lose all its
+    training items with some group.
     """
+    counts = Counter(formats)
+    n_groups = min(len(counts), int(folds.max()) + 1)
+    filled, group_of = [0] * n_groups, {}
+    for form, count in sorted(counts.items(), key=lambda pair: (-pair[1], pair[0])):
+        group_of[form] = filled.index(min(filled))
+        filled[group_of[form]] += count
+    groups = torch.tensor([group_of[form] for form in formats])
+    whole = all(len(labels[seen].unique()) == n_classes for _, seen in cells_of(folds, groups))
+    return groups if whole else torch.zeros_like(groups)
 
-    logits: Float[Tensor, "fit test class"]
-    parts: Float[Tensor, "fit test layer head"]
-    train_parts: Float[Tensor, "class layer head"]
-    rest: Float[Tensor, "fit test"]
+
+def cells_of(folds: Int[Tensor, " item"], wordings: Int[Tensor, " item"]) -> list[Cell]:
+    """For each fold and group of formats: its items, and the items of other folds in other formats.
+
+    Items of fold -1 are left out. With one group of formats, only the fold is held out.
+    """
+    cells = []
+    several = int(wordings.max()) > 0
+    for fold in range(int(folds.max()) + 1):
+        for wording in range(int(wordings.max()) + 1):
+            tested = (folds == fold) & (wordings == wording)
+            seen = (folds != fold) & (folds >= 0) & ((wordings != wording) if several else True)
+            if bool(tested.any()) and bool(seen.any()):
+                cells.append((tested.nonzero().flatten(), seen.nonzero().flatten()))
+    return cells
 
 
-def probe_fold(
-    read_layer: Callable[[int], Tensor],
-    n_layers: int,
-    n_heads: int,
-    labels: Int[Tensor, "fit item"],
-    tested: Tensor,
-    n_classes: int,
-    *,
-    offsets: Float[Tensor, "fit item class"],
-    penalty: float = PENALTY,
-) -> FoldProbes:
-    """Train probes on the items that are not tested, and take apart their logits for those that are.
+def exchange_groups(
+    matched: Sequence[str],
+    contents: Sequence[str],
+    labels: Int[Tensor, " item"],
+    folds: Int[Tensor, " item"],
+    wordings: Int[Tensor, " item"],
+) -> tuple[Int[Tensor, " item"], tuple[str, ...]]:
+    """Among which items labels may be exchanged if heads know nothing, and what these groups are.
+
+    Items of a matched set; without one, items of a content and its format, if they have several functions; else items
+    of the same fold and group of formats, which is right only if every content has one such item.
+    """
+    functions: dict[tuple[str, int], set[int]] = {}
+    for content, wording, label in zip(contents, wordings.tolist(), labels.tolist(), strict=True):
+        functions.setdefault((content, wording), set()).add(label)
+    keys: list[tuple[str, object]] = []
+    for item, (name, content) in enumerate(zip(matched, contents, strict=True)):
+        wording = int(wordings[item])
+        if name:
+            keys.append(("matched sets", name))
+        elif len(functions[content, wording]) > 1:
+            keys.append(("contents", (content, wording)))
+        else:
+            keys.append(("folds", (int(folds[item]), wording)))
+    numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+    return torch.tensor([numbers[key] for key in keys]), tuple(sorted({kind for kind, _ in keys}))
+
+
+class Features:
+    """Standardised features of all heads, read one layer at a time; the squared length of a mean item is one.
 
     Args:
         read_layer: Features of a layer, [item, head * d_head].
         n_layers: Number of layers.
         n_heads: Heads of a layer.
-        labels: Function of each item, one row per fit.
-        tested: Mask of the held-out items.
-        n_classes: Number of functions.
-        offsets: Logits known beforehand, for each fit.
-        penalty: L2 penalty of the probe.
     """
-    seen = ~tested
-    products, scale = _inner_products(read_layer, n_layers, seen)
-    directions, coordinates = _coordinates(products, seen)
-    probe = fit_linear(coordinates[seen], labels[:, seen], n_classes, penalty=penalty, offsets=offsets[:, seen])
-    logits = probe.logits(coordinates[tested]) + offsets[:, tested]
-    # All features of all layers at once would not fit in memory, so the probe was fitted in coordinates of far fewer
-    # dimensions: inner products with the training items, times ``directions``. A class's weights by feature are then
-    # a sum of the training items' features with these item weights, and one layer after the other is enough.
-    item_weights = probe.weight.transpose(1, 2) @ directions.T
-    # The fit whose training parts are kept: beyond words, if there is one besides the plain fit.
-    main = min(1, len(labels) - 1)
-    fits = torch.arange(len(labels))[:, None]
-    parts = torch.zeros(len(labels), int(tested.sum()), n_layers, n_heads)
-    train_parts = torch.zeros(n_classes, n_layers, n_heads)
-    own = torch.nn.functional.one_hot(labels[main, seen], n_classes).T.float()
-    for layer in range(n_layers):
-        features = _scaled(read_layer(layer), seen) / scale
-        weights = item_weights @ features[seen]
-        held_out, trained = weights[fits, labels[:, tested]], weights[main, labels[main, seen]]
-        parts[:, :, layer] = (held_out * features[tested]).unflatten(-1, (n_heads, -1)).sum(-1)
-        by_head = (trained * features[seen]).unflatten(-1, (n_heads, -1)).sum(-1)
-        train_parts[:, layer] = own @ by_head / own.sum(1, keepdim=True).clamp_min(1)
-    chosen = logits.gather(2, labels[:, tested, None]).squeeze(2)
-    return FoldProbes(logits, parts, train_parts, chosen - parts.sum((2, 3)))
+
+    def __init__(self, read_layer: Callable[[int], Tensor], n_layers: int, n_heads: int) -> None:
+        self._read, self.n_layers, self.n_heads = read_layer, n_layers, n_heads
+        self._scale = 1.0
+        total = sum((rows @ rows.T).double() for rows in (self.layer(layer).flatten(1) for layer in range(n_layers)))
+        assert isinstance(total, Tensor)
+        size = float(total.diagonal().mean().clamp_min(1e-30))
+        self.products: Float[Tensor, "item item"] = total / size
+        self._scale = size**-0.5
+
+    def layer(self, layer: int) -> Float[Tensor, "item head d_head"]:
+        """Features of one layer."""
+        return self._scale * standardised(self._read(layer).float()).unflatten(1, (self.n_heads, -1))
 
 
-def _scaled(features: Tensor, seen: Tensor) -> Tensor:
-    """Features less their mean over the training items, in units of their deviation there; constant ones are zero."""
-    values = features.float()
-    mean, deviation = values[seen].mean(0), values[seen].std(0, correction=0)
-    dead = deviation <= 1e-6 * values[seen].abs().amax(0).clamp_min(1e-30)
-    return torch.where(dead, 0.0, (values - mean) / torch.where(dead, 1.0, deviation))
+@dataclass(frozen=True)
+class Probes:
+    """Fits that share training items, and the held-out items they are applied to.
 
-
-def _inner_products(
-    read_layer: Callable[[int], Tensor], n_layers: int, seen: Tensor
-) -> tuple[Float[Tensor, "item item"], float]:
-    """Inner products of all items with each other, scaled so that a training item's mean squared length is one."""
-    products = torch.zeros(len(seen), len(seen), dtype=torch.float64)
-    for layer in range(n_layers):
-        features = _scaled(read_layer(layer), seen)
-        products += features @ features.T
-    size = float(products.diagonal()[seen].mean().clamp_min(1e-30))
-    return products / size, size**0.5
-
-
-def _coordinates(
-    products: Float[Tensor, "item item"], seen: Tensor
-) -> tuple[Float[Tensor, "train dim"], Float[Tensor, "item dim"]]:
-    """Principal coordinates of all items in the span of the training items, and the weights that make them.
-
-    Coordinates of an item are its inner products with the training items times ``directions``.
+    Attributes:
+        place: Place of the first fit among all.
+        tested, seen: Numbers of the items.
+        weights: How much of each training item's features is in a function's weights.
+        bias: Of each function.
+        labels: Function of each held-out item, in each fit.
     """
-    variance, vectors = torch.linalg.eigh(products[seen][:, seen])
-    kept = variance > _SMALLEST * variance[-1]
-    directions = vectors[:, kept] / variance[kept].sqrt()
-    return directions.float(), (products[:, seen] @ directions).float()
+
+    place: int
+    tested: Int[Tensor, " test"]
+    seen: Int[Tensor, " train"]
+    weights: Float[Tensor, "fit class train"]
+    bias: Float[Tensor, "fit class"]
+    labels: Int[Tensor, "fit test"]
 
 
-def function_means(
-    parts: Float[Tensor, "item layer head"], labels: Int[Tensor, " item"], n_classes: int
-) -> Float[Tensor, "class layer head"]:
-    """Mean over the items of each function."""
-    own = torch.nn.functional.one_hot(labels, n_classes).T.to(parts.dtype)
-    return torch.einsum("ci,ilh->clh", own / own.sum(1, keepdim=True).clamp_min(1), parts)
+def fit_probes(
+    products: Float[Tensor, "item item"],
+    targets: Float[Tensor, "fit item class"],
+    labels: Int[Tensor, "fit item"],
+    cell: Cell,
+    place: int = 0,
+    penalty: float = PENALTY,
+) -> Probes:
+    """Fit several sets of targets to the training items of a cell."""
+    tested, seen = cell
+    columns = targets[:, seen].transpose(0, 1)
+    weights, bias = fit_dual(products[seen][:, seen], columns.flatten(1), penalty)
+    n_fits, n_classes = columns.shape[1:]
+    by_fit = weights.view(-1, n_fits, n_classes).permute(1, 2, 0).float().contiguous()
+    return Probes(place, tested, seen, by_fit, bias.view(n_fits, n_classes).float(), labels[:, tested])
 
 
-def bootstrap_interval(
-    parts: Float[Tensor, "item layer head"],
-    labels: Int[Tensor, " item"],
-    clusters: Sequence[str],
+def head_importance(
+    features: Features,
+    probes: Sequence[Probes],
+    n_fits: int,
     n_classes: int,
-    *,
-    seed: int,
-    n_draws: int = 1000,
-) -> tuple[Float[Tensor, "class layer head"], Float[Tensor, "class layer head"]]:
-    """95% interval of :func:`function_means` when whole clusters of items are drawn with replacement."""
-    numbers = {cluster: number for number, cluster in enumerate(dict.fromkeys(clusters))}
-    of_item = torch.tensor([numbers[cluster] for cluster in clusters])
-    n_layers, n_heads = parts.shape[1:]
-    sums = torch.zeros(len(numbers), n_classes, n_layers * n_heads)
-    sums.index_put_((of_item, labels), parts.flatten(1), accumulate=True)
-    counts = torch.zeros(len(numbers), n_classes)
-    counts.index_put_((of_item, labels), torch.ones(len(labels)), accumulate=True)
-    generator = np.random.default_rng(seed)
-    drawn = generator.multinomial(len(numbers), np.full(len(numbers), 1 / len(numbers)), size=n_draws)
-    weights = torch.from_numpy(drawn).float()
-    low, high = torch.zeros(2, n_classes, n_layers * n_heads)
-    for function in range(n_classes):
-        means = (weights @ sums[:, function]) / (weights @ counts[:, function]).clamp_min(1)[:, None]
-        low[function], high[function] = means.quantile(torch.tensor([0.025, 0.975]), dim=0)
-    return low.view(n_classes, n_layers, n_heads), high.view(n_classes, n_layers, n_heads)
+    progress: Callable[[int], object] | None = None,
+) -> Float[Tensor, "fit class layer head"]:
+    """Mean, over the held-out items of each function, of the part of its own logit that is read from each head.
+
+    A logit is the inner product of an item with a weighted sum of training items, and inner products are sums over
+    heads. So a part is a sum over training items of weight x inner product in this head: with hundreds of fits that is
+    seven times less work than writing out the weights of every feature.
+    """
+    sums = torch.zeros(n_fits, n_classes, features.n_layers, features.n_heads)
+    counts = torch.zeros(n_fits, n_classes)
+    for probe in probes:
+        fits = slice(probe.place, probe.place + len(probe.labels))
+        counts[fits] += one_hot(probe.labels, n_classes).sum(1).float()
+    for layer in range(features.n_layers):
+        by_head = features.layer(layer).transpose(0, 1)
+        for probe in probes:
+            # [test, train, head]: items of one cell with its training items, head by head.
+            inner = (by_head[:, probe.tested] @ by_head[:, probe.seen].mT).permute(1, 2, 0).contiguous()
+            for start in range(0, len(probe.labels), _FITS_AT_ONCE):
+                some = probe.labels[start : start + _FITS_AT_ONCE]
+                fits = torch.arange(start, start + len(some))
+                parts = probe.weights[fits, some.T] @ inner
+                own = one_hot(some, n_classes).float()
+                sums[probe.place + fits, :, layer] += torch.einsum("ftc,tfh->fch", own, parts)
+        if progress is not None:
+            progress(1)
+    return sums / counts.clamp_min(1)[..., None, None]
 
 
 def normalised(importance: Float[Tensor, "class layer head"]) -> Float[Tensor, "class layer head"]:
     """Positive importance, scaled to sum to one over the heads of each function (zero where there is none)."""
     positive = importance.clamp_min(0)
     return positive / positive.sum((1, 2), keepdim=True).clamp_min(1e-30)
-
-
-def elbow(values: Float[Tensor, "..."]) -> int:
-    """How many values are above the elbow of the sorted curve.
-
-    The elbow is the point farthest below the straight line from the largest to the smallest value.
-
-    Example:
-        >>> elbow(torch.tensor([0.1, 9.0, 0.2, 8.0, 0.1, 0.0]))
-        2
-    """
-    falling = values.flatten().double().sort(descending=True).values
-    span = falling[0] - falling[-1]
-    if len(falling) < 3 or span <= 0:
-        return 0
-    line = torch.linspace(1, 0, len(falling), dtype=torch.float64)
-    return int((line - (falling - falling[-1]) / span).argmax())
 
 
 def rank_correlations(first: Float[Tensor, "class ..."], second: Float[Tensor, "class ..."]) -> Float[Tensor, " class"]:

@@ -1,5 +1,6 @@
 """Which heads serve which cognitive function, how sure that is, and what words alone would have told."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -9,25 +10,30 @@ from torch import Tensor
 
 from ...core.errors import UsageError
 from ...core.provenance import Provenance
-from ...core.types import HeadIndex
+from ...core.types import HeadIndex, Origin
 from ...data.tasks import FUNCTIONS
 from ...renderers import heat
 from ...renderers.charts import scatter
 from ...renderers.figure import Figure
 from ...renderers.grids import MapLayer
-from ...renderers.text import interval, table_text
+from ...renderers.text import interval, table_text, wrapped
 from ...results import Result, cells, largest_heads
+from .shape import MapShapes
 
 STABLE = 0.8
-"""Rank correlation between two seeds above which a map counts as stable."""
+"""Rank correlation between two halves of the contents above which a map counts as stable."""
+
+SIGNIFICANT = 0.05
+"""False discovery rate at which a head stands out."""
 
 _NAMED = 4
 """Heads of each function in the table."""
 
 _LEGEND = (
-    "probe: held-out items recognised from all heads; words: from the items' words; stability: rank correlation\n"
-    "with a second seed; heads: above the elbow and above every head with shuffled labels, with their share of\n"
-    "the importance that goes beyond words"
+    "probe: held-out items recognised from all heads, 95% interval over contents; words: from the items' words;\n"
+    "asked: from the words of the sentence that is asked about; stability: rank correlation of maps from two halves\n"
+    "of the contents; heads: above shuffled labels at a false discovery rate of 5% over all functions and heads, with\n"
+    "their share of the importance beyond the items' words"
 )
 _MAPS = (
     "importance",
@@ -35,9 +41,11 @@ _MAPS = (
     "interval_low",
     "interval_high",
     "importance_plain",
-    "importance_again",
     "null_mean",
+    "p_value",
+    "q_value",
 )
+_BY_FOLD = ("importance_halves", "fold_importance")
 _BY_FUNCTION = ("null_max", "probe_accuracy", "probe_low", "probe_high", "combined_accuracy", "stability")
 _BETWEEN = ("overlap", "correlation")
 
@@ -51,33 +59,42 @@ class TaskMaps(Result):
         n_items: Items of each.
         positions: Where heads were read: ``"answer"`` or ``"last"``.
         importance: What the probe reads from a head for the function, beyond what the items' words tell: mean over
-            held-out items of gradient x activation.
+            held-out items of gradient x activation. The words of the one sentence that is asked about tell the function
+            too (``baseline_accuracy["decisive"]``), so a head may have fetched that sentence and done no more.
         importance_normalised: Its positive part, scaled to sum to one over the heads.
-        interval_low, interval_high: 95% bootstrap interval of ``importance`` over matched sets (or contents).
+        interval_low, interval_high: 95% interval of ``importance`` over contents: jackknife over folds, the probe
+            fitted again without each.
         importance_plain: The same for a probe that is not told what the words say, as published.
-        importance_again: ``importance`` with the next seed.
+        importance_halves: ``importance`` from either half of the contents alone; NaN with too few contents.
         null_mean: Mean importance with labels shuffled.
         null_max: Largest importance of any head with labels shuffled.
+        p_value: Rank of ``importance`` among the same head's importances with labels shuffled: the share that reaches
+            it.
+        q_value: The same after Benjamini-Hochberg over all functions and heads.
         probe_accuracy: Share of a function's held-out items that the plain probe on all heads recognises.
-        probe_low, probe_high: 95% Wilson interval of it.
+        probe_low, probe_high: 95% interval of it, contents counted as clusters.
         combined_accuracy: The same for words and heads together.
         baseline_accuracy: The same for what knows no heads: the most frequent function (majority, format), words of
-            the question, of everything (words), and pairs of neighbouring words.
-        overall_accuracy: All of these over all items.
-        above_elbow: Heads of each function above the elbow of its sorted importances and above ``null_max``.
+            the question, of everything (words), pairs of neighbouring words, and words of the sentence of the context
+            that is asked about (decisive).
+        overall_accuracy: All of these over all items, and the plain probe's where it was trained on the same formats
+            (known_wording).
+        wording_held_out: Whether items were tested in formats that were not trained on; not, if there is only one.
+        exchanged: Among which items labels were shuffled: ``matched sets``, ``contents`` or ``folds``.
+        standing_out: Heads of each function with ``q_value`` of at most 0.05, most important first.
         overlap: Shared part of those heads between two functions (Jaccard).
         correlation: Rank correlation of two functions' importances.
-        stability: Rank correlation of ``importance`` and ``importance_again``, function by function.
+        stability: Rank correlation of the two ``importance_halves``, function by function; NaN without them.
         folds: Fold of each item, in the order of the items.
-        fold_importance: ``importance`` on the training items of each fold: what :func:`verify_tasks` chooses heads by,
-            so that no item has a say in the heads that are ablated for it.
+        fold_importance: ``importance`` without each fold: what :func:`verify_tasks` chooses heads by, so that no item
+            has a say in the heads that are ablated for it.
 
     Example:
         >>> from tl_headmaps import TaskItem, Tasks, load_default_model, task_maps
         >>> sums = [TaskItem(f"{n} + 1 =", str(n + 1), "math_calculation", content=str(n)) for n in range(10)]
         >>> cups = [TaskItem(f"{n} is", "red", "retrieval", f"Cup {n} is red.", content=str(n)) for n in range(10)]
         >>> tasks = Tasks((*sums, *cups))
-        >>> maps = task_maps(load_default_model(), tasks, n_folds=3, n_null=1, cache_dir="cache", progress=False)
+        >>> maps = task_maps(load_default_model(), tasks, n_folds=3, n_null=19, cache_dir="cache", progress=False)
         >>> maps.n_items, maps.overall_accuracy["words"]  # such items give their function away by their words
         ((10, 10), 1.0)
         >>> maps.select("retrieval").functions, tuple(maps.importance.shape)
@@ -85,10 +102,10 @@ class TaskMaps(Result):
     """
 
     kind: ClassVar[str] = "task_maps"
-    methods: ClassVar[tuple[str, ...]] = ("ma2025cognitive", "wilson1927probable")
+    methods: ClassVar[tuple[str, ...]] = ("ma2025cognitive", "wilson1927probable", "benjamini1995controlling")
     json_axes: ClassVar[Mapping[str, str | None]] = {"function": "functions", "layer": None, "head": None}
     json_extra: ClassVar[tuple[str, ...]] = ("stable",)
-    nullable: ClassVar[tuple[str, ...]] = (*_MAPS, "fold_importance")
+    nullable: ClassVar[tuple[str, ...]] = (*_MAPS, *_BY_FOLD, "stability")
     functions: tuple[str, ...]
     n_items: tuple[int, ...]
     positions: str
@@ -97,16 +114,20 @@ class TaskMaps(Result):
     interval_low: Float[Tensor, "function layer head"]
     interval_high: Float[Tensor, "function layer head"]
     importance_plain: Float[Tensor, "function layer head"]
-    importance_again: Float[Tensor, "function layer head"]
+    importance_halves: Float[Tensor, "half function layer head"]
     null_mean: Float[Tensor, "function layer head"]
     null_max: Float[Tensor, " function"]
+    p_value: Float[Tensor, "function layer head"]
+    q_value: Float[Tensor, "function layer head"]
     probe_accuracy: Float[Tensor, " function"]
     probe_low: Float[Tensor, " function"]
     probe_high: Float[Tensor, " function"]
     combined_accuracy: Float[Tensor, " function"]
     baseline_accuracy: Mapping[str, tuple[float, ...]]
     overall_accuracy: Mapping[str, float]
-    above_elbow: tuple[tuple[HeadIndex, ...], ...]
+    wording_held_out: bool
+    exchanged: tuple[str, ...]
+    standing_out: tuple[tuple[HeadIndex, ...], ...]
     overlap: Float[Tensor, "function function"]
     correlation: Float[Tensor, "function function"]
     stability: Float[Tensor, " function"]
@@ -121,7 +142,7 @@ class TaskMaps(Result):
 
     @property
     def stable(self) -> bool:
-        """Whether every function's map is nearly the same with another seed (rank correlation of at least 0.8)."""
+        """Whether every function's map is nearly the same from other contents (rank correlation of at least 0.8)."""
         return bool((self.stability >= STABLE).all())
 
     def index_of(self, function: str) -> int:
@@ -141,72 +162,118 @@ class TaskMaps(Result):
         numbers = [self.index_of(name) for name in names]
         changes: dict[str, Any] = {name: getattr(self, name)[numbers] for name in (*_MAPS, *_BY_FUNCTION)}
         changes |= {name: getattr(self, name)[numbers][:, numbers] for name in _BETWEEN}
-        changes |= {name: tuple(getattr(self, name)[i] for i in numbers) for name in ("n_items", "above_elbow")}
+        changes |= {name: tuple(getattr(self, name)[i] for i in numbers) for name in ("n_items", "standing_out")}
         baselines = {name: tuple(values[i] for i in numbers) for name, values in self.baseline_accuracy.items()}
-        changes["fold_importance"] = self.fold_importance[:, numbers]
+        changes |= {name: getattr(self, name)[:, numbers] for name in _BY_FOLD}
         return replace(self, functions=names, baseline_accuracy=baselines, **changes)
 
     def to_rows(self) -> Iterable[dict[str, Any]]:
         """One record per function and head."""
-        chosen = [set(heads) for heads in self.above_elbow]
+        chosen = [set(heads) for heads in self.standing_out]
         for index, labels in cells(self.axes, self.importance):
             number, *head = index
             record = labels | {name: float(getattr(self, name)[index]) for name in _MAPS}
-            yield record | {"above_elbow": HeadIndex(*head) in chosen[number]}
+            yield record | {"stands_out": HeadIndex(*head) in chosen[number]}
 
-    def figure(self, *, stability: bool = False) -> Figure:
+    def figure(self, *, stability: bool = False, origin: Origin = "upper") -> Figure:
         """Every function's importance by layer and head, in panels with one colour bar.
 
+        The bar ends at the 99th percentile, so that one head does not take all colours. Each title says how many heads
+        stand out from shuffled labels.
+
         Args:
-            stability: Show instead how the least stable map repeats with another seed.
+            stability: Show instead how the least stable map repeats with other contents.
+            origin: ``"lower"`` draws the first layer at the bottom.
         """
         if stability:
             return self._stability_figure()
         layers = [
             MapLayer(
-                FUNCTIONS.get(function, function),
+                f"{FUNCTIONS.get(function, function)}: {len(self.standing_out[number]) or 'none'}",
                 self.importance_normalised[number],
                 details={
                     "importance": self.importance[number],
                     "95% from": self.interval_low[number],
                     "95% to": self.interval_high[number],
                     "shuffled labels": self.null_mean[number],
+                    "q": self.q_value[number],
                 },
             )
             for number, function in enumerate(self.functions)
         ]
-        overall = self.overall_accuracy
-        note = (
-            "Share of what a linear probe reads from each head beyond the items' words. All items: probe "
-            f"{overall['probe']:.2f}, words {overall['words']:.2f}, most frequent function {overall['majority']:.2f}."
-        )
-        if not self.stable:
-            note += f" Unstable: rank correlation with another seed below {STABLE}."
         return heat.panels(
             layers,
             title="Heads by cognitive function",
             unit="share of all importance",
+            percentile=99,
+            origin=origin,
             empty=self.provenance.mixers,
-            note=note,
+            note="Share of what a linear probe reads from each head beyond the items' words. Behind a function's name: "
+            f"how many heads stand out from shuffled labels at a false discovery rate of 5%. {self.claim}",
         )
 
+    @property
+    def claim(self) -> str:
+        """What the probe shows, what words alone would have told, and what is left to be said of the heads."""
+        overall = self.overall_accuracy
+        tested = "contents and formats" if self.wording_held_out else "contents"
+        parts = [
+            f"Of items in {tested} it was not trained on, the probe recognises {overall['probe']:.0%}; the items' "
+            f"words tell {overall['words']:.0%}, the words of the sentence that is asked about "
+            f"{overall['decisive']:.0%}, the most frequent function {overall['majority']:.1%}."
+        ]
+        if overall["decisive"] >= overall["probe"]:
+            parts.append(
+                "So the heads know which sentence is asked about; that they carry out what it asks for, these maps "
+                "cannot show."
+            )
+        if bool(self.stability.isnan().any()):
+            parts.append("Too few contents to say whether the maps are stable.")
+        elif not self.stable:
+            parts.append(f"Unstable: maps from two halves of the contents have a rank correlation below {STABLE}.")
+        return " ".join(parts)
+
+    def shape(self, *, n_null: int = 999, seed: int = 0) -> "MapShapes":
+        """Whether each map is focused, where over the layers it lies, and whether it has a diagonal or a corner.
+
+        Args:
+            n_null: How often heads are permuted within their layers.
+            seed: Of the permutations.
+
+        Example:
+            >>> from tl_headmaps import TaskItem, Tasks, load_default_model, task_maps
+            >>> sums = [TaskItem(f"{n} + 1 =", str(n + 1), "math_calculation", content=str(n)) for n in range(10)]
+            >>> cups = [TaskItem(f"{n} is", "red", "retrieval", f"Cup {n} is red.", content=str(n)) for n in range(10)]
+            >>> tasks = Tasks((*sums, *cups))
+            >>> maps = task_maps(load_default_model(), tasks, n_folds=3, n_null=19, cache_dir="cache", progress=False)
+            >>> shapes = maps.shape(n_null=99)
+            >>> shapes.functions, bool((shapes.n_effective <= 270).all())
+            (('retrieval', 'math_calculation'), True)
+        """
+        return MapShapes.of(self.functions, self.importance_normalised, n_null=n_null, seed=seed)
+
     def _stability_figure(self) -> Figure:
+        if bool(self.stability.isnan().any()):
+            raise UsageError(
+                "These maps have no second half to be compared with: stability needs three contents in either half. "
+                "Give items of six contents or more."
+            )
         least = int(self.stability.argmin())
         name = FUNCTIONS.get(self.functions[least], self.functions[least])
         return scatter(
-            self.importance[least],
-            self.importance_again[least],
+            self.importance_halves[0, least],
+            self.importance_halves[1, least],
             title=f"{name}, the least stable of {len(self.functions)}: rank correlation {self.stability[least]:.2f}",
-            x_name="importance with this seed",
-            y_name="importance with another seed",
+            x_name="importance in one half of the contents",
+            y_name="importance in the other half",
             diagonal=True,
         )
 
     def __str__(self) -> str:
-        """A row per function: what the probe and the words know, and the heads above the elbow."""
+        """A row per function: what the probe and the words know, and the heads that stand out."""
         rows = []
         for number, function in enumerate(self.functions):
-            heads = self.above_elbow[number]
+            heads, stability = self.standing_out[number], float(self.stability[number])
             named = [
                 f"{head} {self.importance_normalised[number, head.layer, head.head]:.3f}" for head in heads[:_NAMED]
             ]
@@ -217,18 +284,21 @@ class TaskMaps(Result):
                     f"{self.probe_accuracy[number]:.2f}",
                     interval(float(self.probe_low[number]), float(self.probe_high[number])),
                     f"{self.baseline_accuracy['words'][number]:.2f}",
-                    f"{self.stability[number]:.2f}{'' if self.stability[number] >= STABLE else ' unstable'}",
+                    f"{self.baseline_accuracy['decisive'][number]:.2f}",
+                    "-" if math.isnan(stability) else f"{stability:.2f}",
                     len(heads),
                     ", ".join(named) or "none",
                 ]
             )
         overall = self.overall_accuracy
-        titles = ["function", "items", "probe", "95%", "words", "stability", "heads", "most important"]
+        titles = ["function", "items", "probe", "95%", "words", "asked", "stability", "heads", "most important"]
         columns = [(title, "left" if title in ("function", "most important") else "right") for title in titles]
         others = ", ".join(f"{name.replace('_', ' ')} {overall[name]:.2f}" for name in self.baseline_accuracy)
-        known = f"probe {overall['probe']:.2f}, words and heads {overall['combined']:.2f}; without heads: {others}"
-        notes = f"all items: {known}\n{_LEGEND}"
-        if not self.stable:
-            notes += f"\nUNSTABLE: with another seed a map changes (rank correlation below {STABLE}); give more items."
+        known = f"probe {overall['probe']:.2f}, words and heads {overall['combined']:.2f}"
+        if self.wording_held_out:
+            known += f", in formats it was trained on {overall['known_wording']:.2f}"
+        smallest = 1 / (1 + int(self.provenance.options["n_null"]))
+        null = f"labels were shuffled within {' and '.join(self.exchanged)}; smallest p possible {smallest:.2g}"
+        notes = f"all items: {known}; without heads: {others}\n{_LEGEND}\n{null}\n{wrapped(self.claim)}"
         where = "the answer" if self.positions == "answer" else "the last token"
         return f"Task maps, linear probe on z at {where}\n\n{table_text(columns, rows)}\n\n{notes}"

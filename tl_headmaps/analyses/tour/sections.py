@@ -293,20 +293,22 @@ def tasks(tour: Tour) -> Finding:
     """Which heads serve which function?"""
     maps = task_maps(tour.model, load_tasks().sample(N_ITEMS))
     overall = maps.overall_accuracy
-    best = "; ".join(
-        f"{FUNCTIONS.get(name, name)} {head}"
-        for name, (head, _) in ((name, maps.top(1, name)[0]) for name in maps.functions)
-    )
-    chosen = sum(map(len, maps.above_elbow))
-    stable = "" if maps.stable else " With another seed some maps change: take single heads with care."
+    chosen = sum(map(len, maps.standing_out))
+    named = [
+        f"{FUNCTIONS.get(name, name)} {heads[0]}"
+        for name, heads in zip(maps.functions, maps.standing_out, strict=True)
+        if heads
+    ]
+    best = f" The most important of them: {'; '.join(named)}." if named else ""
+    stable = "" if maps.stable else " With other contents some maps change: take single heads with care."
     return Finding(
         "task_maps",
         maps,
         ("tasks", "--sample", str(N_ITEMS)),
         f"From the heads, a probe recognises the function of {overall['probe']:.0%} of {sum(maps.n_items)} held-out "
-        f"items; from their words alone {overall['words']:.0%}, by guessing {overall['majority']:.0%}. The most "
-        f"important heads: {best}. Heads that stand out from shuffled labels, over all "
-        f"functions: {chosen}.{stable}",
+        f"items; from their words alone {overall['words']:.0%}, from the words of the sentence that is asked about "
+        f"{overall['decisive']:.0%}, by guessing {overall['majority']:.1%}. Heads that stand out from shuffled labels, "
+        f"over all functions: {chosen or 'none'}.{best}{stable}",
         f"probe {overall['probe']:.0%}, words {overall['words']:.0%}",
     )
 

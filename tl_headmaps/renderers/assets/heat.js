@@ -103,6 +103,10 @@ const heat = (root, data) => {
   if (rows.n * cols.n > 1)
     searchBox(controls, data.item !== 'head' ? 'find a label' : data.drill ? 'find L23H4 or a token' : 'find L23H4', found, nextHit);
 
+  // Where a row is drawn: the first at the top, or at the bottom. And the same back.
+  const flip = (r) => (data.lower ? rows.n - 1 - r : r);
+  const titled = (name) => (data.panels ? name[0].toUpperCase() + name.slice(1) : name);
+
   const paint = (canvas, map) => {
     // One pixel per cell, scaled by the browser; more only where there is hatching to draw.
     const size = map.values.some((v) => v !== v) ? clamp(Math.floor(1600 / Math.max(rows.n, cols.n)), 2, 24) : 1;
@@ -117,13 +121,13 @@ const heat = (root, data) => {
         const value = map.values[r * cols.n + c];
         if (value === value) {
           pen.fillStyle = `rgb(${colour(map.scale, value)})`;
-          pen.fillRect(c * size, r * size, size, size);
+          pen.fillRect(c * size, flip(r) * size, size, size);
         } else {
           // Three strokes per cell, which meet those of the neighbours.
           pen.beginPath();
           for (const [x, y] of [[0, 0.5], [0, 1], [0.5, 1]]) {
-            pen.moveTo((c + x) * size, (r + y) * size);
-            pen.lineTo((c + y) * size, (r + x) * size);
+            pen.moveTo((c + x) * size, (flip(r) + y) * size);
+            pen.lineTo((c + y) * size, (flip(r) + x) * size);
           }
           pen.stroke();
         }
@@ -137,7 +141,7 @@ const heat = (root, data) => {
   const boxAt = (parent, r, c, name) => {
     const box = make('div', name, parent);
     Object.assign(box.style, {
-      left: (100 * c) / cols.n + '%', top: (100 * r) / rows.n + '%', width: 100 / cols.n + '%', height: 100 / rows.n + '%',
+      left: (100 * c) / cols.n + '%', top: (100 * flip(r)) / rows.n + '%', width: 100 / cols.n + '%', height: 100 / rows.n + '%',
     });
     return box;
   };
@@ -153,11 +157,11 @@ const heat = (root, data) => {
     now.r = r;
     now.c = c;
     for (const other of plots)
-      Object.assign(other.cursor.style, { left: (100 * c) / cols.n + '%', top: (100 * r) / rows.n + '%' });
+      Object.assign(other.cursor.style, { left: (100 * c) / cols.n + '%', top: (100 * flip(r)) / rows.n + '%' });
     const title = called(r, c) + (plot.map.name && maps.length > 1 ? ' · ' + plot.map.name : '');
     const frame = plot.box.getBoundingClientRect();
     const w = frame.width / cols.n, h = frame.height / rows.n;
-    const left = frame.left + c * w, top = frame.top + r * h;
+    const left = frame.left + c * w, top = frame.top + flip(r) * h;
     speak.say(title, facts(plot.map, r, c), { left, top, width: w, bottom: top + h }, aloud);
     plot.box.setAttribute('aria-valuetext', title);
     const value = plot.map.values[r * cols.n + c];
@@ -218,7 +222,7 @@ const heat = (root, data) => {
       for (const i of shown) {
         const text = make('span', '', box);
         text.append(make('bdi', '', null, tick(which, i)));
-        text.style[which === rows ? 'gridRow' : 'gridColumn'] = String(i + 1);
+        text.style[which === rows ? 'gridRow' : 'gridColumn'] = String((which === rows ? flip(i) : i) + 1);
       }
       box.style[which === rows ? 'gridTemplateRows' : 'gridTemplateColumns'] = `repeat(${count},minmax(0,1fr))`;
     };
@@ -231,7 +235,7 @@ const heat = (root, data) => {
     const grid = make('div', 'grid', outer);
     const [w, h] = data.cell;
     grid.style.gridTemplateColumns = `auto auto minmax(${data.numbers ? cols.n * 46 + 'px' : 0},${cols.n * w}px)`;
-    make('div', 'yn', grid, rows.name);
+    make('div', 'yn', grid, titled(rows.name));
     const plot = { map, y: make('div', 'y', grid), box: make('div', 'plot', grid) };
     const { box } = plot;
     box.style.aspectRatio = `${cols.n * w} / ${rows.n * h}`;
@@ -258,7 +262,7 @@ const heat = (root, data) => {
     for (const [r, what] of Object.entries(data.empty || {})) {
       const row = make('div', 'empty', box, what);
       row.title = `${rows.name} ${r}: ${what}`;
-      Object.assign(row.style, { top: (100 * r) / rows.n + '%', height: 100 / rows.n + '%' });
+      Object.assign(row.style, { top: (100 * flip(Number(r))) / rows.n + '%', height: 100 / rows.n + '%' });
     }
     const dots = make('div', 'dots', box);
     for (const i of map.marked)
@@ -269,12 +273,12 @@ const heat = (root, data) => {
     const x = make('div', 'x', grid);
     make('div', '', grid);
     make('div', '', grid);
-    make('div', 'xn', grid, cols.name);
+    make('div', 'xn', grid, titled(cols.name));
     axis(plot, plot.y, rows, rows.n);
     axis(plot, x, cols, cols.n);
     const cellOf = (event) => {
       const frame = box.getBoundingClientRect();
-      const r = Math.floor(((event.clientY - frame.top) / frame.height) * rows.n);
+      const r = flip(Math.floor(((event.clientY - frame.top) / frame.height) * rows.n));
       const c = Math.floor(((event.clientX - frame.left) / frame.width) * cols.n);
       return exists(r, c) ? [r, c] : null;
     };
@@ -290,7 +294,8 @@ const heat = (root, data) => {
     box.addEventListener('focus', () => box.matches(':focus-visible') && at(plot, now.r, now.c, true));
     box.addEventListener('blur', () => speak.hide());
     box.addEventListener('keydown', (event) => {
-      const step = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
+      const up = data.lower ? 1 : -1;
+      const step = { ArrowUp: [up, 0], ArrowDown: [-up, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
       if (step) {
         let r = clamp(now.r + step[0], 0, rows.n - 1);
         // Rows without cells are stepped over.
