@@ -20,7 +20,7 @@ from tl_headmaps.capture.running import last_position
 from tl_headmaps.capture.running.last_position import LastPosition
 from tl_headmaps.cli.app import main
 from tl_headmaps.core.errors import RelationDataError, UsageError
-from tl_headmaps.scorers.ablation import default_max_heads, top_heads
+from tl_headmaps.scorers.ablation import default_max_heads, masks_of, top_heads
 
 CAPITALS = {3: 10, 4: 11, 5: 12, 6: 13}
 NEXT = {14: 20, 15: 21, 16: 22, 17: 23}
@@ -46,37 +46,90 @@ def knowing() -> Any:
     return knowing_model({1: CAPITALS, 3: NEXT})
 
 
+def measure(logits: Tensor, rows: Tensor) -> Tensor:
+    """The likeliest token, its logit, and whose they are."""
+    best = logits.max(-1)
+    return torch.stack([best.indices.double(), best.values.double(), rows.double()], 1)
+
+
+def masks(*sets: list[tuple[int, int]]) -> Tensor:
+    return masks_of([[HeadIndex(*head) for head in heads] for heads in sets], 3, 4)
+
+
+OFF = masks([(1, 2)], [(2, 0), (2, 3)], [(0, 1), (2, 1)], [(1, 0), (1, 1), (1, 2), (1, 3)])
+
+
 class TestLastPosition:
     @pytest.mark.parametrize(("host", "kind"), HOSTS)
-    def test_going_on_from_kept_keys_is_a_whole_pass(self, host: str, kind: str) -> None:
+    def test_starting_behind_kept_keys_and_above_kept_layers_is_a_whole_pass(self, host: str, kind: str) -> None:
+        """Sets that begin at different layers, prompts of different lengths, one of a single token."""
         model = shared_model(kind, host=host)
-        last = LastPosition(model, PROMPTS)
-        assert last.continues
+        last = LastPosition(model, PROMPTS, measure)
+        assert last.continues and last.starts_later
+        before = [vars(block).copy() for block in model.blocks]
+        found = last.switched_off(OFF)
+        assert all(vars(block).keys() == own.keys() for block, own in zip(model.blocks, before, strict=True))
+        for mask, values in zip(OFF, found, strict=True):
+            for row, ids in enumerate(PROMPTS):
+                hooks = [(f"blocks.{i}.attn.hook_z", zeroing(mask[i])) for i in range(3)]
+                logits = model.run_with_hooks(torch.tensor([ids]), fwd_hooks=hooks)[0, -1]
+                assert values[row, 2] == row
+                torch.testing.assert_close(values[row, 1], logits.max().double(), rtol=1e-4, atol=1e-4)
+        assert not torch.allclose(found[0, :, 1], last.clean[:, 1], atol=1e-3), "a test in which heads matter"
+        assert last.clean[:, 0].tolist() == [int(model(torch.tensor([ids]))[0, -1].argmax()) for ids in PROMPTS]
 
-        def change(z: Tensor, rows: tuple[int, ...]) -> Tensor:
-            changed = z.clone()
-            changed[:, 1:] *= torch.tensor(rows)[:, None, None]
-            return changed
+    def test_sets_and_prompts_in_small_batches_give_the_same(self) -> None:
+        model = shared_model("llama")
+        whole, parts = (LastPosition(model, PROMPTS, measure, budget=size) for size in (1 << 28, 1))
+        assert len(parts._batches) == len(PROMPTS)
+        torch.testing.assert_close(parts.switched_off(OFF), whole.switched_off(OFF), rtol=1e-5, atol=1e-5)
 
-        for number, batch in enumerate(last._batches):
-            whole = last._logits(batch, {1: change}, None)
-            continued = last._logits(batch, {1: change}, last._pasts[number])
-            torch.testing.assert_close(continued, whole, rtol=1e-4, atol=1e-4)
-            assert not torch.allclose(whole, model(batch.ids)[:, -1], atol=1e-3)
-        assert last.next_tokens().tolist() == [int(model(torch.tensor([ids]))[0, -1].argmax()) for ids in PROMPTS]
+    def test_the_layers_below_are_not_run(self) -> None:
+        model = shared_model("llama")
+        last = LastPosition(model, PROMPTS[:2], measure)
+        assert last.starts_later
+        seen: list[int] = []
+        handles = [
+            block.mlp.register_forward_hook(lambda *_, layer=layer: seen.append(layer))
+            for layer, block in enumerate(model.blocks)
+        ]
+        try:
+            last._measured(0, 2, OFF[1:2], {})
+        finally:
+            for handle in handles:
+                handle.remove()
+        assert seen == [2]
 
     def test_a_host_whose_cache_computes_something_else_is_noticed(self, monkeypatch: pytest.MonkeyPatch) -> None:
         model = shared_model("llama")
-        off = {1: lambda z, rows: torch.zeros_like(z)}
-        expected = LastPosition(model, PROMPTS).next_tokens(off)
-        monkeypatch.setattr(last_position, "_past", lambda model, ids: lambda more: model(more))
-        wrong = LastPosition(model, PROMPTS)
-        assert not wrong.continues
-        assert torch.equal(wrong.next_tokens(off), expected)
+        expected = LastPosition(model, PROMPTS, measure).switched_off(OFF)
+        monkeypatch.setattr(last_position._Past, "_run", lambda self, ids, n: self._model(ids))
+        wrong = LastPosition(model, PROMPTS, measure)
+        assert not wrong.continues and not wrong.starts_later
+        torch.testing.assert_close(wrong.switched_off(OFF), expected, rtol=1e-4, atol=1e-4)
+
+    def test_a_host_that_cannot_leave_out_layers_is_noticed(self) -> None:
+        model = shared_model("llama")
+        expected = LastPosition(model, PROMPTS, measure).switched_off(OFF)
+        wrong = LastPosition(model, PROMPTS, measure)
+        for past in wrong._pasts:
+            if past is not None:
+                past._streams = {layer: 2 * stream + 1 for layer, stream in past._streams.items()}
+        assert wrong.continues and not wrong.starts_later
+        torch.testing.assert_close(wrong.switched_off(OFF), expected, rtol=1e-4, atol=1e-4)
 
     def test_too_much_to_keep_means_whole_passes(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(last_position, "_CACHE_BYTES", 1)
-        assert not LastPosition(shared_model("llama"), PROMPTS).continues
+        assert not LastPosition(shared_model("llama"), PROMPTS, measure).continues
+
+
+def zeroing(off: Tensor) -> Any:
+    def replace(z: Tensor, hook: Any) -> Tensor:
+        z = z.clone()
+        z[:, -1, off] = 0.0
+        return z
+
+    return replace
 
 
 def test_the_planted_head_is_the_one_that_knows(knowing: Any) -> None:
@@ -164,7 +217,7 @@ def test_a_relation_without_heads_is_said_to_have_none(knowing: Any) -> None:
     static = {"capital": torch.zeros(3, 4)}
     questions = experiment.questions(CAPITAL, [TEMPLATE])
     result = experiment.curves(
-        questions, heads=None, max_heads=3, candidates=[], all_candidates=False, n_random=2, static=static
+        questions, chosen_on=CAPITAL, heads=None, max_heads=3, candidates=[], all_candidates=False, n_random=2
     )
     assert result.status == "no heads" and "nothing to ablate" in str(result)
 
@@ -177,7 +230,8 @@ class TestControls:
         )
         result = experiment.curves(
             experiment.questions(CAPITAL, [TEMPLATE]),
-            heads=None,
+            chosen_on=CAPITAL,
+            heads=self.HEADS,
             max_heads=4,
             candidates=others,
             all_candidates=False,

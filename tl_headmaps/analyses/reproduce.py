@@ -189,7 +189,7 @@ def reproduce(
     out: str | Path,
     *,
     relations: RelationLike | Sequence[RelationLike] | None = None,
-    n_random: int = 5,
+    n_random: int = 99,
     prepend_bos: bool = False,
     data_dir: str | Path | None = None,
     progress: bool = True,
@@ -206,7 +206,7 @@ def reproduce(
         out: Folder to write to.
         relations: Bundled names, files, or :class:`Relation` objects; by default all bundled ones that the tokenizer
             can write.
-        n_random: Number of draws of random heads to compare with.
+        n_random: Number of sets of heads that the verdict on each ablation compares with.
         prepend_bos: Begin each prompt with BOS; published figures are without.
         data_dir: Folder of relations to use instead of the bundled one.
         progress: Show progress bars on a terminal.
@@ -296,12 +296,13 @@ def _ablations(
     """Ablations of the relations that have a template to ask them with."""
     settings = AblationSettings("zero", "maps", None, "skip", prepend_bos, progress)
     experiment = AblationExperiment(model, weights, settings)
-    # The validations have the static scores already.
+    # Of control relations, the validations have the static scores already.
     static = {name: check.static_promote[0] for name, check in checks.items()}
 
     def ablated(relation: Relation) -> AblationCurves:
         return experiment.curves(
             experiment.questions(relation, relation.eliciting_templates),
+            chosen_on=relation,
             heads=None,
             max_heads=default_max_heads(weights.n_all_heads),
             candidates=[other for other in candidates if other.name != relation.name],
