@@ -53,13 +53,17 @@ class ReproducedRelation:
     Attributes:
         relation: Its name.
         n_pairs: Pairs behind the agreement.
-        pearson_without, pearson_with: Agreement of static and dynamic scores without and with context.
+        pearson_without, pearson_with: Agreement of static and dynamic scores over heads x templates, as published,
+            without and with context.
+        heads_without, heads_with: The same over heads, within layers.
         status: Status of the ablation: ``tested``, ``not testable``, ``no heads`` or ``no template``.
         n_heads: Number of heads switched off.
         base_accuracy, final_accuracy: Accuracy on the relation before and after.
         random_accuracy: Accuracy with as many random heads switched off instead, mean over draws.
         drop, random_drop, control_drop: Share of the accuracy lost.
         controls: Names of the control relations.
+        n_verdict: Number of heads that implement the relation, which the verdict is about.
+        p_value: The verdict: their rank among other sets of as many heads of the same layers.
     """
 
     relation: str
@@ -75,6 +79,10 @@ class ReproducedRelation:
     random_drop: float | None
     control_drop: float | None
     controls: tuple[str, ...]
+    heads_without: float | None
+    heads_with: float | None
+    n_verdict: int
+    p_value: float | None
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -168,20 +176,24 @@ class Reproduction(Result):
         rows: list[list[object]] = []
         for row in self.rows:
             if row.status != "tested":
-                rows.append([row.relation, "", number(row.base_accuracy), row.status, "", "", "", ""])
+                rows.append([row.relation, "", number(row.base_accuracy), row.status, *[""] * 6])
                 continue
             values = (row.base_accuracy, row.final_accuracy, row.random_accuracy)
             drops = (percent(share) for share in (row.drop, row.random_drop, row.control_drop))
-            rows.append([row.relation, row.n_heads, *map(number, values), *drops])
+            rows.append(
+                [row.relation, row.n_heads, *map(number, values), *drops, row.n_verdict, number(row.p_value, 3)]
+            )
         drops = (percent(self.mean(name)) for name in ("drop", "random_drop", "control_drop"))
-        rows.append([f"mean, {self.provenance.model}", "", "", "", "", *drops])
+        rows.append([f"mean, {self.provenance.model}", "", "", "", "", *drops, "", ""])
         rows += [
-            [f"published mean, {name}", "", "", "", "", *map(percent, values), "-"]
+            [f"published mean, {name}", "", "", "", "", *map(percent, values), "-", "", ""]
             for name, values in PUBLISHED_DROPS.items()
         ]
         titles = ("relation", "heads off", "before", "after", "random", "drop", "drop, random", "drop, controls")
+        titles += ("implement", "p")
         columns = [(title, "left" if title == "relation" else "right") for title in titles]
-        return Table(columns, rows, "next-token accuracy; drop: share of the accuracy lost")
+        note = "next-token accuracy; drop: share of the accuracy lost; p: rank of the heads that implement the relation"
+        return Table(columns, rows, f"{note} among sets of as many heads of the same layers")
 
 
 def reproduce(
@@ -352,6 +364,10 @@ def _row(name: str, check: Validation, curves: AblationCurves | None) -> Reprodu
         random_drop=_known(curves.random_drop) if curves is not None and tested else None,
         control_drop=_known(curves.control_drop) if curves is not None and tested else None,
         controls=tuple(control.relation for control in curves.controls) if curves is not None else (),
+        heads_without=_known(check.agreement["heads_without"][0]),
+        heads_with=_known(check.agreement["heads_with"][0]),
+        n_verdict=0 if curves is None else curves.n_verdict,
+        p_value=None if curves is None or curves.verdict is None else _known(curves.verdict.p_value),
     )
 
 

@@ -368,8 +368,9 @@ class AblationCurves(Result):
         elif options.get("controls") == "auto":
             lost += "; no relation with other heads has a similar accuracy, so there is no control"
         note = (
-            "off: heads switched off so far at the last position; 95%: over clusters of pairs; logits: the right "
-            "answer's\nabove the relation's other answers, mean; random: other heads of the same layers, range of draws"
+            "off: heads switched off so far at the last position; 95%: over clusters of pairs; logits: the right\n"
+            "answer's above the relation's other answers, mean; random: other heads of the same layers, range over\n"
+            "draws; sets of the verdict may share heads with it"
         )
         judged = "\n".join(self._judged())
         return f"{title}\n\n{table_text(columns, rows)}\n\n{judged}\n\n{lost}\n{note}"
