@@ -4,6 +4,7 @@ import inspect
 import json
 import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,13 @@ from torch import Tensor
 import tl_headmaps
 from tl_headmaps import AblationCurves, HeadIndex, HeadWeights, Relation, Result, ablate
 from tl_headmaps.analyses.ablate.call import AblationExperiment, AblationSettings
+from tl_headmaps.analyses.relation_scores.result import RelationScores
 from tl_headmaps.capture.host import parameters_digest
 from tl_headmaps.capture.running import last_position
 from tl_headmaps.capture.running.last_position import LastPosition
 from tl_headmaps.cli.app import main
 from tl_headmaps.core.errors import RelationDataError, UsageError
-from tl_headmaps.scorers.ablation import default_max_heads, top_heads
+from tl_headmaps.scorers.ablation import answered, default_max_heads, masks_of, top_heads
 
 CAPITALS = {3: 10, 4: 11, 5: 12, 6: 13}
 NEXT = {14: 20, 15: 21, 16: 22, 17: 23}
@@ -46,37 +48,90 @@ def knowing() -> Any:
     return knowing_model({1: CAPITALS, 3: NEXT})
 
 
+def measure(logits: Tensor, rows: Tensor) -> Tensor:
+    """The likeliest token, its logit, and whose they are."""
+    best = logits.max(-1)
+    return torch.stack([best.indices.double(), best.values.double(), rows.double()], 1)
+
+
+def masks(*sets: list[tuple[int, int]]) -> Tensor:
+    return masks_of([[HeadIndex(*head) for head in heads] for heads in sets], 3, 4)
+
+
+OFF = masks([(1, 2)], [(2, 0), (2, 3)], [(0, 1), (2, 1)], [(1, 0), (1, 1), (1, 2), (1, 3)])
+
+
 class TestLastPosition:
     @pytest.mark.parametrize(("host", "kind"), HOSTS)
-    def test_going_on_from_kept_keys_is_a_whole_pass(self, host: str, kind: str) -> None:
+    def test_starting_behind_kept_keys_and_above_kept_layers_is_a_whole_pass(self, host: str, kind: str) -> None:
+        """Sets that begin at different layers, prompts of different lengths, one of a single token."""
         model = shared_model(kind, host=host)
-        last = LastPosition(model, PROMPTS)
-        assert last.continues
+        last = LastPosition(model, PROMPTS, measure)
+        assert last.continues and last.starts_later
+        before = [vars(block).copy() for block in model.blocks]
+        found = last.switched_off(OFF)
+        assert all(vars(block).keys() == own.keys() for block, own in zip(model.blocks, before, strict=True))
+        for mask, values in zip(OFF, found, strict=True):
+            for row, ids in enumerate(PROMPTS):
+                hooks = [(f"blocks.{i}.attn.hook_z", zeroing(mask[i])) for i in range(3)]
+                logits = model.run_with_hooks(torch.tensor([ids]), fwd_hooks=hooks)[0, -1]
+                assert values[row, 2] == row
+                torch.testing.assert_close(values[row, 1], logits.max().double(), rtol=1e-4, atol=1e-4)
+        assert not torch.allclose(found[0, :, 1], last.clean[:, 1], atol=1e-3), "a test in which heads matter"
+        assert last.clean[:, 0].tolist() == [int(model(torch.tensor([ids]))[0, -1].argmax()) for ids in PROMPTS]
 
-        def change(z: Tensor, rows: tuple[int, ...]) -> Tensor:
-            changed = z.clone()
-            changed[:, 1:] *= torch.tensor(rows)[:, None, None]
-            return changed
+    def test_sets_and_prompts_in_small_batches_give_the_same(self) -> None:
+        model = shared_model("llama")
+        whole, parts = (LastPosition(model, PROMPTS, measure, budget=size) for size in (1 << 28, 1))
+        assert len(parts._batches) == len(PROMPTS)
+        torch.testing.assert_close(parts.switched_off(OFF), whole.switched_off(OFF), rtol=1e-5, atol=1e-5)
 
-        for number, batch in enumerate(last._batches):
-            whole = last._logits(batch, {1: change}, None)
-            continued = last._logits(batch, {1: change}, last._pasts[number])
-            torch.testing.assert_close(continued, whole, rtol=1e-4, atol=1e-4)
-            assert not torch.allclose(whole, model(batch.ids)[:, -1], atol=1e-3)
-        assert last.next_tokens().tolist() == [int(model(torch.tensor([ids]))[0, -1].argmax()) for ids in PROMPTS]
+    def test_the_layers_below_are_not_run(self) -> None:
+        model = shared_model("llama")
+        last = LastPosition(model, PROMPTS[:2], measure)
+        assert last.starts_later
+        seen: list[int] = []
+        handles = [
+            block.mlp.register_forward_hook(lambda *_, layer=layer: seen.append(layer))
+            for layer, block in enumerate(model.blocks)
+        ]
+        try:
+            last._measured(0, 2, OFF[1:2], {})
+        finally:
+            for handle in handles:
+                handle.remove()
+        assert seen == [2]
 
     def test_a_host_whose_cache_computes_something_else_is_noticed(self, monkeypatch: pytest.MonkeyPatch) -> None:
         model = shared_model("llama")
-        off = {1: lambda z, rows: torch.zeros_like(z)}
-        expected = LastPosition(model, PROMPTS).next_tokens(off)
-        monkeypatch.setattr(last_position, "_past", lambda model, ids: lambda more: model(more))
-        wrong = LastPosition(model, PROMPTS)
-        assert not wrong.continues
-        assert torch.equal(wrong.next_tokens(off), expected)
+        expected = LastPosition(model, PROMPTS, measure).switched_off(OFF)
+        monkeypatch.setattr(last_position._Past, "_run", lambda self, ids, n: self._model(ids))
+        wrong = LastPosition(model, PROMPTS, measure)
+        assert not wrong.continues and not wrong.starts_later
+        torch.testing.assert_close(wrong.switched_off(OFF), expected, rtol=1e-4, atol=1e-4)
+
+    def test_a_host_that_cannot_leave_out_layers_is_noticed(self) -> None:
+        model = shared_model("llama")
+        expected = LastPosition(model, PROMPTS, measure).switched_off(OFF)
+        wrong = LastPosition(model, PROMPTS, measure)
+        for past in wrong._pasts:
+            if past is not None:
+                past._streams = {layer: 2 * stream + 1 for layer, stream in past._streams.items()}
+        assert wrong.continues and not wrong.starts_later
+        torch.testing.assert_close(wrong.switched_off(OFF), expected, rtol=1e-4, atol=1e-4)
 
     def test_too_much_to_keep_means_whole_passes(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(last_position, "_CACHE_BYTES", 1)
-        assert not LastPosition(shared_model("llama"), PROMPTS).continues
+        assert not LastPosition(shared_model("llama"), PROMPTS, measure).continues
+
+
+def zeroing(off: Tensor) -> Any:
+    def replace(z: Tensor, hook: Any) -> Tensor:
+        z = z.clone()
+        z[:, -1, off] = 0.0
+        return z
+
+    return replace
 
 
 def test_the_planted_head_is_the_one_that_knows(knowing: Any) -> None:
@@ -88,8 +143,105 @@ def test_the_planted_head_is_the_one_that_knows(knowing: Any) -> None:
     (control,) = result.controls
     assert (control.relation, control.overlap) == ("follow", 0.0)
     assert control.curve.accuracy.tolist() == [1.0, 1.0]
-    # Wilson, four of four and none of four.
+    # Wilson, four of four and none of four; no two pairs share anything.
     assert (float(result.curve.low[0]), float(result.curve.high[1])) == pytest.approx((0.5101, 0.4899), abs=1e-4)
+
+
+class TestVerdict:
+    def test_ranks_the_heads_that_implement_the_relation_among_all_sets_like_them(self, knowing: Any) -> None:
+        """One head of four implements it; layers of four have too few others, so all layers are pooled: 12 heads."""
+        result = ablate(knowing, CAPITAL, controls=None, max_heads=3, preset="folded", progress=False)
+        verdict = result.verdict
+        assert verdict is not None and (result.n_verdict, verdict.n_heads) == (1, 1)
+        assert (verdict.accuracy, verdict.p_value) == (0.0, 1 / 12)
+        assert verdict.exact and verdict.pooled == (HeadIndex(0, 1),)
+        assert {head for heads in verdict.sets for head in heads} == {
+            HeadIndex(layer, head) for layer in range(3) for head in range(4)
+        } - {HeadIndex(0, 1)}
+        assert verdict.set_accuracy.tolist() == [1.0] * 11
+        assert "accuracy 1.00 -> 0.00" in str(result)
+        assert "11 other sets of as many heads of the same layers (all there are; and of layers near 0" in str(result)
+        assert "p = 0.083: rank 1 of 12" in str(result) and "p = 0.083" in result.figure().html
+
+    def test_is_about_all_heads_that_were_named(self, knowing: Any) -> None:
+        result = ablate(knowing, CAPITAL, ["L0H0", "L0H1", "L1H2"], controls=None, n_random=7, progress=False)
+        assert result.verdict is not None and result.verdict.n_heads == 3 and len(result.verdict.sets) == 7
+        assert not result.verdict.exact
+        for heads in result.verdict.sets:
+            assert sorted(head.layer for head in heads) == [0, 0, 1]
+        # Sets that hold the head that knows lose as much: ranks count them.
+        same = [HeadIndex(0, 1) in heads for heads in result.verdict.sets]
+        assert result.verdict.p_value == (1 + sum(same)) / 8
+
+    def test_accuracies_of_the_sets_are_those_of_whole_passes(self) -> None:
+        model = shared_model("gpt2")
+        relation = answered_by_half(model)
+        result = ablate(model, relation, ["L1H3", "L2H0"], controls=None, n_random=4, prepend_bos=False, progress=False)
+        assert result.verdict is not None
+        for heads, share in zip(result.verdict.sets, result.verdict.set_accuracy.tolist(), strict=True):
+            assert share == pytest.approx(by_hand(model, relation, list(heads), False)[-1])
+
+    @pytest.mark.parametrize(
+        ("options", "sentence"),
+        [
+            ({"n_random": 0, "heads": ["L0H1"]}, "No verdict: no other heads were switched off"),
+            ({"heads": [(i, j) for i in range(3) for j in range(4)], "n_random": 0}, "No verdict: no other heads"),
+        ],
+    )
+    def test_says_why_there_is_none(self, knowing: Any, options: dict[str, Any], sentence: str) -> None:
+        result = ablate(knowing, CAPITAL, controls=None, progress=False, **options)
+        assert result.verdict is None and sentence in str(result) and sentence in result.figure().html
+
+    def test_needs_heads_that_implement_the_relation(self, knowing: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(RelationScores, "implements", lambda self: {"capital": []})
+        result = ablate(knowing, CAPITAL, controls=None, max_heads=2, progress=False)
+        assert result.status == "tested" and result.verdict is None and result.n_verdict == 0
+        assert "No verdict: no head implements the relation" in str(result)
+
+
+class TestSplit:
+    MAPPING = CAPITALS | {7: 8, 8: 9, 9: 7, 2: 1}
+
+    def test_heads_are_chosen_on_pairs_they_are_not_tested_on(self) -> None:
+        model = knowing_model({1: self.MAPPING})
+        relation = named(self.MAPPING, "capital")
+        result = ablate(model, relation, controls=None, split=True, max_heads=1, progress=False)
+        assert (result.n_pairs, result.n_chosen_on) == (4, 4) and result.provenance.options["split"] is True
+        assert result.heads == (HeadIndex(0, 1),) and result.curve.accuracy.tolist() == [1.0, 0.0]
+        assert "4 pairs in 4 clusters, heads chosen on 4 others" in str(result)
+        experiment = AblationExperiment(
+            model, HeadWeights.from_model(model), AblationSettings("zero", "folded", None, "skip", False, False)
+        )
+        chosen, tested = experiment.halves(relation)
+        assert sorted(chosen.pairs + tested.pairs) == sorted(relation.pairs)
+
+    def test_needs_four_clusters(self, knowing: Any) -> None:
+        three = named({3: 10, 4: 11, 5: 12, 6: 12}, "three")
+        with pytest.raises(UsageError, match=r"at least 4 clusters of pairs to halve, but 'three' has 3.*Leave split"):
+            ablate(knowing, three, controls=None, split=True, progress=False)
+
+
+def test_the_logit_difference_is_to_the_mean_of_the_other_answers() -> None:
+    logits = torch.tensor([[1.0, 5.0, 2.0, 9.0], [4.0, 1.0, 1.0, 0.0]])
+    found = answered(logits, torch.tensor([1, 0]), torch.tensor([0, 1, 2]))
+    assert found.tolist() == [[0.0, 5 - (1 + 2) / 2], [1.0, 4 - (1 + 1) / 2]]
+    assert answered(logits, torch.tensor([3, 3]), torch.tensor([3]))[:, 1].isnan().all()
+
+
+def test_a_relation_with_one_answer_has_no_logit_difference(knowing: Any, tmp_path: Path) -> None:
+    result = ablate(knowing, named({3: 10}, "one"), ["L0H1"], controls=None, n_random=1, progress=False)
+    assert result.curve.logit_difference.isnan().all()
+    values = json.loads(result.save(tmp_path / "a.json").read_text())
+    assert values["logit_difference"] == [None, None] and values["verdict"]["logit_difference"] is None
+    assert AblationCurves.load(tmp_path / "a.json") == result and "logits - -> -" in str(result)
+
+
+def answered_by_half(model: Any) -> Relation:
+    """Targets are what a random model answers for half of the pairs: heads of every layer change some of them."""
+    sources = range(20, 50)
+    answers = [int(model(torch.tensor([[18, s]]))[0, -1].argmax()) for s in sources]
+    pairs = [(word(s), word(max(a if s % 2 else s, 3))) for s, a in zip(sources, answers, strict=True)]
+    return Relation.from_pairs("own", pairs, eliciting_templates=(TEMPLATE,))
 
 
 def by_hand(model: Any, relation: Relation, heads: list[HeadIndex], mean: bool) -> list[float]:
@@ -118,12 +270,8 @@ def by_hand(model: Any, relation: Relation, heads: list[HeadIndex], mean: bool) 
 @pytest.mark.parametrize("method", ["zero", "mean"])
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "gemma3"])
 def test_curves_are_those_of_whole_passes_with_heads_replaced_by_hand(kind: str, method: Any) -> None:
-    """Targets are what a random model answers for half of the pairs: heads of every layer change some of them."""
     model = shared_model(kind)
-    sources = range(20, 50)
-    answers = [int(model(torch.tensor([[18, s]]))[0, -1].argmax()) for s in sources]
-    pairs = [(word(s), word(max(a if s % 2 else s, 3))) for s, a in zip(sources, answers, strict=True)]
-    relation = Relation.from_pairs("own", pairs, eliciting_templates=(TEMPLATE,))
+    relation = answered_by_half(model)
     heads = [HeadIndex(2, 1), HeadIndex(0, 0), HeadIndex(1, 3), HeadIndex(0, 2), HeadIndex(2, 0)]
     result = ablate(model, relation, heads, controls=None, n_random=2, method=method, prepend_bos=False, progress=False)
     assert result.curve.accuracy.tolist() == pytest.approx(by_hand(model, relation, heads, method == "mean"))
@@ -158,26 +306,29 @@ def test_nothing_known_is_not_testable_and_nothing_lost_is_not_a_number() -> Non
     assert math.isnan(result.curve.drop)
 
 
-def test_a_relation_without_heads_is_said_to_have_none(knowing: Any) -> None:
+def test_a_relation_without_heads_is_said_to_have_none(knowing: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     weights = HeadWeights.from_model(knowing)
     experiment = AblationExperiment(knowing, weights, AblationSettings("zero", "folded", None, "skip", False, False))
-    static = {"capital": torch.zeros(3, 4)}
+    scored = experiment._scores([CAPITAL], None)
+    zero = replace(scored, promote=torch.zeros_like(scored.promote))
+    monkeypatch.setattr(experiment, "_scores", lambda *_: zero)
     questions = experiment.questions(CAPITAL, [TEMPLATE])
     result = experiment.curves(
-        questions, heads=None, max_heads=3, candidates=[], all_candidates=False, n_random=2, static=static
+        questions, chosen_on=CAPITAL, heads=None, max_heads=3, candidates=[], all_candidates=False, n_random=2
     )
     assert result.status == "no heads" and "nothing to ablate" in str(result)
 
 
 class TestControls:
-    def chosen(self, knowing: Any, static: dict[str, Tensor], others: list[Relation]) -> list[str]:
+    def chosen(self, knowing: Any, own: list[str], static: dict[str, Tensor], others: list[Relation]) -> list[str]:
         weights = HeadWeights.from_model(knowing)
         experiment = AblationExperiment(
             knowing, weights, AblationSettings("zero", "folded", None, "skip", False, False)
         )
         result = experiment.curves(
             experiment.questions(CAPITAL, [TEMPLATE]),
-            heads=None,
+            chosen_on=CAPITAL,
+            heads=[HeadIndex.parse(head) for head in own],
             max_heads=4,
             candidates=others,
             all_candidates=False,
@@ -187,23 +338,21 @@ class TestControls:
         return [control.relation for control in result.controls]
 
     def test_are_relations_with_other_heads_and_as_much_knowledge(self, knowing: Any) -> None:
-        mine, none, shared = torch.zeros(3, 4), torch.zeros(3, 4), torch.zeros(3, 4)
-        mine[0, 1], mine[1, 2] = 0.9, 0.5
+        own, none, shared = ["L0H1", "L1H2"], torch.zeros(3, 4), torch.zeros(3, 4)
         shared[1, 2] = 0.1
         wrong = named({s: 19 for s in NEXT}, "wrong")
         silent = Relation(name="silent", pairs=FOLLOW.pairs, k=1)
         same = named(NEXT, "same")
-        static = {"capital": mine, "follow": none, "wrong": none, "silent": none, "same": shared}
-        assert self.chosen(knowing, static, [wrong, same, silent, FOLLOW]) == ["follow"]
-        assert self.chosen(knowing, static | {"same": none}, [wrong, same, FOLLOW]) == ["same", "follow"]
+        static = {"follow": none, "wrong": none, "silent": none, "same": shared}
+        assert self.chosen(knowing, own, static, [wrong, same, silent, FOLLOW]) == ["follow"]
+        assert self.chosen(knowing, own, static | {"same": none}, [wrong, same, FOLLOW]) == ["same", "follow"]
 
     def test_are_at_most_three_with_the_least_overlap(self, knowing: Any) -> None:
-        mine, one = torch.zeros(3, 4), torch.zeros(3, 4)
-        mine[0], mine[1] = torch.tensor([0.1, 0.9, 0.1, 0.0]), 0.05
+        one = torch.zeros(3, 4)
         one[1, 0] = 0.1
         others = [named(NEXT, name) for name in "abcde"]
-        static = {"capital": mine, "a": one} | {name: torch.zeros(3, 4) for name in "bcde"}
-        assert self.chosen(knowing, static, others) == ["b", "c", "d"]
+        static = {"a": one} | {name: torch.zeros(3, 4) for name in "bcde"}
+        assert self.chosen(knowing, ["L0H1", "L0H0", "L0H2", "L1H0"], static, others) == ["b", "c", "d"]
 
     def test_scores_not_known_are_computed_for_the_ablated_heads(self, knowing: Any) -> None:
         """No static scores handed over: the planted head of the other relation is not this one's."""
@@ -244,6 +393,7 @@ def test_saved_curves_load_back_equal(knowing: Any, tmp_path: Path) -> None:
     assert values["n_ablated"] == list(range(steps))
     assert len(values["accuracy"]) == len(values["accuracy_low"]) == len(values["accuracy_high"]) == steps
     assert [len(curve) for curve in values["random_accuracy"]] == [steps, steps]
+    assert len(values["logit_difference"]) == steps and len(values["verdict"]["sets"]) == 2
     assert list(values["control_accuracy"]) == ["follow"] and len(values["control_accuracy"]["follow"]) == steps
     rows = result.save(tmp_path / "a.csv").read_text().splitlines()
     assert len(rows) == 1 + 4 * steps
@@ -320,11 +470,12 @@ def test_default_model_loses_capitals_with_their_heads_and_not_with_others(defau
         "country_to_capital",
         heads,
         controls=None,
-        n_random=2,
+        n_random=39,
         preset="maps",
         prepend_bos=True,
         progress=False,
     )
+    assert result.verdict is not None and result.verdict.p_value == 1 / 40
     assert result.scores[:2] == pytest.approx((0.62, 0.55), abs=0.01) and min(result.scores) > 0
     accuracy = result.curve.accuracy
     assert float(accuracy[0]) == pytest.approx(0.86, abs=0.03)

@@ -6,7 +6,7 @@ from math import comb
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tl_headmaps.core.errors import UsageError
@@ -14,12 +14,15 @@ from tl_headmaps.core.types import HeadIndex
 from tl_headmaps.scorers.statistics import (
     clustered_interval,
     clusters_of,
+    halves_of,
     jackknife_half_width,
     matched_sets,
     other_deals,
+    pair_clusters,
     permuted_within,
     rank_p_value,
     resamples,
+    sets_like,
     wilson_interval,
 )
 
@@ -152,3 +155,72 @@ def test_other_deals_are_all_the_others_or_that_many_different_ones() -> None:
     drawn, exact = other_deals(own, 5)
     assert not exact and len(drawn) == 5 == len({tuple(deal.tolist()) for deal in drawn})
     assert not bool((drawn == own).all(1).any()) and torch.equal(drawn, other_deals(own, 5)[0])
+
+
+def grid(n_layers: int, n_heads: int) -> list[HeadIndex]:
+    return [HeadIndex(layer, head) for layer in range(n_layers) for head in range(n_heads)]
+
+
+class TestSetsLike:
+    @settings(deadline=None, max_examples=50)
+    @given(st.integers(1, 5), st.integers(1, 5), st.integers(0, 40), st.integers(0, 1000))
+    def test_are_different_sets_of_the_same_size_and_not_the_own_one(
+        self, n_layers: int, n_heads: int, n: int, seed: int
+    ) -> None:
+        everything = grid(n_layers, n_heads)
+        generator = np.random.default_rng(seed)
+        size = int(generator.integers(1, len(everything) + 1))
+        own = [everything[place] for place in generator.permutation(len(everything))[:size]]
+        found = sets_like(own, everything, n, least=3, seed=seed)
+        sets = [frozenset(heads) for heads in found.sets]
+        assert len(set(sets)) == len(sets) and frozenset(own) not in sets
+        assert all(len(heads) == size and heads <= set(everything) for heads in sets)
+        assert len(sets) == n or found.exact
+        if not found.moved:
+            layers = sorted(head.layer for head in own)
+            assert all(sorted(head.layer for head in heads) == layers for heads in sets)
+
+    def test_all_sets_where_there_are_no_more(self) -> None:
+        own = [HeadIndex(0, 0), HeadIndex(0, 1), HeadIndex(1, 2)]
+        found = sets_like(own, grid(3, 5), 49)
+        assert found.exact and len(found.sets) == 10 * 5 - 1 and found.moved == ()
+        assert not sets_like(own, grid(3, 5), 48).exact
+
+    def test_a_layer_with_one_head_borrows_from_its_neighbours(self) -> None:
+        everything = [*grid(2, 8), HeadIndex(2, 0), HeadIndex(3, 0), HeadIndex(9, 0)]
+        found = sets_like([HeadIndex(0, 3), HeadIndex(0, 4), HeadIndex(3, 0)], everything, 999)
+        assert found.moved == (HeadIndex(3, 0),)
+        assert {head for heads in found.sets for head in heads if head.layer} == {HeadIndex(2, 0), HeadIndex(3, 0)}
+
+    def test_too_few_sets_widen_the_layer_on_both_sides(self) -> None:
+        found = sets_like([HeadIndex(5, 1)], grid(12, 9), 99)
+        assert len(found.sets) == 26 and found.exact and found.moved == (HeadIndex(5, 1),)
+        assert {heads[0].layer for heads in found.sets} == {4, 5, 6}
+
+    def test_all_heads_have_no_other_set(self) -> None:
+        assert sets_like(grid(2, 3), grid(2, 3), 99).sets == ()
+
+    def test_ranks_of_random_sets_are_p_values_where_one_head_decides(self) -> None:
+        """Whoever holds the head loses everything: among sets of other heads, a third would be called special."""
+        everything = grid(1, 9)
+        p_values = []
+        for own in itertools.combinations(everything, 3):
+            lost = [-float(everything[4] in heads) for heads in sets_like(own, everything, 99).sets]
+            p_values.append(rank_p_value(-float(everything[4] in own), lost, "less"))
+        for level in (0.01, 0.05, 0.2, 1 / 3, 0.9):
+            assert np.mean([p <= level for p in p_values]) <= level
+
+
+def test_pairs_that_share_a_target_or_a_beginning_are_one_cluster() -> None:
+    sources = [" walker", "Austria", "Chad", "walked", "australia", "Mali"]
+    assert pair_clusters(sources, ["a", "b", "c", "d", "e", "c"]).tolist() == [0, 1, 2, 0, 1, 2]
+    assert pair_clusters(["walk", "walker", "walked"], ["a", "b", "a"]).tolist() == [0, 0, 0], "linked through others"
+
+
+@given(st.lists(st.integers(0, 9), min_size=4, max_size=40), st.integers(0, 100))
+def test_halves_keep_clusters_together_and_are_about_equal(keys: list[int], seed: int) -> None:
+    clusters = clusters_of([(key,) for key in keys])
+    first = halves_of(clusters, seed)
+    for cluster in clusters.unique():
+        assert len(first[clusters == cluster].unique()) == 1
+    assert abs(int(first.sum()) - int((~first).sum())) <= int(clusters.bincount().max())

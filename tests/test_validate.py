@@ -1,6 +1,7 @@
 """Dynamic scores: against dense references, against really forced attention, on planted heads, and with bad input."""
 
 import inspect
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from planted import DECODERS, Anatomy, needs_hooked, planted_model, random_model, shared_model, source_model, word
 from scipy.stats import pearsonr, spearmanr
@@ -22,7 +23,7 @@ from tl_headmaps.capture.running.activations import run
 from tl_headmaps.capture.running.prompts import Prompt, fill, read_templates
 from tl_headmaps.cli.app import main
 from tl_headmaps.core.errors import RelationDataError, UsageError, WeightBasisError
-from tl_headmaps.scorers.validation import agreement
+from tl_headmaps.scorers.validation import Agreement, PairHits, agreement
 
 PROMPTED = tuple(kind for kind in DECODERS if kind != "qwen2")
 """TransformerLens reopens a tokenizer by architecture, and Qwen 2's way of splitting words is not that of our words."""
@@ -191,7 +192,7 @@ def test_prompts_scored_in_parts_give_the_same(monkeypatch: pytest.MonkeyPatch) 
     whole = validate(model, RELATION, TEMPLATES, progress=False)
     monkeypatch.setattr(sys.modules["tl_headmaps.analyses.validate.call"], "_BUDGET", 40_000)
     parts = validate(model, RELATION, TEMPLATES, progress=False)
-    assert whole.agreement == parts.agreement
+    np.testing.assert_equal(parts.agreement, whole.agreement)
     assert torch.equal(whole.promote_with, parts.promote_with)
     assert torch.equal(whole.static_promote, parts.static_promote)
 
@@ -203,7 +204,7 @@ def test_several_relations_are_what_each_is_alone() -> None:
         alone = validate(model, relation, TEMPLATES, progress=False)
         assert torch.equal(both.promote_with[number], alone.promote_with[0])
         for name, column in alone.agreement.items():
-            assert both.agreement[name][number] == column[0]
+            np.testing.assert_equal(both.agreement[name][number], column[0])
     assert both.mean("pearson_with") == pytest.approx(sum(both.agreement["pearson_with"]) / 2)
 
 
@@ -243,49 +244,149 @@ def test_token_ids_stand_for_their_words() -> None:
     assert torch.equal(by_id.promote_with, by_word.promote_with)
 
 
+def scores_of(hits: Tensor) -> np.ndarray:
+    return hits.double().mean(1).numpy()
+
+
+def alone(n: int) -> Tensor:
+    """Every pair a cluster of its own."""
+    return torch.arange(n)
+
+
+def agreed(static: Tensor, dynamic: Tensor, layers: Tensor | None = None, **options: Any) -> Agreement:
+    """Of hits [pair, head] and [template, pair, head], all heads in one layer unless told."""
+    clusters = options.pop("clusters", alone(len(static)))
+    layers = torch.zeros(static.shape[1], dtype=torch.int64) if layers is None else layers
+    left, right = PairHits.of(static[None], clusters), PairHits.of(dynamic, clusters)
+    return agreement(left, right, layers, **options)
+
+
+def noisy(n_pairs: int, n_heads: int, seed: int, wrong: float = 0.2) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    static = torch.rand(n_pairs, n_heads, generator=generator) < torch.rand(n_heads, generator=generator)
+    return static, static ^ (torch.rand(2, n_pairs, n_heads, generator=generator) < wrong)
+
+
 class TestAgreement:
+    @settings(deadline=None, max_examples=25)
     @given(st.integers(2, 12), st.integers(1, 3), st.integers(2, 9), st.integers(0, 10_000))
-    def test_is_the_correlation_of_the_scores(self, n_pairs: int, n_templates: int, n_cells: int, seed: int) -> None:
+    def test_is_the_correlation_of_the_scores(self, n_pairs: int, n_templates: int, n_heads: int, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
-        static = torch.rand(n_pairs, n_cells, generator=generator) < 0.5
-        dynamic = torch.rand(n_templates, n_pairs, n_cells, generator=generator) < 0.5
-        x = static.double().mean(0).repeat(n_templates).numpy()
-        y = dynamic.double().mean(1).flatten().numpy()
-        found = agreement(static, dynamic, n_resamples=20)
+        static = torch.rand(n_pairs, n_heads, generator=generator) < 0.5
+        dynamic = torch.rand(n_templates, n_pairs, n_heads, generator=generator) < 0.5
+        layers = torch.randint(0, 3, (n_heads,), generator=generator)
+        x, y = static.double().mean(0).numpy(), scores_of(dynamic)
+        found = agreed(static, dynamic, layers, orders=alone(n_heads)[None])
         if np.ptp(x) == 0 or np.ptp(y) == 0:
             assert np.isnan(found.pearson.value) and np.isnan(found.spearman.low)
-            return
-        assert found.pearson.value == pytest.approx(pearsonr(x, y).statistic, abs=1e-9)
-        assert found.spearman.value == pytest.approx(spearmanr(x, y).statistic, abs=1e-9)
-        for one in (found.pearson, found.spearman):
-            assert -1 - 1e-9 <= one.low <= one.value <= one.high <= 1 + 1e-9
+        else:
+            repeated = np.tile(x, n_templates)
+            assert found.pearson.value == pytest.approx(pearsonr(repeated, y.ravel()).statistic, abs=1e-9)
+            assert found.spearman.value == pytest.approx(spearmanr(repeated, y.ravel()).statistic, abs=1e-9)
+        # Heads are points, templates averaged; the layers' means are taken off one by one.
+        one, other = x.copy(), y.mean(0)
+        for layer in set(layers.tolist()):
+            own = layers.numpy() == layer
+            one[own] -= one[own].mean()
+            other[own] -= other[own].mean()
+        if np.abs(one).max() < 1e-12 or np.abs(other).max() < 1e-12:
+            assert np.isnan(found.heads.value) and np.isnan(found.p_value)
+        else:
+            assert found.heads.value == pytest.approx(pearsonr(one, other).statistic, abs=1e-9)
+            assert found.p_value == 1.0, "the only order is the own one"
+        for estimate in (found.heads, found.pearson, found.spearman):
+            assert np.isnan(estimate.low) or -1 - 1e-9 <= estimate.low <= estimate.value <= estimate.high <= 1 + 1e-9
+        assert found.n_active == int(((x > 0) | (y.mean(0) > 0)).sum())
+        counts = x >= 0.15
+        assert (found.n_static, found.n_confirmed) == (counts.sum(), (counts & (y.mean(0) >= 0.15)).sum())
 
     def test_equal_hits_agree_fully(self) -> None:
-        static = torch.rand(30, 12, generator=torch.Generator().manual_seed(0)) < torch.linspace(0.1, 0.9, 12)
-        found = agreement(static, static[None])
-        assert (found.pearson.value, found.pearson.low, found.pearson.high) == pytest.approx((1, 1, 1))
+        static = torch.rand(30, 12, generator=torch.Generator().manual_seed(0)) < torch.linspace(0.2, 0.9, 12)
+        found = agreed(static, static[None])
+        for one in (found.heads, found.pearson, found.confirmed):
+            assert (one.value, one.low, one.high) == pytest.approx((1, 1, 1))
+        assert found.p_value == 1 / 1000 and found.n_static == found.n_confirmed == 12
+
+    def test_layers_that_do_more_are_no_agreement(self) -> None:
+        """Heads of two layers hit at random, often in one and seldom in the other: as published that correlates."""
+        generator = torch.Generator().manual_seed(0)
+        layers = torch.arange(2).repeat_interleave(30)
+        chance = torch.tensor([0.02, 0.3])[layers]
+        static, dynamic = (torch.rand(n, 60, 60, generator=generator) < chance for n in (1, 2))
+        found = agreed(static[0], dynamic, layers)
+        assert found.pearson.value > 0.7 and found.pearson.low > 0.5
+        assert abs(found.heads.value) < 0.3 and found.p_value > 0.05
+
+    def test_the_p_value_is_the_rank_among_orders_within_layers(self) -> None:
+        """Two layers of three heads: 36 orders, counted here."""
+        static, dynamic = noisy(9, 6, 5)
+        layers = torch.tensor([0, 1, 0, 1, 1, 0])
+        places = [[0, 2, 5], [1, 3, 4]]
+        orders = []
+        for first in itertools.permutations(places[0]):
+            for second in itertools.permutations(places[1]):
+                order = torch.zeros(6, dtype=torch.int64)
+                order[places[0]], order[places[1]] = torch.tensor(first), torch.tensor(second)
+                orders.append(order)
+        x, y = static.double().mean(0), dynamic.double().mean((0, 1))
+        for own in places:
+            x[own], y[own] = x[own] - x[own].mean(), y[own] - y[own].mean()
+        as_high = sum(float(x[order] @ y) >= float(x @ y) - 1e-12 for order in orders)
+        found = agreed(static, dynamic, layers, orders=torch.stack(orders))
+        assert found.p_value == pytest.approx((1 + as_high) / 37)
+        assert agreed(static, dynamic, layers).p_value == pytest.approx(as_high / 36, abs=0.05)
+
+    def test_clusters_are_the_units_of_the_interval(self) -> None:
+        """Every pair four times over is no more evidence."""
+        static, dynamic = noisy(12, 20, 1)
+        once = agreed(static, dynamic)
+        many, clusters = static.repeat(4, 1), alone(12).repeat(4)
+        again = agreed(many, dynamic.repeat(1, 4, 1), clusters=clusters)
+        apart = agreed(many, dynamic.repeat(1, 4, 1))
+        for name in ("heads", "pearson", "spearman", "confirmed"):
+            one, other, narrow = (getattr(found, name) for found in (once, again, apart))
+            assert (one.value, one.low, one.high) == pytest.approx((other.value, other.low, other.high), abs=1e-9)
+            if name in ("heads", "pearson"):
+                assert narrow.high - narrow.low < 0.7 * (one.high - one.low)
+
+    def test_fewer_than_four_clusters_give_no_interval(self) -> None:
+        static, dynamic = noisy(12, 20, 1)
+        few = agreed(static, dynamic, clusters=alone(3).repeat(4))
+        assert not np.isnan(few.heads.value) and not np.isnan(few.p_value)
+        for one in (few.heads, few.pearson, few.spearman, few.confirmed):
+            assert np.isnan(one.low) and np.isnan(one.high)
+
+    def test_pairs_of_their_own_widen_the_interval(self) -> None:
+        static, dynamic = noisy(40, 30, 2)
+        together, apart = (agreed(static, dynamic, same_pairs=same).heads for same in (True, False))
+        assert together.value == apart.value and apart.high - apart.low > together.high - together.low
 
     def test_the_interval_covers_what_other_pairs_give(self) -> None:
-        """Forty pairs at a time out of very many: it holds the mean over such draws in about 95 of 100."""
+        """Twenty clusters of two alike pairs at a time: it holds the mean over such draws in about 95 of 100."""
         generator = torch.Generator().manual_seed(3)
         chance = torch.rand(40, generator=generator)
         found = []
-        for _ in range(60):
-            static = torch.rand(40, 40, generator=generator) < chance
-            dynamic = static ^ (torch.rand(2, 40, 40, generator=generator) < 0.25)
-            found.append(agreement(static, dynamic, n_resamples=200).pearson)
+        for _ in range(40):
+            static = (torch.rand(20, 40, generator=generator) < chance).repeat(2, 1)
+            dynamic = (static[:20] ^ (torch.rand(2, 20, 40, generator=generator) < 0.25)).repeat(1, 2, 1)
+            orders = alone(40)[None]
+            found.append(agreed(static, dynamic, clusters=alone(20).repeat(2), orders=orders).pearson)
         mean = np.mean([one.value for one in found])
         covered = sum(one.low <= mean <= one.high for one in found)
-        assert covered >= 52
+        assert covered >= 35
 
-    def test_more_pairs_give_a_narrower_interval_and_the_seed_is_used(self) -> None:
-        generator = torch.Generator().manual_seed(1)
-        static = torch.rand(400, 30, generator=generator) < torch.rand(30, generator=generator)
-        dynamic = (static ^ (torch.rand(400, 30, generator=generator) < 0.2))[None]
-        few, many = agreement(static[:20], dynamic[:, :20]).pearson, agreement(static, dynamic).pearson
-        assert many.high - many.low < few.high - few.low
-        assert agreement(static, dynamic, seed=1).pearson != many
-        assert agreement(static, dynamic).pearson == many
+    def test_the_seed_is_used(self) -> None:
+        static, dynamic = noisy(30, 12, 1, wrong=0.45)
+        first, second = agreed(static, dynamic, seed=0), agreed(static, dynamic, seed=1)
+        assert first.p_value != second.p_value and first == agreed(static, dynamic, seed=0)
+
+
+def test_too_few_clusters_are_said() -> None:
+    """Sources that begin alike are one cluster: word10 to word15."""
+    relation = words([(s, s + 20) for s in range(10, 16)], "few")
+    result = validate(shared_model("llama"), relation, TEMPLATES, progress=False)
+    assert result.agreement["n_clusters"] == (1.0,) and np.isnan(result.agreement["pearson_with_low"][0])
+    assert "no interval for few: fewer than 4 clusters of pairs" in str(result)
 
 
 def test_a_saved_validation_loads_back_equal(tmp_path: Path) -> None:

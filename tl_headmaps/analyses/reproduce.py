@@ -54,13 +54,17 @@ class ReproducedRelation:
     Attributes:
         relation: Its name.
         n_pairs: Pairs behind the agreement.
-        pearson_without, pearson_with: Agreement of static and dynamic scores without and with context.
+        pearson_without, pearson_with: Agreement of static and dynamic scores over heads x templates, as published,
+            without and with context.
+        heads_without, heads_with: The same over heads, within layers.
         status: Status of the ablation: ``tested``, ``not testable``, ``no heads`` or ``no template``.
         n_heads: Number of heads switched off.
         base_accuracy, final_accuracy: Accuracy on the relation before and after.
         random_accuracy: Accuracy with as many random heads switched off instead, mean over draws.
         drop, random_drop, control_drop: Share of the accuracy lost.
         controls: Names of the control relations.
+        n_verdict: Number of heads that implement the relation, which the verdict is about.
+        p_value: The verdict: their rank among other sets of as many heads of the same layers.
     """
 
     relation: str
@@ -76,6 +80,10 @@ class ReproducedRelation:
     random_drop: float | None
     control_drop: float | None
     controls: tuple[str, ...]
+    heads_without: float | None
+    heads_with: float | None
+    n_verdict: int
+    p_value: float | None
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -169,20 +177,24 @@ class Reproduction(Result):
         rows: list[list[object]] = []
         for row in self.rows:
             if row.status != "tested":
-                rows.append([row.relation, "", number(row.base_accuracy), row.status, "", "", "", ""])
+                rows.append([row.relation, "", number(row.base_accuracy), row.status, *[""] * 6])
                 continue
             values = (row.base_accuracy, row.final_accuracy, row.random_accuracy)
             drops = (percent(share) for share in (row.drop, row.random_drop, row.control_drop))
-            rows.append([row.relation, row.n_heads, *map(number, values), *drops])
+            rows.append(
+                [row.relation, row.n_heads, *map(number, values), *drops, row.n_verdict, number(row.p_value, 3)]
+            )
         drops = (percent(self.mean(name)) for name in ("drop", "random_drop", "control_drop"))
-        rows.append([f"mean, {self.provenance.model}", "", "", "", "", *drops])
+        rows.append([f"mean, {self.provenance.model}", "", "", "", "", *drops, "", ""])
         rows += [
-            [f"published mean, {name}", "", "", "", "", *map(percent, values), "-"]
+            [f"published mean, {name}", "", "", "", "", *map(percent, values), "-", "", ""]
             for name, values in PUBLISHED_DROPS.items()
         ]
         titles = ("relation", "heads off", "before", "after", "random", "drop", "drop, random", "drop, controls")
+        titles += ("implement", "p")
         columns = [(title, "left" if title == "relation" else "right") for title in titles]
-        return Table(columns, rows, "next-token accuracy; drop: share of the accuracy lost")
+        note = "next-token accuracy; drop: share of the accuracy lost; p: rank of the heads that implement the relation"
+        return Table(columns, rows, f"{note} among sets of as many heads of the same layers")
 
 
 @steady
@@ -191,7 +203,7 @@ def reproduce(
     out: str | Path,
     *,
     relations: RelationLike | Sequence[RelationLike] | None = None,
-    n_random: int = 5,
+    n_random: int = 99,
     prepend_bos: bool = False,
     data_dir: str | Path | None = None,
     progress: bool = True,
@@ -208,7 +220,7 @@ def reproduce(
         out: Folder to write to.
         relations: Bundled names, files, or :class:`Relation` objects; by default all bundled ones that the tokenizer
             can write.
-        n_random: Number of draws of random heads to compare with.
+        n_random: Number of sets of heads that the verdict on each ablation compares with.
         prepend_bos: Begin each prompt with BOS; published figures are without.
         data_dir: Folder of relations to use instead of the bundled one.
         progress: Show progress bars on a terminal.
@@ -298,12 +310,13 @@ def _ablations(
     """Ablations of the relations that have a template to ask them with."""
     settings = AblationSettings("zero", "maps", None, "skip", prepend_bos, progress)
     experiment = AblationExperiment(model, weights, settings)
-    # The validations have the static scores already.
+    # Of control relations, the validations have the static scores already.
     static = {name: check.static_promote[0] for name, check in checks.items()}
 
     def ablated(relation: Relation) -> AblationCurves:
         return experiment.curves(
             experiment.questions(relation, relation.eliciting_templates),
+            chosen_on=relation,
             heads=None,
             max_heads=default_max_heads(weights.n_all_heads),
             candidates=[other for other in candidates if other.name != relation.name],
@@ -353,6 +366,10 @@ def _row(name: str, check: Validation, curves: AblationCurves | None) -> Reprodu
         random_drop=_known(curves.random_drop) if curves is not None and tested else None,
         control_drop=_known(curves.control_drop) if curves is not None and tested else None,
         controls=tuple(control.relation for control in curves.controls) if curves is not None else (),
+        heads_without=_known(check.agreement["heads_without"][0]),
+        heads_with=_known(check.agreement["heads_with"][0]),
+        n_verdict=0 if curves is None else curves.n_verdict,
+        p_value=None if curves is None or curves.verdict is None else _known(curves.verdict.p_value),
     )
 
 

@@ -32,7 +32,7 @@ PromptBosOption = Annotated[
     ),
 ]
 RandomOption = Annotated[
-    int | None, typer.Option("--n-random", help="Draws of random heads to compare with; default: 5.")
+    int | None, typer.Option("--n-random", help="Other sets of heads to compare with; default: 99.")
 ]
 
 
@@ -90,6 +90,9 @@ def ablate(
         ),
     ] = None,
     n_random: RandomOption = None,
+    split: Annotated[
+        bool, typer.Option("--split", help="Choose the heads on one half of the pairs, test them on the other.")
+    ] = False,
     method: Annotated[
         AblationMethod | None, typer.Option("--method", help="What a head writes instead; default: zero.")
     ] = None,
@@ -117,6 +120,7 @@ def ablate(
         max_heads=max_heads,
         template=template,
         n_random=n_random,
+        split=split or None,
         method=method,
         preset=preset,
         k=k,

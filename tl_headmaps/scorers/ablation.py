@@ -1,13 +1,18 @@
-"""Ablation: which heads to switch off, which random heads to compare with, and how accurate the model remains."""
+"""Ablation: which heads to switch off, how the model answers without them, and what other sets of heads would do.
 
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+An answer is measured twice: whether the right token is the likeliest, and by how much its logit exceeds the mean logit
+of the relation's other answers. The second still moves where the first cannot: an answer may be nearly lost, or lost
+by far.
+"""
 
-from jaxtyping import Bool, Float
+from collections.abc import Collection, Sequence
+
+import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ..core.types import HeadIndex
-from .statistics import wilson_interval
+from .statistics import clustered_interval
 
 _MAX_HEADS_BELOW = ((300, 30), (500, 50), (1000, 100), (1500, 150))
 _MAX_HEADS_OF_LARGE_MODELS = 250
@@ -36,35 +41,31 @@ def overlap(ablated: Sequence[HeadIndex], others: Collection[HeadIndex]) -> floa
     return sum(head in others for head in ablated) / len(ablated)
 
 
-def grouped_by_layer(heads: Iterable[HeadIndex]) -> dict[int, list[int]]:
-    """Numbers of the heads in each layer, for layers that have any."""
-    layers: dict[int, list[int]] = {}
-    for head in heads:
-        layers.setdefault(head.layer, []).append(head.head)
-    return layers
+def masks_of(sets: Sequence[Sequence[HeadIndex]], n_layers: int, n_heads: int) -> Bool[Tensor, "set layer head"]:
+    """Sets of heads as masks."""
+    masks = torch.zeros(len(sets), n_layers, n_heads, dtype=torch.bool)
+    for mask, heads in zip(masks, sets, strict=True):
+        for head in heads:
+            mask[head.layer, head.head] = True
+    return masks
 
 
-@dataclass(frozen=True)
-class Accuracy:
-    """Shares of right answers with their 95% Wilson intervals."""
+def answered(
+    logits: Float[Tensor, "row vocab"], targets: Int[Tensor, " row"], answers: Int[Tensor, " answer"]
+) -> Float[Tensor, "row 2"]:
+    """Whether each target is the likeliest token (1 or 0), and its logit minus the mean logit of the other answers.
 
-    value: Float[Tensor, " step"]
-    low: Float[Tensor, " step"]
-    high: Float[Tensor, " step"]
+    Args:
+        logits: Logits of the next token.
+        targets: The right one.
+        answers: The different targets of the relation; the difference is NaN if there is only one.
+    """
+    right = (logits.argmax(1) == targets).double()
+    own = logits.gather(1, targets[:, None])[:, 0].double()
+    others = (logits[:, answers].double().sum(1) - own) / (len(answers) - 1) if len(answers) > 1 else float("nan")
+    return torch.stack([right, own - others], 1)
 
 
-def accuracy(right: Bool[Tensor, "step pair"]) -> Accuracy:
-    """Accuracy at each step of an ablation."""
-    share = right.float().mean(1)
-    return Accuracy(share, *wilson_interval(share, right.shape[1]))
-
-
-def switched_off(
-    outputs: Float[Tensor, "batch head d_head"],
-    heads: Sequence[int],
-    instead: Float[Tensor, "head d_head"] | None = None,
-) -> Float[Tensor, "batch head d_head"]:
-    """Outputs of a layer with those of some heads replaced: by zeros, or by what each of them writes on average."""
-    changed = outputs.clone()
-    changed[:, list(heads)] = 0.0 if instead is None else instead[list(heads)].to(outputs)
-    return changed
+def accuracy(right: Bool[Tensor, "step pair"], clusters: Int[Tensor, " pair"]) -> tuple[Tensor, Tensor, Tensor]:
+    """Accuracy at each step of an ablation, and the ends of its 95% interval over clusters of pairs."""
+    return right.float().mean(1), *clustered_interval(right, clusters)

@@ -319,3 +319,113 @@ def other_deals(own: Bool[Tensor, " item"], n: int, seed: int = 0) -> tuple[Bool
     for place, members in enumerate(chosen):
         deals[place, list(members)] = True
     return deals[(deals != own).any(1)], n_deals <= n
+
+
+def sets_like(
+    own: Sequence[HeadIndex], everything: Iterable[HeadIndex], n: int, *, least: int = 19, seed: int = 0
+) -> MatchedSets:
+    """Up to ``n`` different sets with as many heads of each layer as the own one, to rank it among.
+
+    Unlike :func:`matched_sets` they may share heads with it. If the own set were a random one, all of these could as
+    well have been it, so its rank is a p-value. Sets of *other* heads do not give one: where a single head decides, a
+    random set that happens to hold it would beat all of them. (Measured on three random heads of a layer of nine: 20 to
+    33% below .05, instead of 5%.)
+
+    A layer whose heads are all own is pooled with its neighbours, nearest first, and so are all layers while there are
+    fewer than ``least`` other sets: heads of a pool count as heads of one layer. If there are no more than ``n`` sets,
+    all of them are returned; none if the own set is all there is. ``moved`` are the own heads of pooled layers.
+
+    Example:
+        >>> heads = [HeadIndex(layer, head) for layer in range(2) for head in range(6)]
+        >>> found = sets_like([HeadIndex(0, 1), HeadIndex(0, 2), HeadIndex(1, 0)], heads, 999)
+        >>> len(found.sets), found.exact, found.moved  # 15 twos of the first layer, 6 heads of the second
+        (89, True, ())
+    """
+    by_layer: dict[int, list[HeadIndex]] = {}
+    for head in everything:
+        by_layer.setdefault(head.layer, []).append(head)
+    pools = [{layer} for layer in dict.fromkeys(head.layer for head in own)]
+    pooled: set[int] = set()
+
+    def sizes() -> list[tuple[int, int]]:
+        """Heads of each pool, and how many of them are own."""
+        return [(sum(len(by_layer[x]) for x in pool), sum(head.layer in pool for head in own)) for pool in pools]
+
+    def n_sets() -> int:
+        return math.prod(math.comb(size, count) for size, count in sizes())
+
+    def nearest(pool: set[int]) -> int:
+        """The layer outside that is nearest to a layer of own heads in the pool."""
+        inside = [head.layer for head in own if head.layer in pool]
+        outside = (layer for layer in by_layer if layer not in pool)
+        return min(outside, key=lambda layer: (min(abs(layer - one) for one in inside), layer))
+
+    while True:
+        # First those whose heads are all own: no other set has others of theirs.
+        tight = [pool for pool, (size, count) in zip(pools, sizes(), strict=True) if size == count]
+        narrow = [pool for pool in tight or (pools if n_sets() - 1 < least else []) if len(pool) < len(by_layer)]
+        if not narrow:
+            break
+        for pool in narrow:
+            pool.add(nearest(pool))
+            pooled |= pool
+        pools = _joined(pools)
+    moved = tuple(head for head in own if head.layer in pooled)
+    members = [[head for layer in sorted(pool) for head in by_layer[layer]] for pool in pools]
+    counts = [count for _, count in sizes()]
+    chosen = frozenset(own)
+    exact = n_sets() - 1 <= n
+    if exact:
+        parts = itertools.product(*(itertools.combinations(*pair) for pair in zip(members, counts, strict=True)))
+        sets = [tuple(itertools.chain(*part)) for part in parts]
+        return MatchedSets(tuple(one for one in sets if frozenset(one) != chosen), exact, moved)
+    generator = np.random.default_rng(seed)
+    different: dict[frozenset[HeadIndex], tuple[HeadIndex, ...]] = {}
+    while len(different) < n:
+        drawn = [
+            pool[place]
+            for pool, count in zip(members, counts, strict=True)
+            for place in sorted(generator.permutation(len(pool))[:count].tolist())
+        ]
+        if frozenset(drawn) != chosen:
+            different.setdefault(frozenset(drawn), tuple(drawn))
+    return MatchedSets(tuple(different.values()), exact, moved)
+
+
+def _joined(pools: list[set[int]]) -> list[set[int]]:
+    """Pools without a layer in common: those that have one are one."""
+    joined: list[set[int]] = []
+    for pool in pools:
+        for other in [one for one in joined if one & pool]:
+            pool = pool | other
+            joined.remove(other)
+        joined.append(pool)
+    return joined
+
+
+def pair_clusters(sources: Sequence[str], targets: Sequence[Hashable]) -> Int[Tensor, " pair"]:
+    """Number of the cluster of each pair: pairs that share a target, or the first five letters of their sources.
+
+    Example:
+        >>> pair_clusters(["Austria", "Chad", "Australia"], ["Vienna", "NDjamena", "Canberra"])
+        tensor([0, 1, 0])
+    """
+    stems = [source.strip().casefold()[:5] for source in sources]
+    return clusters_of([(("target", target), ("stem", stem)) for stem, target in zip(stems, targets, strict=True)])
+
+
+def halves_of(clusters: Int[Tensor, " item"], seed: int = 0) -> Bool[Tensor, " item"]:
+    """Which items are in the first half when whole clusters are dealt out at random, to the smaller half each.
+
+    Example:
+        >>> halves_of(torch.tensor([0, 0, 1, 2, 3, 3]))  # clusters stay together
+        tensor([False, False,  True,  True,  True,  True])
+    """
+    sizes = clusters.bincount()
+    first = torch.zeros(len(sizes), dtype=torch.bool)
+    taken = [0, 0]
+    for cluster in np.random.default_rng(seed).permutation(len(sizes)).tolist():
+        half = int(taken[1] < taken[0])
+        taken[half] += int(sizes[cluster])
+        first[cluster] = half == 0
+    return first[clusters]

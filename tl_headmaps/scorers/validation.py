@@ -14,12 +14,20 @@ is taken off as in the static maps. The constant part of the values (b_V, and ln
 v alike: rows of the pattern sum to one, so it is written whatever the head attends to. With it gone, raw and processed
 weights give the same scores.
 
-**Agreement** of static and dynamic scores is their correlation (Pearson, Spearman) over heads and templates. The heads
-of a model are not a sample, they are all there is; the pairs of a relation are one. So the interval resamples pairs: a
-resample takes all templates and heads of a pair together, scores both sides again and correlates. The spread of the
-resamples (1.96 standard deviations to either side, on Fisher's scale) says how far the agreement would move with other
-pairs of the same kind and number. It does not say what more pairs would give: scores from few pairs are noisy, and
-noise lowers a correlation, so compare only results with similar numbers of pairs.
+**Agreement** of static and dynamic scores, three times:
+
+* Over heads: templates are averaged, the mean of each layer is taken off both scores, and what is left is correlated.
+  Its p-value permutes heads within their layers: layers differ in how much their heads do at all, and that alone would
+  correlate. Few heads score anything on a relation, so the number of those that do stands beside it.
+* Confirmed: of the heads with a static score of .15 or more, those that have it in prompts too.
+* As published: Pearson (and Spearman) over heads x templates, for comparison with other models. Most of these points
+  are zero in both scores, and those of one head are not independent.
+
+Heads are all there are; pairs are a sample, and pairs that share a target or the beginning of their sources are one
+*cluster*. So intervals say how far a figure would move with other clusters of pairs: those of correlations are a
+jackknife over clusters on Fisher's scale, that of the confirmed share takes the middle 95% of resampled clusters. They
+are about scores from this many pairs: scores from few pairs are noisy, and noise lowers a correlation, so compare only
+results with similar numbers of pairs. Fewer than four clusters give no interval.
 """
 
 from dataclasses import dataclass
@@ -38,11 +46,16 @@ from ..circuits.factored import LayerMaps
 from ..circuits.ov import constant_values, written_maps
 from ..circuits.ranking import ranks
 from ..core.types import Preset
+from .statistics import jackknife_half_width, permuted_within, rank_p_value, resamples
 
-N_RESAMPLES = 1000
+CONFIRMED = 0.15
+"""Score from which a head counts, in the weights and in prompts."""
+
+LEAST_CLUSTERS = 4
+"""Clusters of pairs below which there is no interval."""
+
+_N_DRAWS = 999
 _NEARLY_ONE = 1 - 1e-12
-_AT_A_TIME = 1 << 24
-"""Scores held at a time while resampling (float64: 128 MiB)."""
 
 
 def output_maps(
@@ -85,8 +98,8 @@ def hits(maps: LayerMaps, targets: Int[Tensor, " row"], k: int, *, budget: int =
 
 
 @dataclass(frozen=True)
-class Correlation:
-    """A correlation with its 95% interval; NaN where a side does not vary."""
+class Estimate:
+    """A figure with its 95% interval; NaN where there is none."""
 
     value: float
     low: float
@@ -95,53 +108,158 @@ class Correlation:
 
 @dataclass(frozen=True)
 class Agreement:
-    """Pearson and Spearman correlation of static with dynamic scores over templates x heads."""
+    """How well static and dynamic scores of heads agree.
 
-    pearson: Correlation
-    spearman: Correlation
+    Attributes:
+        heads: Pearson correlation over heads, templates averaged and layer means taken off.
+        p_value: Share of permutations of heads within layers that correlate as highly.
+        n_active: Heads with a score above 0, in the weights or in prompts.
+        n_static: Heads with a static score of .15 or more.
+        n_confirmed: Those of them that have it in prompts too.
+        confirmed: Their share.
+        pearson, spearman: Correlation over heads x templates, as published.
+    """
+
+    heads: Estimate
+    p_value: float
+    n_active: int
+    n_static: int
+    n_confirmed: int
+    confirmed: Estimate
+    pearson: Estimate
+    spearman: Estimate
+
+
+@dataclass(frozen=True)
+class PairHits:
+    """Hits of pairs added up by cluster: what a resample draws.
+
+    Attributes:
+        hits: Number of hits [cluster, template, head].
+        sizes: Number of pairs of each cluster.
+    """
+
+    hits: NDArray[np.float64]
+    sizes: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, hits: Bool[Tensor, "template pair head"], clusters: Int[Tensor, " pair"]) -> "PairHits":
+        """Hits of each pair in each head, by template."""
+        by_pair = hits.cpu().double().transpose(0, 1)
+        sums = torch.zeros(int(clusters.max()) + 1, *by_pair.shape[1:], dtype=torch.float64)
+        sums.index_add_(0, clusters, by_pair)
+        return cls(sums.numpy(), clusters.bincount().double().numpy())
+
+    def scores(self, times: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Scores [draw, template, head] when each cluster is taken so many times [draw, cluster]."""
+        counts = np.tensordot(times, self.hits, 1)
+        scores: NDArray[np.float64] = counts / (times @ self.sizes)[:, None, None]
+        return scores
 
 
 def agreement(
-    static: Bool[Tensor, "static_pair cell"],
-    dynamic: Bool[Tensor, "template pair cell"],
+    static: PairHits,
+    dynamic: PairHits,
+    layers: Int[Tensor, " head"],
     *,
     same_pairs: bool = True,
-    n_resamples: int = N_RESAMPLES,
+    orders: Int[Tensor, "draw head"] | None = None,
     seed: int = 0,
 ) -> Agreement:
-    """Agreement of the scores (shares of true entries over pairs) of two sets of hits.
+    """Agreement of the scores (shares of hits over pairs) from weights and in prompts.
 
     Args:
-        static: Hits of each pair in each head (cell), from the weights.
-        dynamic: Hits of each pair in each head, by template.
+        static: Hits from the weights (one template).
+        dynamic: Hits in prompts.
+        layers: The layer of each head.
         same_pairs: Whether both have the same pairs, which are then resampled together.
-        n_resamples: Number of resamples of the interval.
-        seed: Of the resamples.
+        orders: Permutations within layers, from :func:`orders_within`; made here by default.
+        seed: Of the permutations and resamples.
     """
-    left, right = (hits.cpu().double().numpy() for hits in (static, dynamic))
-    n_templates, n_right, n_cells = right.shape
-    right = right.transpose(1, 0, 2).reshape(n_right, -1)
-    # Counts instead of shares: correlations do not see the difference, and equal counts are exactly equal.
-    at = _correlations(left.sum(0)[None], right.sum(0)[None], n_templates)
+    orders = orders_within(layers, seed) if orders is None else orders
+    groups = layers.numpy()
+    sides = (static, dynamic)
+    ones = [np.ones((1, len(side.sizes))) for side in sides]
+    x, y = (side.scores(one) for side, one in zip(sides, ones, strict=True))
+    values = _correlations(x, y, groups)[0]
+    enough = min(len(side.sizes) for side in sides) >= LEAST_CLUSTERS
+    half = np.full(3, np.nan)
+    if enough:
+        # Without each cluster in turn: of both sides together, or of one after the other.
+        halves = [
+            _half_widths(static.scores(first), dynamic.scores(second), groups)
+            for first, second in _left_out(static, dynamic, same_pairs)
+        ]
+        half = np.sqrt(np.square(halves).sum(0))
+    heads, pearson, spearman = (_with_interval(float(v), float(h)) for v, h in zip(values, half, strict=True))
+    left, right = _within(x[:, 0], groups)[0], _within(y.mean(1), groups)[0]
+    permuted = left[orders.numpy()] @ right
+    p_value = float("nan") if np.isnan(values[0]) else rank_p_value(float(left @ right), torch.from_numpy(permuted))
+    counted, confirmed = _confirmed(x, y)
+    share, ends = _shares(counted, confirmed), (np.nan, np.nan)
+    if enough:
+        drawn = _shares(*_confirmed(*_resampled(static, dynamic, same_pairs, seed)))
+        if len(known := drawn[~np.isnan(drawn)]) and not np.isnan(share[0]):
+            ends = tuple(np.quantile(known, [0.025, 0.975]).tolist())
+    return Agreement(
+        heads=heads,
+        p_value=p_value,
+        n_active=int(((x[0, 0] > 0) | (y[0].mean(0) > 0)).sum()),
+        n_static=int(counted[0]),
+        n_confirmed=int(confirmed[0]),
+        confirmed=Estimate(float(share[0]), *ends),
+        pearson=pearson,
+        spearman=spearman,
+    )
+
+
+def orders_within(layers: Int[Tensor, " head"], seed: int = 0) -> Int[Tensor, "draw head"]:
+    """Random orders of heads in which each stays in its layer."""
     generator = np.random.default_rng(seed)
-    resampled: list[NDArray[np.float64]] = []
-    step = max(1, _AT_A_TIME // (n_templates * n_cells))
-    for start in range(0, n_resamples, step):
-        size = min(step, n_resamples - start)
-        weights = [_resample(generator, len(part), size) for part in ((right,) if same_pairs else (left, right))]
-        resampled.append(_correlations(weights[0] @ left, weights[-1] @ right, n_templates))
-    draws = np.concatenate(resampled)
-    return Agreement(*(_with_interval(float(value), draws[:, place]) for place, value in enumerate(at[0])))
+    return torch.stack([permuted_within(layers, generator) for _ in range(_N_DRAWS)])
 
 
-def _with_interval(value: float, resampled: NDArray[np.float64]) -> Correlation:
-    """A correlation with 1.96 standard deviations of its resamples to either side, on Fisher's scale."""
-    known = resampled[~np.isnan(resampled)]
-    if np.isnan(value) or not len(known):
-        return Correlation(value, np.nan, np.nan)
-    half = 1.96 * _fisher(known).std()
+def _left_out(
+    static: PairHits, dynamic: PairHits, same_pairs: bool
+) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
+    """How often each cluster of both sides is taken when one after the other is left out."""
+    n, m = len(static.sizes), len(dynamic.sizes)
+    if same_pairs:
+        return [(1 - np.eye(n), 1 - np.eye(n))]
+    return [(1 - np.eye(n), np.ones((n, m))), (np.ones((m, n)), 1 - np.eye(m))]
+
+
+def _resampled(
+    static: PairHits, dynamic: PairHits, same_pairs: bool, seed: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Scores of both sides [draw, 1, head] with clusters drawn again, templates averaged."""
+    first = resamples(len(static.sizes), _N_DRAWS, seed).numpy()
+    second = first if same_pairs else resamples(len(dynamic.sizes), _N_DRAWS, seed + 1).numpy()
+    return static.scores(first), PairHits(dynamic.hits.mean(1, keepdims=True), dynamic.sizes).scores(second)
+
+
+def _confirmed(x: NDArray[np.float64], y: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """How many heads count by their static scores [draw, 1, head], and how many of them by the dynamic ones too."""
+    # 3 of 20 pairs are .15, however they were added up.
+    counts = x[:, 0] >= CONFIRMED - 1e-9
+    return counts.sum(1), (counts & (y.mean(1) >= CONFIRMED - 1e-9)).sum(1)
+
+
+def _shares(counted: NDArray[np.int64], confirmed: NDArray[np.int64]) -> NDArray[np.float64]:
+    return np.where(counted > 0, confirmed / np.maximum(counted, 1), np.nan)
+
+
+def _half_widths(x: NDArray[np.float64], y: NDArray[np.float64], groups: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Half of the interval of each correlation on Fisher's scale, from the scores without each cluster."""
+    half: NDArray[np.float64] = jackknife_half_width(torch.from_numpy(_fisher(_correlations(x, y, groups)))).numpy()
+    return half
+
+
+def _with_interval(value: float, half: float) -> Estimate:
+    if np.isnan(value) or np.isnan(half):
+        return Estimate(value, np.nan, np.nan)
     low, high = np.tanh([_fisher(value) - half, _fisher(value) + half])
-    return Correlation(value, float(min(low, value)), float(max(high, value)))
+    return Estimate(value, float(min(low, value)), float(max(high, value)))
 
 
 def _fisher(correlation: Any) -> Any:
@@ -149,24 +267,35 @@ def _fisher(correlation: Any) -> Any:
     return np.arctanh(np.clip(correlation, -_NEARLY_ONE, _NEARLY_ONE))
 
 
-def _resample(generator: np.random.Generator, n: int, size: int) -> NDArray[np.float64]:
-    """How often each pair is drawn [resample, pair] when n pairs are drawn with replacement."""
-    return generator.multinomial(n, np.full(n, 1 / n), size=size).astype(np.float64)
+def _within(scores: NDArray[np.float64], groups: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Scores [draw, head] less the mean of their layer."""
+    same = groups[:, None] == groups[None]
+    centred: NDArray[np.float64] = scores - scores @ (same / same.sum(0))
+    return centred
 
 
-def _correlations(static: NDArray[np.float64], dynamic: NDArray[np.float64], n_templates: int) -> NDArray[np.float64]:
-    """Pearson and Spearman [resample, 2] of counts [resample, cell] and [resample, template x cell]."""
+def _correlations(x: NDArray[np.float64], y: NDArray[np.float64], groups: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Over heads within layers, and Pearson and Spearman over heads x templates [draw, 3], of scores of both sides."""
     from scipy.stats import rankdata
 
-    repeated = np.tile(static, (1, n_templates))
+    n_templates = y.shape[1]
+    flat = y.reshape(len(y), -1)
     # Ranks of a repeated sample are an increasing linear function of the ranks of the sample: no need to sort it all.
-    ranked = np.tile(rankdata(static, axis=1), (1, n_templates))
-    return np.stack([_pearson(repeated, dynamic), _pearson(ranked, rankdata(dynamic, axis=1))], axis=1)
+    # Rounding must not make two of equal values.
+    ranked = np.tile(rankdata(x[:, 0].round(9), axis=1), (1, n_templates))
+    return np.stack(
+        [
+            _pearson(_within(x[:, 0], groups), _within(y.mean(1), groups)),
+            _pearson(np.tile(x[:, 0], (1, n_templates)), flat),
+            _pearson(ranked, rankdata(flat.round(9), axis=1)),
+        ],
+        axis=1,
+    )
 
 
 def _pearson(x: NDArray[np.float64], y: NDArray[np.float64]) -> NDArray[np.float64]:
     x, y = (values - values.mean(1, keepdims=True) for values in (x, y))
+    spread = np.minimum((x * x).sum(1), (y * y).sum(1))
+    varies = spread > 1e-18 * x.shape[1]
     lengths = np.sqrt((x * x).sum(1) * (y * y).sum(1))
-    varies = lengths > 1e-12 * x.shape[1]
-    products = (x * y).sum(1)
-    return np.where(varies, products / np.where(varies, lengths, 1.0), np.nan)
+    return np.where(varies, (x * y).sum(1) / np.where(varies, lengths, 1.0), np.nan)

@@ -2,7 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,25 +11,28 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from ...capture.running.activations import LayerActivations, encode_prompt, prepends_bos, run
-from ...capture.running.last_position import Change, LastPosition
+from ...capture.running.last_position import LastPosition
 from ...capture.running.prompts import check_templates, filled
 from ...capture.weights import HeadWeights
 from ...core.ambient import steady
 from ...core.errors import UsageError
 from ...core.types import AblationMethod, HeadIndex, HeadLike, Model, Preset, check_choice, head_list
-from ...data.relations import MultiToken, Relation, RelationLike, encode, load_relations, resolve, resolve_relations
-from ...scorers.ablation import (
-    accuracy,
-    default_max_heads,
-    grouped_by_layer,
-    overlap,
-    switched_off,
-    top_heads,
+from ...data.relations import (
+    Encoded,
+    MultiToken,
+    Relation,
+    RelationLike,
+    encode,
+    load_relations,
+    resolve,
+    resolve_relations,
 )
-from ...scorers.statistics import matched_sets
+from ...scorers.ablation import accuracy, answered, default_max_heads, masks_of, overlap, top_heads
+from ...scorers.statistics import MatchedSets, halves_of, matched_sets, pair_clusters, rank_p_value, sets_like
 from ..relation_scores.call import checked_k, relation_scores
+from ..relation_scores.result import RelationScores
 from ..validate.call import runnable_weights
-from .result import AblationCurves, Control, Curve
+from .result import AblationCurves, Control, Curve, Verdict
 
 TESTABLE = 0.1
 """Base accuracy below which there is nothing to lose."""
@@ -41,6 +44,12 @@ MOST_DIFFERENCE = 0.2
 """Largest difference between the base accuracy of a control and of the relation."""
 
 MOST_CONTROLS = 3
+
+CURVES_OF_OTHERS = 5
+"""Draws of other heads that are followed step by step, as in the published experiment."""
+
+LEAST_CLUSTERS = 4
+"""Clusters of pairs that can be halved."""
 
 _MOST_KEPT = 2 + MOST_CONTROLS
 """Relations whose keys and values are kept in memory: the relation, its controls and the one being tried."""
@@ -55,7 +64,8 @@ def ablate(
     max_heads: int | None = None,
     template: str | None = None,
     controls: RelationLike | Sequence[RelationLike] | Literal["auto"] | None = "auto",
-    n_random: int = 5,
+    n_random: int = 99,
+    split: bool = False,
     method: AblationMethod = "zero",
     preset: Preset = "folded",
     k: int | None = None,
@@ -70,6 +80,10 @@ def ablate(
     A head is switched off at the last position of the prompt, before W_O. An answer is right when the likeliest next
     token is the (first) token of the target.
 
+    There is one verdict: with as many heads off as implement the relation (all of them, if you name the heads), which
+    is known before anything is switched off. Its p-value is the rank of these heads among other sets with as many heads
+    of each layer. The heads were found with the pairs they are tested on, unless ``split=True``.
+
     Args:
         model: A TransformerBridge or HookedTransformer.
         relation: A bundled name, a file, or a :class:`Relation`.
@@ -80,7 +94,10 @@ def ablate(
             relation's eliciting templates that the model answers best.
         controls: Other relations to test while the same heads are off. ``"auto"`` chooses up to three bundled ones with
             fewer than 0.15 of the ablated heads scoring above 0, and an accuracy within 0.2 of the relation's.
-        n_random: Number of draws of random heads to compare with: of the same layers, never the ablated ones.
+        n_random: Number of sets the verdict compares with: as many heads of each layer, drawn at random (all of them
+            where there are no more). The first five draws without any of the ablated heads are followed step by step.
+        split: Choose the heads on one half of the pairs and test them on the other; pairs that share a target or the
+            beginning of their sources stay together.
         method: ``"zero"``, or ``"mean"``: what the head writes on average over the same prompts in a clean run.
         preset: Preset of the static scores that rank the heads.
         k: k of the static scores; by default the relation's own.
@@ -97,9 +114,11 @@ def ablate(
         >>> pairs += [("Italy", "Rome"), ("Japan", "Tokyo")]
         >>> capitals = Relation.from_pairs("capitals", pairs, eliciting_templates=("The capital of <X> is",))
         >>> heads = ["L23H4", "L23H5", "L23H1"]
-        >>> curves = ablate(model, capitals, heads, controls=None, n_random=1, progress=False)
+        >>> curves = ablate(model, capitals, heads, controls=None, progress=False)
         >>> [round(accuracy, 2) for accuracy in curves.values.tolist()]  # with 0 to 3 heads switched off
         [0.8, 1.0, 0.6, 0.4]
+        >>> len(curves.verdict.sets), curves.verdict.exact  # all other threes of the nine heads of layer 23
+        (83, True)
     """
     check_choice(preset, Preset, "preset")
     check_choice(method, AblationMethod, "method")
@@ -117,13 +136,15 @@ def ablate(
     prepend_bos = prepends_bos(model, prepend_bos, preset)
     settings = AblationSettings(method, preset, k, multi_token, prepend_bos, progress, listed)
     experiment = AblationExperiment(model, weights, settings)
-    questions = experiment.questions(resolved, templates)
+    chosen_on, asked = experiment.halves(resolved) if split else (resolved, resolved)
+    questions = experiment.questions(asked, templates)
     ranked = None if isinstance(heads, str) and heads == "top" else [weights.head(head) for head in head_list(heads)]
     if ranked is not None and not ranked:
         raise UsageError("heads= is empty. Name at least one head, or leave it out for the top heads.")
     candidates = load_relations(model=weights, data_dir=data_dir) if given_controls is None else given_controls
     return experiment.curves(
         questions,
+        chosen_on=chosen_on,
         heads=ranked,
         max_heads=default_max_heads(weights.n_all_heads) if max_heads is None else max_heads,
         candidates=[other for other in candidates if other.name != resolved.name],
@@ -165,14 +186,17 @@ class AblationSettings:
 
 @dataclass(frozen=True)
 class Questions:
-    """A relation as questions to the model: prompts at their last position, and the right answers."""
+    """A relation as questions to the model: prompts at their last position, and clusters of their pairs."""
 
     relation: Relation
     template: str
     prompts: tuple[tuple[int, ...], ...]
-    targets: Tensor
+    clusters: Tensor
     last: LastPosition
-    base_accuracy: float
+
+    @property
+    def base_accuracy(self) -> float:
+        return float(self.last.clean[:, 0].mean())
 
 
 class AblationExperiment:
@@ -199,30 +223,59 @@ class AblationExperiment:
         if key in self._recent:
             self._recent.move_to_end(key)
             return self._recent[key]
-        weights, settings = self.weights, self.settings
-        n_targets = weights.W_U.shape[0]
-        encoded = encode(
-            relation,
-            weights.tokenizer,
-            n_sources=weights.n_vocab,
-            n_targets=n_targets,
-            multi_token=settings.multi_token,
-        )
-        checked_k(encoded, settings.k, n_targets)
-        texts = [filled(template, relation.pairs[place][0], weights.tokenizer)[0] for place in encoded.kept]
+        settings, encoded = self.settings, self._encoded(relation)
+        sources = [relation.pairs[place][0] for place in encoded.kept]
+        texts = [filled(template, source, self.weights.tokenizer)[0] for source in sources]
         prompts = tuple(tuple(encode_prompt(self.model, text, settings.prepend_bos)) for text in texts)
-        last = LastPosition(self.model, prompts)
         targets = torch.tensor(encoded.target_ids)
-        base_accuracy = float((last.next_tokens() == targets).float().mean())
-        self._recent[key] = Questions(relation, template, prompts, targets, last, base_accuracy)
+        different = targets.unique()
+
+        def measure(logits: Tensor, rows: Tensor) -> Tensor:
+            return answered(logits, targets[rows].to(logits.device), different.to(logits.device))
+
+        last = LastPosition(self.model, prompts, measure)
+        clusters = pair_clusters([str(source) for source in sources], encoded.target_ids)
+        self._recent[key] = Questions(relation, template, prompts, clusters, last)
         if len(self._recent) > _MOST_KEPT:
             self._recent.popitem(last=False)
         return self._recent[key]
+
+    def _encoded(self, relation: Relation) -> Encoded:
+        """The pairs of a relation that can be asked."""
+        n_targets = self.weights.W_U.shape[0]
+        encoded = encode(
+            relation,
+            self.weights.tokenizer,
+            n_sources=self.weights.n_vocab,
+            n_targets=n_targets,
+            multi_token=self.settings.multi_token,
+        )
+        checked_k(encoded, self.settings.k, n_targets)
+        return encoded
+
+    def halves(self, relation: Relation) -> tuple[Relation, Relation]:
+        """A relation with half of its pairs, to choose heads on, and with the others, to test them on."""
+        encoded = self._encoded(relation)
+        pairs = [relation.pairs[place] for place in encoded.kept]
+        clusters = pair_clusters([str(source) for source, _ in pairs], encoded.target_ids)
+        n_clusters = int(clusters.max()) + 1
+        if n_clusters < LEAST_CLUSTERS:
+            raise UsageError(
+                f"split=True needs at least {LEAST_CLUSTERS} clusters of pairs to halve, but {relation.name!r} has "
+                f"{n_clusters}: pairs that share a target, or the beginning of their sources, are one. Leave split out."
+            )
+        first = halves_of(clusters)
+        chosen, tested = (
+            tuple(pair for pair, inside in zip(pairs, first.tolist(), strict=True) if inside is half)
+            for half in (True, False)
+        )
+        return replace(relation, pairs=chosen), replace(relation, pairs=tested)
 
     def curves(
         self,
         questions: Questions,
         *,
+        chosen_on: Relation,
         heads: Sequence[HeadIndex] | None,
         max_heads: int,
         candidates: Sequence[Relation],
@@ -234,47 +287,54 @@ class AblationExperiment:
 
         Args:
             questions: The relation's questions.
+            chosen_on: The relation with the pairs its heads are chosen on.
             heads: Heads in the order of ablation; by static score if None.
             max_heads: Switch off at most this many.
             candidates: Relations to choose controls from.
             all_candidates: Take all candidates as controls.
-            n_random: Number of draws of random heads.
-            static: Static scores [layer, head] by relation, where they are known already.
+            n_random: Number of sets of heads to compare with.
+            static: Static scores [layer, head] of candidates, where they are known already.
         """
         weights, settings, relation = self.weights, self.settings, questions.relation
         testable = questions.base_accuracy >= TESTABLE
         ablated: list[HeadIndex] = []
         scores: list[float] = []
+        n_verdict = 0
         if testable:
-            table = self._static([relation], heads, static)[relation.name]
+            scored = self._scores([chosen_on], heads)
+            table = scored.promote[0]
             ablated = top_heads(table, max_heads) if heads is None else list(heads)[:max_heads]
             scores = [float(table[head.layer, head.head]) for head in ablated]
+            n_implementing = len(scored.implements()[relation.name])
+            n_verdict = min(n_implementing, len(ablated)) if heads is None else len(ablated)
         controls: list[tuple[Questions, float]] = []
         if ablated:
             controls = self._controls(questions, ablated, candidates, all_candidates, static)
         layers = weights.layers_with_heads
         everything = [HeadIndex(layer, head) for layer in layers for head in range(weights.n_heads)]
-        random = matched_sets(ablated, everything, n_random).sets if ablated and n_random else ()
+        n_curves = min(n_random, CURVES_OF_OTHERS)
+        random = matched_sets(ablated, everything, n_curves).sets if ablated and n_random else ()
+        rivals = sets_like(ablated[:n_verdict], everything, n_random) if n_verdict and n_random else None
         with tqdm(
-            total=len(ablated) * (1 + len(random) + len(controls)),
+            total=len(ablated) * (1 + len(random) + len(controls)) + (len(rivals.sets) if rivals else 0),
             desc=relation.name,
-            unit="step",
+            unit="set",
             disable=None if settings.progress else True,
         ) as bar:
-            curve = self._curve(questions, ablated, bar.update)
-            random_curves = tuple(self._curve(questions, drawn, bar.update) for drawn in random)
+            curve, *random_curves = self._curves(questions, [ablated, *random], bar.update)
             control_curves = tuple(
                 Control(
                     relation=other.relation.name,
                     template=other.template,
                     n_pairs=len(other.prompts),
                     overlap=shared,
-                    curve=self._curve(other, ablated, bar.update),
+                    curve=self._curves(other, [ablated], bar.update)[0],
                 )
                 for other, shared in controls
             )
+            verdict = self._verdict(questions, curve, n_verdict, rivals, bar.update) if rivals else None
         options = {name: value for name, value in vars(settings).items() if name != "progress"}
-        options |= {"max_heads": max_heads, "n_random": n_random}
+        options |= {"max_heads": max_heads, "n_random": n_random, "split": chosen_on is not relation}
         options["heads"] = "top" if heads is None else [str(head) for head in heads]
         options["controls"] = [other.name for other in candidates] if all_candidates else "auto"
         data = {other.name: other.digest for other in (relation, *(control.relation for control, _ in controls))}
@@ -285,35 +345,40 @@ class AblationExperiment:
             heads=tuple(ablated),
             scores=tuple(scores),
             n_pairs=len(questions.prompts),
+            n_clusters=int(questions.clusters.max()) + 1,
+            n_chosen_on=len(self._encoded(chosen_on).kept),
+            n_verdict=n_verdict,
+            verdict=verdict,
             curve=curve,
-            random_heads=tuple(tuple(drawn) for drawn in random),
-            random_curves=random_curves,
+            random_heads=random,
+            random_curves=tuple(random_curves),
             controls=control_curves,
             provenance=weights.provenance(runs_model=True, options=options, data=data, seed=0 if random else None),
         )
 
+    def _scores(self, relations: Sequence[Relation], heads: Sequence[HeadIndex] | None) -> RelationScores:
+        """Static scores of relations, of all heads or of those given."""
+        settings = self.settings
+        return relation_scores(
+            self.weights,
+            relations,
+            preset=settings.preset,
+            k=settings.k,
+            heads=heads,
+            multi_token=settings.multi_token,
+            prompts=settings.prompts,
+            prepend_bos=settings.prepend_bos if settings.preset == "met" else None,
+            progress=settings.progress,
+        )
+
     def _static(
-        self,
-        relations: Sequence[Relation],
-        heads: Sequence[HeadIndex] | None,
-        known: Mapping[str, Tensor] | None,
+        self, relations: Sequence[Relation], heads: Sequence[HeadIndex], known: Mapping[str, Tensor] | None
     ) -> dict[str, Tensor]:
         """Static promotion scores [layer, head] of relations; NaN for other heads than those given."""
         tables = {relation.name: known[relation.name] for relation in relations if known and relation.name in known}
         missing = [relation for relation in relations if relation.name not in tables]
         if missing:
-            settings = self.settings
-            scored = relation_scores(
-                self.weights,
-                missing,
-                preset=settings.preset,
-                k=settings.k,
-                heads=heads,
-                multi_token=settings.multi_token,
-                prompts=settings.prompts,
-                prepend_bos=settings.prepend_bos if settings.preset == "met" else None,
-                progress=settings.progress,
-            )
+            scored = self._scores(missing, heads)
             tables.update(zip(scored.relations, scored.promote, strict=True))
         return tables
 
@@ -343,36 +408,60 @@ class AblationExperiment:
                 chosen.append((asked, shared[other.name]))
         return chosen
 
-    def _curve(self, questions: Questions, heads: Sequence[HeadIndex], progress: Callable[[int], object]) -> Curve:
-        """Accuracy after switching off no head, the first, the first two, ..."""
-        means = self._means(questions, heads) if self.settings.method == "mean" else {}
-        right = [questions.last.next_tokens() == questions.targets]
-        for n in range(1, len(heads) + 1):
-            change: dict[int, Change] = {
-                layer: _off(numbers, means.get(layer)) for layer, numbers in grouped_by_layer(heads[:n]).items()
-            }
-            right.append(questions.last.next_tokens(change) == questions.targets)
-            progress(1)
-        steps = accuracy(torch.stack(right))
-        return Curve(steps.value, steps.low, steps.high)
+    def _curves(
+        self, questions: Questions, orders: Sequence[Sequence[HeadIndex]], progress: Callable[[int], object]
+    ) -> list[Curve]:
+        """Answers after switching off no head, the first, the first two, ... of each list of heads."""
+        steps = [heads[:n] for heads in orders for n in range(1, len(heads) + 1)]
+        measured = self._measured(questions, steps, progress)
+        curves, done = [], 0
+        for heads in orders:
+            one = torch.cat([questions.last.clean[None], measured[done : done + len(heads)]])
+            done += len(heads)
+            share, low, high = accuracy(one[..., 0] > 0, questions.clusters)
+            curves.append(Curve(share, low, high, one[..., 1].mean(1).float()))
+        return curves
 
-    def _means(self, questions: Questions, heads: Sequence[HeadIndex]) -> dict[int, Tensor]:
+    def _verdict(
+        self,
+        questions: Questions,
+        curve: Curve,
+        n_heads: int,
+        rivals: MatchedSets,
+        progress: Callable[[int], object],
+    ) -> Verdict:
+        """Where the first heads stand among other sets, by the accuracy each leaves."""
+        measured = self._measured(questions, rivals.sets, progress).mean(1).float()
+        own = float(curve.accuracy[n_heads])
+        return Verdict(
+            n_heads=n_heads,
+            p_value=rank_p_value(own, measured[:, 0], "less"),
+            accuracy=own,
+            logit_difference=float(curve.logit_difference[n_heads]),
+            sets=rivals.sets,
+            set_accuracy=measured[:, 0],
+            set_logit_difference=measured[:, 1],
+            exact=rivals.exact,
+            pooled=rivals.moved,
+        )
+
+    def _measured(
+        self, questions: Questions, sets: Sequence[Sequence[HeadIndex]], progress: Callable[[int], object]
+    ) -> Tensor:
+        """Answers [set, pair, 2] with each set of heads switched off."""
+        if not sets:
+            return torch.empty(0, *questions.last.clean.shape, dtype=torch.float64)
+        off = masks_of(sets, self.weights.n_layers, self.weights.n_heads)
+        layers = off.any(0).any(-1).nonzero()[:, 0].tolist()
+        means = self._means(questions, layers) if self.settings.method == "mean" else None
+        return questions.last.switched_off(off, means, progress)
+
+    def _means(self, questions: Questions, layers: Sequence[int]) -> dict[int, Tensor]:
         """What the heads of a layer write at the last position on average, [head, d_head] by layer."""
-        layers = sorted({head.layer for head in heads})
         totals = {layer: torch.zeros(self.weights.n_heads, self.weights.d_head) for layer in layers}
 
         def add(seen: LayerActivations) -> None:
             totals[seen.layer] += seen["z"][:, -1].float().sum(0).cpu()
 
-        if layers:
-            run(self.model, questions.prompts, read=("z",), layers=layers, reduce=add)
+        run(self.model, questions.prompts, read=("z",), layers=layers, reduce=add)
         return {layer: total / len(questions.prompts) for layer, total in totals.items()}
-
-
-def _off(numbers: list[int], instead: Tensor | None) -> Change:
-    """The change that switches off these heads of a layer."""
-
-    def change(outputs: Tensor, rows: tuple[int, ...]) -> Tensor:
-        return switched_off(outputs, numbers, instead)
-
-    return change

@@ -168,21 +168,22 @@ def operations(tour: Tour) -> Finding:
 def agreement(tour: Tour) -> Finding:
     """Do heads write in prompts what their weights say?"""
     validation = validate(tour.model, [LEAD])
-    columns = {context: f"pearson_{context}" for context in ("without", "with")}
-    value = {context: validation.agreement[column][0] for context, column in columns.items()}
-    ends = {
-        context: interval(validation.agreement[f"{column}_low"][0], validation.agreement[f"{column}_high"][0])
-        for context, column in columns.items()
+    found = {name: column[0] for name, column in validation.agreement.items()}
+    ends = {name: interval(found[f"heads_{name}_low"], found[f"heads_{name}_high"]) for name in ("without", "with")}
+    context = {
+        name: f"{number(found[f'heads_{name}'])} (95% {between}, p = {number(found[f'p_{name}'], 3)})"
+        for name, between in ends.items()
     }
+    confirmed = f"{found['n_confirmed_without']:.0f} of {found['n_static_without']:.0f}"
     return Finding(
         "validation",
         validation,
         ("validate", LEAD),
-        f"Over all heads and {len(validation.templates)} prompts with {validation.n_dynamic[0]} sources each, what "
-        f"heads write agrees with their weights at a correlation of {number(value['without'])} "
-        f"(95% {ends['without']}) when they attend to the source alone, and of {number(value['with'])} "
-        f"(95% {ends['with']}) with attention as it is.",
-        f"weights and prompts correlate at {number(value['without'])}",
+        f"In {len(validation.templates)} prompts with {validation.n_dynamic[0]} sources each, what heads write agrees "
+        f"with their weights at a correlation over heads within layers of {context['without']} when they attend to the "
+        f"source alone, and of {context['with']} with attention as it is. {confirmed} heads that score .15 or more in "
+        "the weights do so in prompts too.",
+        f"prompts confirm {confirmed} heads",
     )
 
 
@@ -202,6 +203,12 @@ def ablation(tour: Tour) -> Finding:
             f"Share of the accuracy lost: {curves.curve.drop:.0%}, with as many random heads "
             f"{number(100 * curves.random_drop, 0)}%."
         )
+        verdict = curves.verdict
+        if verdict is not None:
+            says += (
+                f" The {verdict.n_heads} that implement it leave {verdict.accuracy:.0%}; the "
+                f"{verdict.compared_with} leave {float(verdict.set_accuracy.mean()):.0%} (p = {verdict.p_value:.3f})."
+            )
         headline = f"accuracy {accuracy[0]:.0%} → {accuracy[-1]:.0%} without them"
     return Finding(
         "ablation",

@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Int
 from torch import Tensor
 from tqdm.auto import tqdm
 
@@ -19,7 +20,8 @@ from ...core.ambient import steady
 from ...core.errors import RelationDataError, UsageError
 from ...core.types import Model, Preset, PromptSources, check_choice
 from ...data.relations import Encoded, MultiToken, Relation, RelationLike, encode, resolve_relations
-from ...scorers.validation import agreement, hits, output_maps
+from ...scorers.statistics import pair_clusters
+from ...scorers.validation import Agreement, PairHits, agreement, hits, orders_within, output_maps
 from ..relation_scores.call import checked_k
 from .result import Validation
 
@@ -57,7 +59,7 @@ def validate(
         multi_token: ``"skip"`` leaves out targets of several tokens, ``"first"`` takes their first token.
         prompts: With ``preset="met"``: prefixes the static sources are put behind; by default eight neutral ones.
         prepend_bos: Begin each prompt with BOS; by default as the model does (never with ``preset="maps"``).
-        seed: Seed of the resampling behind the intervals; nothing else is random.
+        seed: Seed of the permutations behind the p-values and of resampled pairs; nothing else is random.
         data_dir: Folder of relations to use instead of the bundled one.
         progress: Show a progress bar on a terminal.
 
@@ -67,7 +69,9 @@ def validate(
         >>> pairs += [("Italy", "Rome"), ("Japan", "Tokyo")]
         >>> capitals = Relation.from_pairs("capitals", pairs)
         >>> validation = validate(load_default_model(), capitals, "The story of <X> contains", progress=False)
-        >>> round(validation.mean("pearson_without"), 2), round(validation.mean("pearson_with"), 2)
+        >>> validation.mean("n_static_without"), validation.mean("n_confirmed_without")  # heads at .15 or more
+        (0, 0)
+        >>> round(validation.mean("pearson_without"), 2), round(validation.mean("pearson_with"), 2)  # as published
         (0.81, 0.73)
     """
     check_choice(preset, Preset, "preset")
@@ -173,12 +177,24 @@ class _PromptedRelation:
     static: Encoded
     k: int
     prompts: tuple[Prompt, ...]
+    sources: tuple[str, ...]
     targets: tuple[int, ...]
+    static_sources: tuple[str, ...]
     dropped: tuple[tuple[str, str, str], ...]
 
     @property
     def n_pairs(self) -> int:
         return len(self.targets)
+
+    @cached_property
+    def clusters(self) -> Int[Tensor, " pair"]:
+        """Clusters of the pairs in prompts."""
+        return pair_clusters(self.sources, self.targets)
+
+    @cached_property
+    def static_clusters(self) -> Int[Tensor, " static_pair"]:
+        """Clusters of the pairs behind the static scores."""
+        return pair_clusters(self.static_sources, self.static.target_ids)
 
 
 def _prompted(
@@ -202,6 +218,7 @@ def _prompted(
     else:
         candidates = list(_several_token_sources(relation, weights, static, settings.multi_token))
     rows: list[list[Prompt]] = []
+    sources: list[str] = []
     targets = []
     failures = [0] * len(templates)
     for source, target, target_id, source_id in candidates:
@@ -218,12 +235,14 @@ def _prompted(
             dropped.append((str(source), str(target), reasons[0]))
         else:
             rows.append(prompts)
+            sources.append(str(source))
             targets.append(target_id)
     if not rows:
         _refuse(relation, templates, failures, dropped)
     by_template = tuple(row[place] for place in range(len(templates)) for row in rows)
     check_prompts(model, [prompt.ids for prompt in by_template])
-    return _PromptedRelation(static, k, by_template, tuple(targets), tuple(dropped))
+    static_sources = tuple(str(relation.pairs[place][0]) for place in static.kept)
+    return _PromptedRelation(static, k, by_template, tuple(sources), tuple(targets), static_sources, tuple(dropped))
 
 
 def _several_token_sources(
@@ -307,23 +326,32 @@ def _scored(
 ) -> _ScoredRelation:
     static, dynamic = _hits_of(model, weights, prompted, met, settings, progress)
     same_pairs = settings.sources == "single" and prompted.n_pairs == static.shape[-1]
+    layers = torch.arange(static.shape[1]).repeat_interleave(static.shape[2])
+    orders = orders_within(layers, settings.seed)
     scores = {f"static_{name}": static[i].float().mean(-1) for i, name in enumerate(("promote", "suppress"))}
-    table: dict[str, float] = {}
+    table: dict[str, float] = {"n_clusters": float(prompted.clusters.max()) + 1}
     for direction, (name, prefix) in enumerate((("promote", ""), ("suppress", "suppress_"))):
+        left = PairHits.of(static[direction].flatten(0, 1).T[None], prompted.static_clusters)
         for context, label in enumerate(("without", "with")):
             hit = dynamic[direction, context]
             scores[f"{name}_{label}"] = hit.float().mean(-1)
-            both = agreement(
-                static[direction].flatten(0, 1).T,
-                hit.flatten(1, 2).transpose(1, 2),
-                same_pairs=same_pairs,
-                seed=settings.seed,
-            )
-            for measure, correlation in (("pearson", both.pearson), ("spearman", both.spearman)):
-                column = f"{prefix}{measure}_{label}"
-                ends = {f"{column}_low": correlation.low, f"{column}_high": correlation.high}
-                table |= {column: correlation.value, **ends}
+            right = PairHits.of(hit.flatten(1, 2).transpose(1, 2), prompted.clusters)
+            found = agreement(left, right, layers, same_pairs=same_pairs, orders=orders, seed=settings.seed)
+            table |= {f"{prefix}{column}": value for column, value in _columns(found, label).items()}
     return _ScoredRelation(scores, table)
+
+
+def _columns(found: Agreement, label: str) -> dict[str, float]:
+    """An agreement as columns of the table."""
+    columns: dict[str, float] = {}
+    for measure in ("heads", "confirmed", "pearson", "spearman"):
+        one = getattr(found, measure)
+        column = f"{measure}_{label}"
+        columns |= {column: one.value, f"{column}_low": one.low, f"{column}_high": one.high}
+    columns[f"p_{label}"] = found.p_value
+    for count in ("n_active", "n_static", "n_confirmed"):
+        columns[f"{count}_{label}"] = float(getattr(found, count))
+    return columns
 
 
 def _hits_of(

@@ -16,12 +16,14 @@ from ...renderers.charts import scatter
 from ...renderers.figure import Figure
 from ...renderers.text import interval, number, table_text, visible
 from ...results import Result, cells
+from ...scorers.validation import LEAST_CLUSTERS
 
 if TYPE_CHECKING:
     from typing import Self
 
 Context: TypeAlias = Literal["without", "with"]
 
+_CONTEXTS: tuple[Context, ...] = ("without", "with")
 _STATIC = ("static_promote", "static_suppress")
 _DYNAMIC = ("promote_without", "promote_with", "suppress_without", "suppress_with")
 
@@ -40,9 +42,14 @@ class Validation(Result):
         static_promote, static_suppress: Scores from the weights alone.
         promote_without, suppress_without: Scores when the last position attends to the source alone.
         promote_with, suppress_with: Scores of what the head really writes at the last position.
-        agreement: Columns such as ``pearson_without`` or ``suppress_spearman_with_low`` (an end of its 95% interval), a
-            value per relation: correlation of static with dynamic scores over heads x templates, NaN where one of them
-            does not vary over heads.
+        agreement: Columns with a value per relation, for attention wholly on the source (``_without``) and as it is
+            (``_with``), with ``suppress_`` in front for suppression. ``heads``: correlation of static with dynamic
+            scores over heads, templates averaged and layer means taken off; ``p``: share of permutations of heads
+            within layers that correlate as highly; ``n_active``: heads with a score above 0; ``n_static``: heads with a
+            static score of .15 or more; ``n_confirmed`` and ``confirmed``: those that have it in prompts too, and their
+            share; ``pearson`` and ``spearman``: correlation over heads x templates, as published. ``_low`` and
+            ``_high`` are ends of 95% intervals over ``n_clusters`` clusters of pairs. NaN where a side does not vary
+            over heads, where no head counts, and for intervals of fewer than four clusters.
 
     Example:
         >>> from tl_headmaps import Relation, load_default_model, validate
@@ -138,10 +145,10 @@ class Validation(Result):
                 y.append(dynamic[place].mean(0).flatten())
                 points += heads if len(names) == 1 else [f"{head} {name}" for head in heads]
                 groups += [f"{label} context" if len(names) == 1 else name] * len(heads)
-        without, with_ = self.agreement["pearson_without"], self.agreement["pearson_with"]
-        agreement = ", ".join(
-            f"{name} {_in_prose(without[place])} without and {_in_prose(with_[place])} with context"
-            for place, name in ((self.index_of(name), name) for name in names)
+        agreement = "; ".join(
+            f"{name} {self._in_prose(self.index_of(name), 'without')} without context, "
+            f"{self._in_prose(self.index_of(name), 'with')} with"
+            for name in names
         )
         return scatter(
             torch.cat(x),
@@ -152,37 +159,55 @@ class Validation(Result):
             x_name="static score (weights alone)",
             y_name="dynamic score (prompts)",
             diagonal=True,
-            note=self._noted(f"Pearson correlation over heads and templates: {agreement}.", " "),
+            note=self._noted(f"Correlation over heads within layers: {agreement}. A head counts from .15 on.", " "),
+        )
+
+    def _in_prose(self, place: int, context: Context) -> str:
+        """One agreement in a few words."""
+        table = {name: column[place] for name, column in self.agreement.items()}
+        if math.isnan(table[f"heads_{context}"]):
+            return "undefined"
+        return (
+            f"{number(table[f'heads_{context}'])} (p = {number(table[f'p_{context}'], 3)}, "
+            f"{table[f'n_confirmed_{context}']:.0f} of {table[f'n_static_{context}']:.0f} heads confirmed)"
         )
 
     def __str__(self) -> str:
-        """The agreement table, the mean over relations in its last row."""
-        table = self.agreement
-        shown = ("pearson_without", "spearman_without", "pearson_with", "spearman_with")
-        rows = []
-        for place, name in enumerate(self.relations):
-            row = [name, self.n_dynamic[place], self.k[place]]
-            for column in shown:
-                row.append(number(table[column][place]))
-                if column.startswith("pearson"):
-                    row.append(interval(table[f"{column}_low"][place], table[f"{column}_high"][place]))
-            rows.append(row)
+        """The agreement of each relation without and with context, the means over relations below."""
+        rows = [self._text_row(place, context) for place in range(len(self.relations)) for context in _CONTEXTS]
         if len(self.relations) > 1:
-            mean: list[object] = ["mean", "", ""]
-            for column in shown:
-                mean += [number(self.mean(column)), *([""] if column.startswith("pearson") else [])]
-            rows.append(mean)
-        titles = ["relation", "pairs", "k", "without", "95%", "Spearman", "with", "95%", "Spearman"]
-        columns = [(title, "left" if title == "relation" else "right") for title in titles]
+            for context in _CONTEXTS:
+                means = [number(self.mean(f"{name}_{context}")) for name in ("heads", "pearson", "spearman")]
+                rows.append(["mean", "", "", context, means[0], *[""] * 5, means[1], "", means[2]])
+        titles = ["relation", "pairs", "k", "context", "heads", "95%", "p", "active", "confirmed", "95%"]
+        titles += ["published", "95%", "Spearman"]
+        columns = [(title, "left" if title in ("relation", "context") else "right") for title in titles]
         preset = self.provenance.options["preset"]
         title = f"Static against dynamic scores, preset {preset}, {len(self.templates)} templates"
         note = (
-            "agreement of static and dynamic scores over heads x templates (Pearson, interval over pairs; Spearman);\n"
-            "without: the last position attends to the source alone; with: what the head really writes there"
+            "heads: correlation of static and dynamic scores over heads, layer means taken off; p: heads permuted "
+            "within layers;\nactive: heads with a score above 0; confirmed: heads with a static score of .15 or more "
+            "that have it in prompts too,\nand the interval of their share; published: Pearson over heads x templates. "
+            "Intervals are over clusters of pairs that\nshare a target or the beginning of their sources.\n"
+            "without context: the last position attends to the source alone; with: what the head really writes there"
         )
+        few = [name for name, n in zip(self.relations, self.agreement["n_clusters"], strict=True) if n < LEAST_CLUSTERS]
+        if few:
+            note += f"\nno interval for {', '.join(few)}: fewer than {LEAST_CLUSTERS} clusters of pairs"
         templates = "\n".join(f"  {visible(template)}" for template in self.templates)
         return self._noted(f"{title}\n\n{table_text(columns, rows)}\n\n{note}\ntemplates:\n{templates}")
 
+    def _text_row(self, place: int, context: Context) -> list[object]:
+        table = {name: column[place] for name, column in self.agreement.items()}
 
-def _in_prose(correlation: float) -> str:
-    return "undefined" if math.isnan(correlation) else number(correlation)
+        def ends(name: str) -> str:
+            return interval(table[f"{name}_{context}_low"], table[f"{name}_{context}_high"])
+
+        return [
+            *(self.relations[place], self.n_dynamic[place], self.k[place], context),
+            *(number(table[f"heads_{context}"]), ends("heads"), number(table[f"p_{context}"], 3)),
+            f"{table[f'n_active_{context}']:.0f}",
+            f"{table[f'n_confirmed_{context}']:.0f} of {table[f'n_static_{context}']:.0f}",
+            *(ends("confirmed"), number(table[f"pearson_{context}"]), ends("pearson")),
+            number(table[f"spearman_{context}"]),
+        ]

@@ -1,35 +1,41 @@
-"""Running the last position of prompts repeatedly, each time with other heads changed there.
+"""Running the last position of prompts repeatedly, each time with other heads switched off there.
 
 A causal model computes every position from itself and those before it. A change at the last position alone changes
-nothing earlier, so the earlier positions run once and their keys and values are kept: each further run is one token per
-prompt. Whether the host's key/value cache does that exactly is first measured against a whole forward pass; if it does
+nothing earlier, so the earlier positions run once and their keys and values are kept. Nor does it change anything in
+the layers below the lowest head that is switched off: the stream at the last position is kept for every layer, and a
+run begins at that layer. So a run is a batch of single positions, many sets of heads for each prompt, through the upper
+part of the model. Whether the host does all this exactly is first measured against a whole forward pass; where it does
 not, whole passes are made.
 """
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from typing import Any, TypeAlias
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ...core.types import Model
+from ..host import keeps_states
 from .activations import (
     DEFAULT_BUDGET,
-    Edit,
     PromptBatch,
-    _hooks,
+    _only_last,
     batches,
     check_prompts,
+    hook_name,
     model_device,
     sizes_of,
     state_restored,
 )
 
-Change: TypeAlias = Callable[[Float[Tensor, "batch head d_head"], tuple[int, ...]], Tensor]
-"""Takes outputs z at the last position and the indices of their prompts, and returns changed outputs."""
+Measure: TypeAlias = Callable[[Float[Tensor, "batch vocab"], Int[Tensor, " batch"]], Float[Tensor, "batch value"]]
+"""Takes logits at the last position and the numbers of their prompts, and returns what is wanted of them."""
+
+_Hooks: TypeAlias = list[tuple[str, Callable[..., Any]]]
 
 _CACHE_BYTES = 512 << 20
 """Largest size of kept keys and values; beyond it, whole passes are made."""
@@ -39,94 +45,246 @@ _SAME = {torch.float32: 1e-3, torch.float64: 1e-3, torch.float16: 2e-2, torch.bf
 
 
 class LastPosition:
-    """The last position of some prompts, ready to run with changed heads."""
+    """The last position of some prompts, ready to run with heads switched off.
 
-    def __init__(self, model: Model, prompts: Sequence[Sequence[int]], budget: int = DEFAULT_BUDGET) -> None:
+    Attributes:
+        clean: What ``measure`` says of the unchanged model, from whole passes.
+    """
+
+    def __init__(
+        self, model: Model, prompts: Sequence[Sequence[int]], measure: Measure, budget: int = DEFAULT_BUDGET
+    ) -> None:
         check_prompts(model, prompts)
-        self._model, self._n = model, len(prompts)
-        device, sizes = model_device(model), sizes_of(model)
+        self._model, self._measure, self._n, self._budget = model, measure, len(prompts), budget
+        self._device, self._sizes = model_device(model), sizes_of(model)
         self._batches = [
-            PromptBatch(batch.ids.to(device), batch.rows) for batch in batches(prompts, sizes.bytes_of, budget)
+            PromptBatch(batch.ids.to(self._device), batch.rows)
+            for batch in batches(prompts, lambda length: self._sizes.bytes_of(length, 1), budget)
         ]
-        # Keys and values are at most as wide as the stream.
-        self._cache_bytes = 8 * len(model.blocks) * sum(map(len, prompts)) * sizes.d_model
+        cfg = model.cfg
+        d_kept = 2 * int(getattr(cfg, "n_key_value_heads", None) or cfg.n_heads) * int(cfg.d_head)
+        self._bytes_of_token = 4 * d_kept * len(model.blocks)
+        self._cache_bytes = self._bytes_of_token * sum(map(len, prompts))
+        self._best: list[tuple[Tensor, Tensor]] = []
+        measured = []
+        with state_restored(model):
+            for batch in self._batches:
+                logits = self._whole(batch.ids, [])
+                best = logits.float().max(-1)
+                self._best.append((best.values, best.indices))
+                measured.append(measure(logits, torch.tensor(batch.rows)).cpu())
+        self.clean = self._by_prompt(measured, 0)
 
-    def next_tokens(self, change: Mapping[int, Change] | None = None) -> Int[Tensor, " prompt"]:
-        """The most likely next token of each prompt, with heads of some layers changed at its last position."""
-        if not change:
-            return self._clean[1]
-        tokens = torch.zeros(self._n, dtype=torch.int64)
-        pasts = self._pasts if self.continues else [None] * len(self._batches)
+    def switched_off(
+        self,
+        off: Bool[Tensor, "set layer head"],
+        instead: Mapping[int, Float[Tensor, "head d_head"]] | None = None,
+        progress: Callable[[int], object] | None = None,
+    ) -> Float[Tensor, "set prompt value"]:
+        """What ``measure`` says of each prompt when each set of heads is switched off at its last position.
+
+        Args:
+            off: The heads of each set; at least one in each.
+            instead: What heads of a layer write instead; nothing by default.
+            progress: Called with the number of sets that are done.
+        """
+        lowest = off.any(-1).int().argmax(1)
+        measured: list[Tensor] = []
         with state_restored(self._model):
-            for batch, past in zip(self._batches, pasts, strict=True):
-                tokens[list(batch.rows)] = self._logits(batch, change, past).argmax(-1).cpu()
-        return tokens
+            for number, batch in enumerate(self._batches):
+                found: list[Tensor | None] = [None] * len(off)
+                for start, sets in self._groups(lowest, batch):
+                    for place, values in zip(
+                        sets, self._measured(number, start, off[sets], instead or {}), strict=True
+                    ):
+                        found[place] = values
+                    if progress is not None and number == len(self._batches) - 1:
+                        progress(len(sets))
+                measured.append(torch.stack([values for values in found if values is not None]))
+        return self._by_prompt(measured, 1)
 
     @cached_property
     def continues(self) -> bool:
         """Whether runs continue from kept keys and values: they fit into memory and agree with a whole pass."""
-        if self._cache_bytes > _CACHE_BYTES:
+        # A state that is not keys and values (Mamba, ...) is not copied for many sets.
+        if self._cache_bytes > _CACHE_BYTES or keeps_states(self._model):
             return False
-        values, ids = self._clean
-        tolerance = _SAME.get(self._model.embed.W_E.dtype, 1e-3) * values.abs().max()
         with state_restored(self._model):
-            for batch, past in zip(self._batches, self._pasts, strict=True):
-                rows = list(batch.rows)
-                logits = self._logits(batch, {}, past).float().cpu()
-                at_same = logits.gather(1, ids[rows, None])[:, 0]
-                for continued in (at_same, logits.amax(1)):
-                    if not bool(((continued - values[rows]).abs() <= tolerance).all()):
+            return all(past.repeats for past in self._pasts if past) and self._agrees(0)
+
+    @cached_property
+    def starts_later(self) -> bool:
+        """Whether runs may begin at a layer above the first: that too is compared with a whole pass."""
+        if not self.continues or any(form is None for past in self._pasts if past for form in past.forms):
+            return False
+        with state_restored(self._model):
+            return all(self._agrees(start) for start in {len(self._model.blocks) // 2, len(self._model.blocks) - 1})
+
+    def _agrees(self, start: int) -> bool:
+        """Whether the unchanged model, begun at a layer and run twice, gives what whole passes give."""
+        for past, batch, (best, at) in zip(self._pasts, self._batches, self._best, strict=True):
+            if past is not None:
+                logits = past.logits(batch.ids[:, -1:], 2, start, []).float().unflatten(0, (-1, 2))
+                at_same = logits.gather(2, at[:, None, None].expand(-1, 2, 1))[..., 0]
+                tolerance = _SAME.get(self._model.embed.W_E.dtype, 1e-3) * best.abs().max()
+                for found in (at_same, logits.amax(2)):
+                    if not bool(((found - best[:, None]).abs() <= tolerance).all()):
                         return False
         return True
 
-    @cached_property
-    def _clean(self) -> tuple[Float[Tensor, " prompt"], Int[Tensor, " prompt"]]:
-        """Largest logit and its token for each prompt, from whole passes of the unchanged model."""
-        values, ids = torch.zeros(self._n), torch.zeros(self._n, dtype=torch.int64)
-        with state_restored(self._model):
-            for batch in self._batches:
-                best = self._logits(batch, {}, None).float().max(-1)
-                values[list(batch.rows)], ids[list(batch.rows)] = best.values.cpu(), best.indices.cpu()
-        return values, ids
+    def _groups(self, lowest: Tensor, batch: PromptBatch) -> Iterator[tuple[int, list[int]]]:
+        """Sets that run together: the layer they begin at, and their numbers, as many as the budget allows."""
+        starts = [int(layer) if self.starts_later else 0 for layer in lowest]
+        length = batch.ids.shape[1]
+        bytes_of_one = self._sizes.bytes_of(1 if self.continues else length, 1)
+        if self.continues:
+            # Keys and values are copied for each set, and copied again when the new ones are put behind them.
+            bytes_of_one += 2 * length * self._bytes_of_token
+        size = max(1, self._budget // (bytes_of_one * len(batch.rows)))
+        for start in sorted(set(starts)):
+            sets = [number for number, own in enumerate(starts) if own == start]
+            for first in range(0, len(sets), size):
+                yield start, sets[first : first + size]
 
-    @cached_property
-    def _pasts(self) -> list[Callable[[Tensor], Tensor] | None]:
-        with state_restored(self._model):
-            return [_past(self._model, batch.ids[:, :-1]) for batch in self._batches]
+    def _measured(
+        self, number: int, start: int, off: Bool[Tensor, "set layer head"], instead: Mapping[int, Tensor]
+    ) -> Float[Tensor, "set row value"]:
+        """Some sets in one batch of prompts: each prompt's row is repeated for every set."""
+        batch, past = self._batches[number], self._pasts[number] if self.continues else None
+        n = len(off)
+        hooks: _Hooks = []
+        for layer in off.any(0).any(-1).nonzero()[:, 0].tolist():
+            mask = off[:, layer].repeat(len(batch.rows), 1).to(self._device)
+            hooks.append((hook_name(layer, "z"), _replacing(mask, instead.get(layer))))
+        if past is None:
+            logits = self._whole(batch.ids.repeat_interleave(n, 0), hooks)
+        else:
+            logits = past.logits(batch.ids[:, -1:], n, start, hooks)
+        rows = torch.tensor(batch.rows).repeat_interleave(n)
+        values: Tensor = self._measure(logits, rows).cpu().unflatten(0, (-1, n))
+        return values.transpose(0, 1)
 
-    def _logits(
-        self, batch: PromptBatch, change: Mapping[int, Change], past: Callable[[Tensor], Tensor] | None
-    ) -> Float[Tensor, "batch vocab"]:
-        """Logits at the last position; from the whole prompt where there is no past."""
-        edit: dict[Any, Edit] = {(layer, "z"): _at_last(alter) for layer, alter in change.items()}
-        with self._model.hooks(fwd_hooks=_hooks(self._model, batch, (), None, None, edit)):
-            if past is None:
-                logits: Tensor = self._model(batch.ids, return_type="logits")
-            else:
-                logits = past(batch.ids[:, -1:])
+    def _whole(self, ids: Int[Tensor, "batch pos"], hooks: _Hooks) -> Float[Tensor, "batch vocab"]:
+        with self._model.hooks(fwd_hooks=[*hooks, _only_last(self._model, 1)]):
+            logits: Tensor = self._model(ids, return_type="logits")
         return logits[:, -1]
 
+    @cached_property
+    def _pasts(self) -> "list[_Past | None]":
+        """What came before the last position of each batch; None where nothing did."""
+        with state_restored(self._model):
+            return [_Past(self._model, batch.ids) if batch.ids.shape[1] > 1 else None for batch in self._batches]
 
-def _at_last(change: Change) -> Edit:
-    def edit(z: Tensor, batch: PromptBatch) -> Tensor:
+    def _by_prompt(self, measured: list[Tensor], axis: int) -> Tensor:
+        rows = torch.tensor([row for batch in self._batches for row in batch.rows])
+        return torch.cat(measured, axis).index_select(axis, rows.argsort())
+
+
+class _Past:
+    """Kept keys and values of a batch of prompts, and the stream of every layer at their last position."""
+
+    def __init__(self, model: Model, ids: Int[Tensor, "batch pos"]) -> None:
+        self._model = model
+        self._streams: dict[int, Tensor] = {}
+        self.forms: list[type | None] = []
+        """What each block returns: a tensor, or a tuple of one; None for anything else."""
+        if type(model).__name__.startswith("Hooked"):
+            from transformer_lens.cache.key_value_cache import TransformerLensKeyValueCache
+
+            self._kept: Any = TransformerLensKeyValueCache.init_cache(model.cfg, ids.device, len(ids))
+            model(ids[:, :-1], return_type=None, past_kv_cache=self._kept)
+        else:
+            _, self._kept = model(ids[:, :-1], return_type="logits_and_cache", use_cache=True)
+        with ExitStack() as watching:
+            for block in model.blocks:
+                watching.enter_context(_removed(block.register_forward_hook(self._see)))
+            taking = [(hook_name(layer, "resid_pre"), self._taker(layer)) for layer in range(len(model.blocks))]
+            self.logits(ids[:, -1:], 1, 0, taking)
+
+    @property
+    def repeats(self) -> bool:
+        """Whether the host can repeat what it kept for many sets."""
+        return hasattr(self._kept, "entries") or hasattr(self._kept, "batch_repeat_interleave")
+
+    def logits(self, last: Int[Tensor, "batch one"], n: int, start: int, hooks: _Hooks) -> Float[Tensor, "row vocab"]:
+        """Logits behind the kept keys and values, each prompt ``n`` times in a row, from a layer on."""
+        ids = last.repeat_interleave(n, 0)
+        if start:
+            stream = self._streams[start].repeat_interleave(n, 0)
+            hooks = [(hook_name(start, "resid_pre"), lambda value, hook: stream), *hooks]
+        with self._skipped(start), self._model.hooks(fwd_hooks=hooks):
+            logits: Tensor = self._run(ids, n)
+        return logits[:, -1]
+
+    def _run(self, ids: Int[Tensor, "row one"], n: int) -> Tensor:
+        # A run appends to the cache it is given, so each gets its own copy.
+        repeated = copy.deepcopy(self._kept)
+        if type(self._model).__name__.startswith("Hooked"):
+            for entry in repeated.entries:
+                entry.past_keys = entry.past_keys.repeat_interleave(n, 0)
+                entry.past_values = entry.past_values.repeat_interleave(n, 0)
+            repeated.previous_attention_mask = repeated.previous_attention_mask.repeat_interleave(n, 0)
+            return self._model(ids, return_type="logits", past_kv_cache=repeated)  # type: ignore[no-any-return]
+        if n > 1:
+            repeated.batch_repeat_interleave(n)
+        return self._model(ids, return_type="logits", past_key_values=repeated)  # type: ignore[no-any-return]
+
+    @contextmanager
+    def _skipped(self, start: int) -> Iterator[None]:
+        """Let the blocks below a layer pass on what they get: the stream is put in at that layer.
+
+        A bridge's own ``start_at_layer`` computes the lower blocks and throws away what they give.
+        """
+        below = list(self._model.blocks)[:start]
+        # Whoever offloads weights has put a forward of its own on a block.
+        own = [vars(block).get("forward") for block in below]
+        try:
+            for block, form in zip(below, self.forms[:start], strict=True):
+                # A bridge's own __setattr__ would put it on the block it stands for.
+                vars(block)["forward"] = _passing_on(form)
+            yield
+        finally:
+            for block, forward in zip(below, own, strict=True):
+                vars(block).pop("forward", None)
+                if forward is not None:
+                    vars(block)["forward"] = forward
+
+    def _see(self, block: Any, arguments: Any, output: Any) -> None:
+        single = isinstance(output, tuple) and len(output) == 1 and isinstance(output[0], Tensor)
+        self.forms.append(tuple if single else Tensor if isinstance(output, Tensor) else None)
+
+    def _taker(self, layer: int) -> Callable[..., None]:
+        def take(value: Tensor, hook: Any) -> None:
+            self._streams[layer] = value
+
+        return take
+
+
+@contextmanager
+def _removed(handle: Any) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _passing_on(form: type | None) -> Callable[..., Any]:
+    def forward(*arguments: Any, **named: Any) -> Any:
+        value = arguments[0] if arguments else named["hidden_states"]
+        return (value,) if form is tuple else value
+
+    return forward
+
+
+def _replacing(
+    mask: Bool[Tensor, "row head"], instead: Float[Tensor, "head d_head"] | None
+) -> Callable[[Tensor, Any], Tensor]:
+    """A hook that writes other outputs for some heads at the last position."""
+
+    def replace(z: Tensor, hook: Any) -> Tensor:
         changed = z.clone()
-        changed[:, -1] = change(z[:, -1], batch.rows)
+        new = torch.zeros_like(z[:, -1]) if instead is None else instead.to(z).expand_as(z[:, -1])
+        changed[:, -1] = torch.where(mask[..., None], new, z[:, -1])
         return changed
 
-    return edit
-
-
-def _past(model: Model, ids: Int[Tensor, "batch pos"]) -> Callable[[Tensor], Tensor] | None:
-    """Run a prefix and return a function that runs the tokens after it; None for an empty prefix."""
-    if not ids.shape[1]:
-        return None
-    if type(model).__name__.startswith("Hooked"):
-        from transformer_lens.cache.key_value_cache import TransformerLensKeyValueCache
-
-        kept = TransformerLensKeyValueCache.init_cache(model.cfg, ids.device, len(ids))
-        model(ids, return_type=None, past_kv_cache=kept)
-        kept.freeze()
-        return lambda more: model(more, return_type="logits", past_kv_cache=kept)
-    _, cache = model(ids, return_type="logits_and_cache", use_cache=True)
-    # A run appends to the cache it is given, so each gets its own copy.
-    return lambda more: model(more, return_type="logits", past_key_values=copy.deepcopy(cache))
+    return replace
