@@ -14,7 +14,7 @@ from tl_headmaps import predicate
 from tl_headmaps.core.errors import UsageError
 from tl_headmaps.core.types import HeadIndex
 from tl_headmaps.naming.catalogue import Explainer, Explanation, Predicate, best_first, catalogue
-from tl_headmaps.naming.lexicon import input_class, lexicon
+from tl_headmaps.naming.lexicon import lexicon
 from tl_headmaps.naming.namer import Namer, description_prompt
 from tl_headmaps.scorers.salience import usable_tokens
 
@@ -46,7 +46,7 @@ class TestCatalogue:
 
         assert catalogue()[-1].holds is doubled
         mappings = [(f" {letter}", (f" {letter * 2}",)) for letter in "abcdefghij"]
-        found = Namer(["x"]).names([HeadIndex(0, 0)], [mappings], [[(" q", (" z",))] * 10])
+        found = Namer().names([HeadIndex(0, 0)], [mappings], [[(" q", (" z",))] * 10])
         assert (found[0].name, found[0].score) == ("doubled", 1.0)
 
     def test_a_cell_may_be_run_again_and_replaces_its_predicate(self, clean_catalogue: None) -> None:
@@ -106,9 +106,9 @@ class TestNull:
         for _ in range(10):
             dealt = generator.permutation(words).tolist()
             shuffled = [(word, (target,)) for word, target in zip(words, dealt, strict=True)]
-            names += [Namer(words).names([HeadIndex(0, 0)], [shuffled], [shuffled])[0].name]
+            names += [Namer().names([HeadIndex(0, 0)], [shuffled], [shuffled])[0].name]
         assert Counter(names)["unclear"] >= 9
-        assert Namer(words).names([HeadIndex(0, 0)], [straight], [shuffled])[0].name == "copy"
+        assert Namer().names([HeadIndex(0, 0)], [straight], [shuffled])[0].name == "copy"
 
     def test_best_explanation_is_the_least_likely_one(self) -> None:
         loose = Explanation("same initial", "promote", 1.0, 0.2, 1e-6)
@@ -124,7 +124,7 @@ OTHERS = [(source, (" the", " of")) for source, _ in MAPPINGS]
 
 class TestNamer:
     def name(self, **options: Any) -> Any:
-        return Namer([source for source, _ in MAPPINGS], **options).names([HeadIndex(1, 2)], [MAPPINGS], [OTHERS])[0]
+        return Namer(**options).names([HeadIndex(1, 2)], [MAPPINGS], [OTHERS])[0]
 
     def test_name_runner_up_and_evidence(self) -> None:
         found = self.name()
@@ -135,7 +135,7 @@ class TestNamer:
         assert found.p_value <= found.q_value < 0.05
 
     def test_suppressed_targets_are_named_as_such(self) -> None:
-        found = Namer(["x"]).names([HeadIndex(0, 0)], [OTHERS], [MAPPINGS])[0]
+        found = Namer().names([HeadIndex(0, 0)], [OTHERS], [MAPPINGS])[0]
         assert found.name == "suppress copy"
 
     def test_a_predicate_that_raises_is_named_and_the_rest_goes_on(self, clean_catalogue: None) -> None:
@@ -145,7 +145,7 @@ class TestNamer:
             return source == target
 
         predicate("fragile", examples=[("a", "a")], counterexamples=[("a", "b")])(fragile)
-        namer = Namer(["x"])
+        namer = Namer()
         found = namer.names([HeadIndex(0, 0)], [MAPPINGS], [OTHERS])[0]
         assert namer.failed == {"fragile": "ZeroDivisionError: no sun"}
         assert found.name == "copy"
@@ -212,14 +212,6 @@ class TestLexicon:
     @pytest.mark.parametrize(("token", "other"), [(" Paris", "countries"), (" cat", "code"), ("12a", "numbers")])
     def test_not_a_class(self, token: str, other: str) -> None:
         assert other not in lexicon().classes(token)
-
-    def test_a_common_class_is_found_and_a_rare_coincidence_is_not(self) -> None:
-        vocabulary = Counter({"names": 50, "capitalised words": 3000, "lower-case words": 5000, "cities": 60})
-        names = [" Thomas", " Peter", " Mary", " John", " Anna", " the", " of"]
-        found = input_class(names, lexicon().classes, vocabulary, 10_000)
-        assert found is not None and found[0] == "names"
-        assert found[1] == pytest.approx(5 / 7)
-        assert input_class([" the", " of", " dog", " Paris"], lexicon().classes, vocabulary, 10_000) is None
 
 
 class TestUsableTokens:

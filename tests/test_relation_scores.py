@@ -1,7 +1,10 @@
 """Relation scores: against dense references, on planted heads, across weight bases, and with an honest null."""
 
 import inspect
+import itertools
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +17,18 @@ from planted import DECODERS, needs_hooked, planted_model, random_model, shared_
 from torch import Tensor
 
 from tl_headmaps import HeadIndex, HeadWeights, Relation, RelationScores, Result, relation_scores
+from tl_headmaps.analyses.relation_scores.likeness import alike_pairs
 from tl_headmaps.circuits.factored import FactorColumns, LayerMaps
 from tl_headmaps.core.errors import RelationDataError, UsageError, WeightBasisError
-from tl_headmaps.scorers.relation import Pairs, score_layer
-from tl_headmaps.scorers.statistics import poisson_binomial_tail, q_values, wilson_interval
+from tl_headmaps.data.relations import encode
+from tl_headmaps.scorers.relation import Alike, Pairs, score_layer
+from tl_headmaps.scorers.statistics import (
+    clustered_interval,
+    permutation_tail,
+    poisson_binomial_tail,
+    q_values,
+    wilson_interval,
+)
 
 N_VOCAB = 24
 CAPITALS = {3: 10, 4: 11, 5: 12, 6: 13, 7: 14, 8: 15}
@@ -168,13 +179,103 @@ def test_null_mean_is_that_of_shuffled_targets(seed: int, n: int, k: int, ties: 
         if scored.score[0, 0] == 0:
             assert scored.p_value[0, 0] == 1
         elif not ties:
-            chances = hit.double().mean(1)
+            chances, own = hit.double().mean(1), int(hit.diagonal().sum())
             assert float(scored.null_mean[0, 0]) == pytest.approx(float(chances.mean()), abs=1e-6)
-            expected = poisson_binomial_tail(chances.numpy(), int(hit.diagonal().sum()))
+            if n < 10:
+                expected = permutation_tail(hit.long().numpy())
+            else:
+                arrangements = math.factorial(n) / math.prod(map(math.factorial, targets.bincount().tolist()))
+                expected = max(poisson_binomial_tail(chances.numpy(), own), 1 / arrangements)
             assert float(scored.p_value[0, 0]) == pytest.approx(expected, rel=1e-5)
 
 
-def test_p_value_is_on_the_careful_side_of_real_shuffling() -> None:
+@pytest.mark.parametrize("n", [3, 5, 9])
+def test_few_pairs_have_the_p_value_of_all_orders(n: int) -> None:
+    """A head that hits all pairs of a one-to-one relation: one order of n! does."""
+    promote, _ = score_layer(factor_maps(torch.eye(n, 30)[None]), one_relation(torch.arange(n), 1))
+    assert promote.score[0, 0] == 1
+    assert float(promote.p_value[0, 0]) == pytest.approx(1 / math.factorial(n))
+
+
+def test_no_p_value_is_smaller_than_that_of_one_arrangement() -> None:
+    promote, _ = score_layer(factor_maps(torch.eye(12, 30)[None]), one_relation(torch.arange(12), 1))
+    assert float(promote.p_value[0, 0]) == pytest.approx(1 / math.factorial(12)), "independent draws would say 12^-12"
+
+
+@given(st.integers(0, 10_000), st.sampled_from([5, 14]))
+def test_units_are_shuffled_as_one(seed: int, n_units: int) -> None:
+    """Against the definition, written out: each unit keeps its lists and gets another unit's target."""
+    generator = torch.Generator().manual_seed(seed)
+    unit = torch.cat([torch.arange(n_units), torch.randint(0, n_units, (9,), generator=generator)]).sort().values
+    targets = torch.randint(0, 6, (n_units,), generator=generator)
+    rows = torch.randn(1, len(unit), 17, generator=generator)
+    pairs = one_relation(targets[unit], 4)
+    alike = Alike(unit, unit, torch.full_like(unit, -1))
+    promote, _ = score_layer(factor_maps(rows), pairs, alike)
+    hit = (rows[0][:, None, :] > rows[0][:, targets, None]).sum(-1) < 4  # [pair, target of a unit]
+    by_unit = torch.zeros(n_units, n_units, dtype=torch.int64).index_add_(0, unit, hit.long())
+    own = int(by_unit.diagonal().sum())
+    assert float(promote.score[0, 0]) == pytest.approx(own / len(unit))
+    if not own:
+        assert promote.p_value[0, 0] == 1
+        return
+    assert float(promote.null_mean[0, 0]) == pytest.approx(float(by_unit.double().mean(1).sum()) / len(unit), abs=1e-6)
+    if n_units < 10:
+        tried = [
+            sum(int(by_unit[c, d]) for c, d in enumerate(order)) >= own
+            for order in itertools.permutations(range(n_units))
+        ]
+        expected = float(np.mean(tried))
+    else:
+        mass = np.ones(1)
+        for row in by_unit.numpy():
+            mass = np.convolve(mass, np.bincount(row) / n_units)
+        expected = float(mass[own:].sum())
+    assert float(promote.p_value[0, 0]) == pytest.approx(expected, rel=1e-5)
+    low, high = clustered_interval(hit[torch.arange(len(unit)), unit], unit)
+    assert float(promote.interval_low[0, 0]) == pytest.approx(float(low))
+    assert float(promote.interval_high[0, 0]) == pytest.approx(float(high))
+
+
+def test_a_head_that_writes_neighbours_is_told_from_one_that_knows() -> None:
+    n, generator = 12, torch.Generator().manual_seed(0)
+    targets = torch.arange(n)
+    wrong = targets.roll(1)
+    knows, writes = 0.1 * torch.randn(2, n, 40, generator=generator)
+    knows[torch.arange(n), targets] += 5
+    for written in (targets, wrong):
+        writes[torch.arange(n), written] += 5
+    alone = torch.arange(n)
+    promote, _ = score_layer(
+        factor_maps(torch.stack([knows, writes])), one_relation(targets, 2), Alike(alone, alone, wrong)
+    )
+    assert promote.score[0].tolist() == [1.0, 1.0]
+    hits = (knows[:, None, :] > knows[alone, wrong][:, None, None]).sum(-1)[:, 0] < 2
+    assert float(promote.neighbour[0, 0]) == pytest.approx(float(hits.float().mean()))
+    assert promote.neighbour[0, 1] == 1 and promote.neighbour_p_value[0, 1] == 1
+    n_differ = n - int(hits.sum())
+    assert float(promote.neighbour_p_value[0, 0]) == pytest.approx(0.5**n_differ)
+
+
+def test_alike_sources_are_forms_of_a_word_or_have_similar_embeddings() -> None:
+    weights = HeadWeights.from_model(shared_model("llama"))
+    embedding = torch.randn(len(weights.W_E), weights.d_model, generator=torch.Generator().manual_seed(1))
+    embedding[4] = embedding[3] + 0.01  # alike, with the same target
+    embedding[6] = embedding[5] + 0.01  # alike, with another target
+    pairs = [(3, 20), (4, 20), (5, 20), (6, 21), (7, 21), (3, 22)]
+    relation = Relation.from_pairs("ids", pairs)
+    size = len(embedding)
+    entry = encode(relation, None, n_sources=size, n_targets=size)
+    alike = alike_pairs(replace(weights, W_E=embedding, embed_norm=None, embed_scale=1.0), [entry])
+    unit = alike.unit.tolist()
+    assert unit[0] == unit[1], "the same target and alike"
+    assert unit[2] != unit[3], "alike with different targets"
+    assert alike.wrong[2] == 21 and alike.wrong[3] == 20, "the neighbour's target"
+    assert alike.wrong[0] not in (20, 22), "a target that is right as well is not wrong"
+    assert alike.cluster[0] == alike.cluster[1] == alike.cluster[2] != alike.cluster[3]
+
+
+def test_p_value_is_close_to_that_of_real_shuffling() -> None:
     generator = torch.Generator().manual_seed(3)
     rows = torch.randn(1, 30, 40, generator=generator)
     rows[0, :, :8] += torch.randn(30, 8, generator=generator)

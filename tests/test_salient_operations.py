@@ -221,7 +221,7 @@ class TestResult:
         values = found.to_dict()
         assert values["kind"] == "salient_operations"
         operation = values["operations"][0]
-        assert {"head", "name", "score", "lift", "p_value", "input_class", "tokens"} <= set(operation)
+        assert {"head", "name", "score", "lift", "p_value", "tokens"} <= set(operation)
         token = operation["tokens"][0]
         assert set(token) == {"token", "id", "salience", "promotes", "suppresses"}
         assert set(token["promotes"][0]) == {"token", "id", "value"}

@@ -19,10 +19,13 @@ from tl_headmaps.scorers.statistics import (
     matched_sets,
     other_deals,
     pair_clusters,
+    permutation_tail,
     permuted_within,
     rank_p_value,
     resamples,
     sets_like,
+    sign_p_value,
+    sum_tail,
     wilson_interval,
 )
 
@@ -96,20 +99,57 @@ def test_clusters_are_connected_components(keys: list[tuple[int, int]]) -> None:
     assert list(dict.fromkeys(labels)) == list(range(len(set(labels)))), "numbered in the order of their first item"
 
 
-def test_items_on_their_own_have_nearly_the_plain_interval_and_copies_count_once() -> None:
+def test_items_on_their_own_have_the_plain_interval_and_copies_count_once() -> None:
     hit = torch.tensor([True, False, False, True, False, True, False, False, True, False])
     alone = clustered_interval(hit, torch.arange(10))
-    plain = wilson_interval(hit.float().mean(), 10)
+    plain = wilson_interval(hit.double().mean(), 10)
     copied = clustered_interval(hit.repeat(5), torch.arange(10).repeat(5))
-    for one, other, copies in zip(alone, plain, copied, strict=True):
-        assert float(one) == pytest.approx(float(other), abs=0.02)
-        assert float(copies) == pytest.approx(float(one), abs=1e-6)
+    again = clustered_interval(hit.repeat(2), torch.arange(10).repeat(2))
+    assert [float(end) for end in alone] == pytest.approx([float(end) for end in plain])
+    assert [float(end) for end in copied] == pytest.approx([float(end) for end in again], abs=1e-6)
+    assert float(copied[0]) == pytest.approx(0.139, abs=1e-3), "Student's quantile for ten clusters widens it a little"
 
 
 def test_an_interval_of_items_that_agree_counts_clusters() -> None:
+    from scipy.stats import t as student
+
     low, high = clustered_interval(torch.ones(2, 12, dtype=torch.bool), torch.arange(12) // 4)
-    expected = wilson_interval(torch.tensor(1.0), 3)
+    expected = wilson_interval(torch.tensor(1.0), 3, quantile=float(student.ppf(0.975, 2)))
     assert low.tolist() == pytest.approx([float(expected[0])] * 2) and high.tolist() == pytest.approx([1.0, 1.0])
+    low, high = clustered_interval(torch.arange(6) < 2, torch.zeros(6, dtype=torch.int64))
+    assert float(low) < 0.01 and float(high) > 0.98, "one cluster tells next to nothing"
+
+
+@given(st.integers(1, 6), st.integers(0, 10_000))
+def test_the_tail_of_permutations_equals_trying_them_all(n: int, seed: int) -> None:
+    hits = np.random.default_rng(seed).integers(0, 4, (n, n))
+    own = np.trace(hits)
+    tried = [sum(hits[c, d] for c, d in enumerate(order)) >= own for order in itertools.permutations(range(n))]
+    assert permutation_tail(hits) == pytest.approx(np.mean(tried), rel=1e-12)
+
+
+@given(st.integers(1, 5), st.integers(1, 4), st.integers(0, 12), st.integers(0, 10_000))
+def test_the_tail_of_a_sum_equals_enumeration(n: int, width: int, least: int, seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    chances = generator.random((n, width)) * (generator.random((n, width)) < 0.7)
+    chances[:, 0] += 0.1
+    chances /= chances.sum(1, keepdims=True)
+    total = sum(
+        float(np.prod([chances[i, v] for i, v in enumerate(values)]))
+        for values in itertools.product(range(width), repeat=n)
+        if sum(values) >= least
+    )
+    assert sum_tail(chances, least) == pytest.approx(total, abs=1e-12)
+
+
+def test_a_sign_test_is_a_binomial_tail() -> None:
+    from scipy.stats import binomtest
+
+    more, less = torch.tensor([[0, 3, 7], [0, 1, 20]]), torch.tensor([[0, 4, 0], [5, 1, 9]])
+    for p, own, other in zip(sign_p_value(more, less).flatten(), more.flatten(), less.flatten(), strict=True):
+        tosses = int(own + other)
+        expected = binomtest(int(own), tosses, alternative="greater").pvalue if tosses else 1.0
+        assert float(p) == pytest.approx(expected, rel=1e-6)
 
 
 def test_clustered_intervals_cover_where_plain_ones_do_not() -> None:

@@ -10,6 +10,7 @@ import itertools
 import re
 from bisect import bisect_right
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, SupportsInt, TypeAlias
 
 from .errors import TokenError, UsageError
@@ -194,3 +195,29 @@ def _listed(places: list[int]) -> str:
 def _shown(tokens: Sequence[str], most: int = 24) -> str:
     shown = ", ".join(f"{place} {text!r}" for place, text in enumerate(tokens[:most]))
     return shown if len(tokens) <= most else f"{shown}, and {len(tokens) - most} more"
+
+
+_ENDINGS = ("", "s", "es", "d", "ed", "ing", "er", "ers", "est", "ly", "r", "rs", "st", "n", "en")
+
+
+@lru_cache(maxsize=1 << 16)
+def stems(word: str) -> frozenset[str]:
+    """Stems a word may be an inflection of: endings off, y for i, the doubled letter undone, the lost e left off.
+
+    The word is in small letters; two words that share a stem may be forms of one word.
+
+    Example:
+        >>> sorted(stems("running") & stems("runs"))
+        ['run']
+    """
+    found = set()
+    for ending in _ENDINGS:
+        if word.endswith(ending) and len(word) - len(ending) >= 3:
+            stem = word[: len(word) - len(ending)]
+            found.add(stem)
+            found.add(stem[:-1] if stem.endswith("e") else stem)
+            if stem.endswith("i"):
+                found.add(stem[:-1] + "y")
+            if len(stem) > 3 and stem[-1] == stem[-2]:
+                found.add(stem[:-1])
+    return frozenset(stem for stem in found if len(stem) >= 3)

@@ -6,17 +6,11 @@ case as written (``" May"`` is a month, ``" may"`` is not), except for plain nou
 
 import re
 import unicodedata
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from pathlib import Path
 
 from ..data.relations import Relation, load_relations
-
-LEAST_SHARE = 0.3
-"""Share of the tokens a class must hold to be named."""
-_LEVEL = 0.01
-"""Largest chance of such a share, after correction for the number of classes."""
 
 _SOURCES, _TARGETS, _BOTH = 0, 1, 2
 
@@ -162,32 +156,3 @@ def _text_pairs(relation: Relation) -> frozenset[tuple[str, str]]:
 def lexicon(data_dir: Path | None = None) -> Lexicon:
     """The lexicon of the bundled relations (or of another folder of relations), built once."""
     return Lexicon(load_relations(data_dir=data_dir))
-
-
-def input_class(
-    tokens: Sequence[str], classes: Callable[[str], frozenset[str]], vocabulary: Counter[str], n_vocabulary: int
-) -> tuple[str, float] | None:
-    """The class most over-represented among some tokens compared with the vocabulary, and its share of them.
-
-    None if no class is.
-
-    Args:
-        tokens: The head's salient tokens.
-        classes: Classes of a token.
-        vocabulary: How many tokens of the vocabulary are in each class.
-        n_vocabulary: Size of the vocabulary they were drawn from.
-    """
-    # Imported here: scipy.stats takes 60 MB of memory, which only naming should pay.
-    from scipy.stats import hypergeom
-
-    counts = Counter(name for token in tokens for name in classes(token))
-    best: tuple[float, float, str, float] | None = None
-    for name, count in sorted(counts.items()):
-        share = count / len(tokens)
-        if share < LEAST_SHARE:
-            continue
-        chance = float(hypergeom.sf(count - 1, n_vocabulary, vocabulary[name], len(tokens)))
-        if chance * len(vocabulary) < _LEVEL:
-            candidate = (chance, -share, name, share)
-            best = candidate if best is None else min(best, candidate)
-    return None if best is None else (best[2], best[3])

@@ -1,9 +1,7 @@
 """Names for heads from their salient mappings: every predicate on every head, with false discoveries controlled."""
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from functools import cached_property
 from typing import Any, TypeAlias
 
 import torch
@@ -12,13 +10,9 @@ from ..core.types import HeadIndex
 from ..scorers.statistics import q_values
 from . import predicates as _ours  # noqa: F401  (fills the catalogue)
 from .catalogue import LEAST_SCORE, Explainer, Explanation, Mapping, best_first, catalogue
-from .lexicon import input_class, lexicon
 
 UNCLEAR = "unclear"
 """The name of a head no predicate explains better than chance."""
-
-MIXED = "mixed"
-"""The input class of a head whose salient tokens have no class in common."""
 
 Describe: TypeAlias = Callable[[HeadIndex, list[tuple[str, list[str]]], str], str]
 """Gets a head, its mappings and a prompt; returns a short description."""
@@ -43,8 +37,6 @@ class HeadName:
         q_value: The same after Benjamini-Hochberg over all heads and predicates of this result.
         best: The best predicate, whether or not it earned the name.
         runner_up: The second-best predicate, if there is one, with its score and p-value.
-        input_class: What the salient tokens have in common, or ``mixed``.
-        input_share: Share of them in that class.
         description: What the user's ``describe`` returned.
         description_error: Why that was not usable.
     """
@@ -59,8 +51,6 @@ class HeadName:
     runner_up: str | None = None
     runner_up_score: float = 0.0
     runner_up_p_value: float = 1.0
-    input_class: str = MIXED
-    input_share: float = 0.0
     description: str | None = None
     description_error: str | None = None
 
@@ -80,7 +70,6 @@ class HeadName:
             ["best predicate", self.best or "none"],
             ["share explained", f"{self.score:.2f} (null {self.null_mean:.2f})"],
             ["p, q", f"{self.p_value:.2g}, {self.q_value:.2g}"],
-            ["tokens", self.input_class],
         ]
         if self.runner_up is not None:
             rows.append(["runner-up", f"{self.runner_up} {self.runner_up_score:.2f}"])
@@ -93,12 +82,11 @@ class Namer:
     """Names each head by the predicate that explains its mappings best, if that beats its null among all tests made.
 
     Args:
-        vocabulary: Texts of all tokens that could have been salient.
         describe: The user's own way to describe a head, if any.
     """
 
-    def __init__(self, vocabulary: Sequence[str], describe: Describe | None = None) -> None:
-        self.vocabulary, self.describe = vocabulary, describe
+    def __init__(self, describe: Describe | None = None) -> None:
+        self.describe = describe
         self._explainer = Explainer(catalogue())
 
     @property
@@ -135,7 +123,6 @@ class Namer:
         second = next((entry for entry in ranked[1:] if entry.score > 0), None)
         q_value = q_of.get(best.p_value, 1.0)
         earned = best.score >= LEAST_SCORE and q_value < _LEVEL
-        common = input_class([source for source, _ in mappings], lexicon().classes, self._classes, len(self.vocabulary))
         description, error = self._described(head, mappings)
         return HeadName(
             name=best.name if earned else UNCLEAR,
@@ -148,15 +135,9 @@ class Namer:
             runner_up=None if second is None else second.name,
             runner_up_score=0.0 if second is None else second.score,
             runner_up_p_value=1.0 if second is None else second.p_value,
-            input_class=MIXED if common is None else common[0],
-            input_share=0.0 if common is None else common[1],
             description=description,
             description_error=error,
         )
-
-    @cached_property
-    def _classes(self) -> Counter[str]:
-        return Counter(name for token in self.vocabulary for name in lexicon().classes(token))
 
     def _described(self, head: HeadIndex, mappings: list[Mapping]) -> tuple[str | None, str | None]:
         if self.describe is None:

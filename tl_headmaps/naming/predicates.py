@@ -7,6 +7,7 @@ as they are, with their leading spaces. A predicate must be cheap: it is called 
 import re
 from functools import lru_cache
 
+from ..core.vocabulary import stems
 from .catalogue import predicate as predicate
 from .lexicon import bare, lexicon, script_of
 
@@ -113,25 +114,6 @@ def same_ending(source: str, target: str) -> bool:
     return one[-3:] == other[-3:] and min(len(one), len(other)) > 3 and one != other
 
 
-_ENDINGS = ("", "s", "es", "d", "ed", "ing", "er", "ers", "est", "ly", "r", "rs", "st", "n", "en")
-
-
-@lru_cache(maxsize=1 << 16)
-def _stems(word: str) -> frozenset[str]:
-    """Stems a word may be an inflection of: endings off, y for i, the doubled letter undone, the lost e left off."""
-    stems = set()
-    for ending in _ENDINGS:
-        if word.endswith(ending) and len(word) - len(ending) >= 3:
-            stem = word[: len(word) - len(ending)]
-            stems.add(stem)
-            stems.add(stem[:-1] if stem.endswith("e") else stem)
-            if stem.endswith("i"):
-                stems.add(stem[:-1] + "y")
-            if len(stem) > 3 and stem[-1] == stem[-2]:
-                stems.add(stem[:-1])
-    return frozenset(stem for stem in stems if len(stem) >= 3)
-
-
 @predicate(
     "plural or singular",
     examples=[(" cat", " cats"), (" cities", " city"), (" child", " children")],
@@ -157,7 +139,7 @@ def inflection(source: str, target: str) -> bool:
     one, other = _word(source), _word(target)
     if one == other or min(len(one), len(other)) < 2:
         return False
-    if one[0] == other[0] and _stems(one) & _stems(other):
+    if one[0] == other[0] and stems(one) & stems(other):
         return True
     known = lexicon().pairs
     return any(

@@ -5,13 +5,19 @@ greater entry than t; suppression is the same with strictly smaller. All relatio
 vocabulary, each source row multiplied out once however many relations it occurs in.
 
 **Null.** A head that writes the same few tokens whatever it reads scores on relations whose targets repeat. So each
-source keeps its top-k set and gets a target drawn at random from the relation's own targets: source s then hits with
-chance p_s, the share of the relation's targets (counting repeats) inside its top-k set. The null mean is the mean of
-p_s, exactly that of shuffled targets; the p-value is the exact probability that independent trials with chances p_s
-hit as often as the true targets do. Shuffling draws without replacement, which narrows the distribution, so the
-p-value is conservative; unlike one from a finite number of shuffles, it has no smallest value and needs no seed.
+source keeps its top-k set, and the targets are shuffled among the sources. What is shuffled are *units*: a pair, or
+several pairs with the same target whose sources are alike, for a head that knows nothing treats these alike too. (On
+heads with W_O turned inside d_head, shuffling single pairs gives p <= .01 two to three times too often for relations
+such as name to he/she.) Below ten units all orders are counted. From there on each unit draws its target independently
+of the others, whose tail is exact and needs no seed: shuffling deals without replacement, so this errs to either side,
+by a few percent around p = .05 from n = 40 on and by more further out. No p-value is smaller than the share of a
+single arrangement of the targets among all there are.
 
-It is needed only where a score is above zero, and there only for rows in which some target of the relation reaches
+**Specificity.** A head may write neighbours: months for a month. So every pair is scored a second time with a wrong
+target, that of the most similar source with another one. The p-value is that of an exact sign test over units: how
+often do more of a unit's own targets than of its wrong ones reach the top k, and the other way round?
+
+Both are needed only where a score is above zero, and there only for rows in which some target of the relation reaches
 the top k at all: found by ranking each row's best target first, leaving early.
 """
 
@@ -26,10 +32,13 @@ from ..circuits.blocks import DEFAULT_BUDGET
 from ..circuits.extremes import entries, top_k
 from ..circuits.factored import LayerMaps
 from ..circuits.ranking import Side, ranks
-from .statistics import poisson_binomial_tail
+from .statistics import clustered_interval, permutation_tail, sign_p_value, sum_tail
 
 SIDES: tuple[Side, Side] = ("greater", "less")
 """What is counted for promotion and for suppression."""
+
+EXACT_BELOW = 10
+"""Units below which all orders of the targets are counted."""
 
 
 @dataclass(frozen=True)
@@ -83,23 +92,58 @@ class Pairs:
 
 
 @dataclass(frozen=True)
+class Alike:
+    """Which pairs of a relation belong together; numbers count from 0 in each relation.
+
+    Attributes:
+        unit: Pairs with the same target and alike sources: their targets are shuffled together.
+        cluster: Pairs that share a target or a stem: they are resampled together.
+        wrong: Target of the most similar source with another one; -1 where there is none.
+    """
+
+    unit: Int[Tensor, " pair"]
+    cluster: Int[Tensor, " pair"]
+    wrong: Int[Tensor, " pair"]
+
+    @classmethod
+    def nothing(cls, pairs: Pairs) -> "Alike":
+        """Every pair on its own."""
+        starts = pairs.sizes.cumsum(0) - pairs.sizes
+        alone = (torch.arange(len(pairs.rows), device=pairs.rows.device) - starts[pairs.relation]).cpu()
+        return cls(alone, alone, torch.full_like(alone, -1))
+
+
+@dataclass(frozen=True)
 class Direction:
-    """Scores in one direction (promotion or suppression) with their null."""
+    """Scores in one direction (promotion or suppression) with interval, null and specificity.
+
+    Where nothing is hit, the null mean is 0, the p-value 1, and wrong targets are not looked at (NaN).
+    """
 
     score: Float[Tensor, "relation head"]
+    interval_low: Float[Tensor, "relation head"]
+    interval_high: Float[Tensor, "relation head"]
     null_mean: Float[Tensor, "relation head"]
     p_value: Float[Tensor, "relation head"]
+    neighbour: Float[Tensor, "relation head"]
+    neighbour_p_value: Float[Tensor, "relation head"]
     ranks: Int[Tensor, "head pair"]
 
 
 def score_layer(
-    maps: LayerMaps, pairs: Pairs, *, exact_ranks: bool = False, budget: int = DEFAULT_BUDGET
+    maps: LayerMaps,
+    pairs: Pairs,
+    alike: Alike | None = None,
+    *,
+    exact_ranks: bool = False,
+    budget: int = DEFAULT_BUDGET,
 ) -> tuple[Direction, Direction]:
     """Promotion and suppression scores of every relation for every head of a layer.
 
     Args:
         maps: Maps with a row for each source.
         pairs: The relations' pairs.
+        alike: Which pairs belong together; none by default.
         exact_ranks: Compute full ranks; otherwise ranks are capped at the largest k.
         budget: Bytes one block may take.
     """
@@ -107,9 +151,22 @@ def score_layer(
     counts = ranks(maps, pairs.rows, pairs.columns, limit=None if exact_ranks else limit, budget=budget)
     rank = torch.stack([counts.greater, counts.less])
     hit = rank < pairs.k[pairs.relation]
-    chance = _chances(maps, pairs, hit, budget)
-    promote, suppress = (Direction(pairs.share(hit[i]), *_null(pairs, hit[i], chance[i]), rank[i]) for i in range(2))
+    alike = Alike.nothing(pairs) if alike is None else alike
+    null = _Null(pairs.to(torch.device("cpu")), alike, len(maps.heads))
+    _find_nulls(maps, pairs, hit, null, budget)
+    promote, suppress = (
+        Direction(pairs.share(hit[i]), *_intervals(pairs, alike, hit[i].cpu()), *null.tables[i], rank[i])
+        for i in range(2)
+    )
     return promote, suppress
+
+
+def _intervals(pairs: Pairs, alike: Alike, hit: Tensor) -> tuple[Tensor, Tensor]:
+    """Ends of the intervals [relation, head] of the scores."""
+    sizes = pairs.sizes.tolist()
+    by_relation = zip(hit.split(sizes, 1), alike.cluster.split(sizes), strict=True)
+    ends = [clustered_interval(part, clusters) for part, clusters in by_relation]
+    return torch.stack([low for low, _ in ends]), torch.stack([high for _, high in ends])
 
 
 def shares(
@@ -125,34 +182,125 @@ def shares(
     return pairs.share(counted < pairs.k[pairs.relation])
 
 
-def _null(
-    pairs: Pairs, hit: Tensor, chance: Tensor
-) -> tuple[Float[Tensor, "relation head"], Float[Tensor, "relation head"]]:
-    """Null means and p-values; 0 and 1 where nothing was hit."""
-    hits = torch.zeros(len(pairs.k), hit.shape[0], dtype=torch.int64, device=hit.device)
-    hits.index_add_(0, pairs.relation, hit.T.long())
-    null_mean, p_value = torch.zeros(hits.shape, device="cpu"), torch.ones(hits.shape, device="cpu")
-    chances, relation, hits = chance.cpu(), pairs.relation.cpu(), hits.cpu()
-    for number, head in hits.nonzero().tolist():
-        of_relation = chances[head, relation == number]
-        null_mean[number, head] = of_relation.mean()
-        p_value[number, head] = poisson_binomial_tail(of_relation.numpy(), int(hits[number, head]))
-    return null_mean, p_value
+class _Null:
+    """What shuffled and wrong targets score, by direction, relation and head."""
+
+    def __init__(self, pairs: Pairs, alike: Alike, n_heads: int) -> None:
+        shape = (2, len(pairs.k), n_heads)
+        self.null_mean, self.p_value = torch.zeros(shape, device="cpu"), torch.ones(shape, device="cpu")
+        self.neighbour, self.neighbour_p_value = (torch.full(shape, torch.nan, device="cpu") for _ in range(2))
+        self.relations = [_Shuffled.of(pairs, alike, number) for number in range(len(pairs.k))]
+
+    @property
+    def tables(self) -> list[tuple[Tensor, ...]]:
+        """Null means, p-values, scores of wrong targets and their p-values, for each direction."""
+        tables = (self.null_mean, self.p_value, self.neighbour, self.neighbour_p_value)
+        return [tuple(table[direction] for table in tables) for direction in range(2)]
+
+    def put(self, direction: int, head: int, hit: Tensor, listed: Tensor, pair: Tensor) -> None:
+        """Fill in the relations of which a head hits a pair.
+
+        Args:
+            direction: Promotion or suppression.
+            head: The head.
+            hit: Which pairs are hit [pair].
+            listed: Columns of the top-k lists [open pair, k], -1 beyond the k of the relation.
+            pair: The pair of each list, ascending; no target of the relation is in the lists of the others.
+        """
+        for number, relation in enumerate(self.relations):
+            own = hit[relation.span]
+            if not bool(own.any()):
+                continue
+            inside = (pair >= relation.span.start) & (pair < relation.span.stop)
+            place, here = pair[inside] - relation.span.start, (direction, number, head)
+            self.null_mean[here], self.p_value[here] = relation.shuffled(own, listed[inside], place)
+            if not bool((relation.wrong >= 0).any()):
+                continue
+            wrong = torch.zeros_like(own)
+            wrong[place] = (listed[inside] == relation.wrong[place, None]).any(1) & (relation.wrong[place] >= 0)
+            self.neighbour[here] = wrong.float().mean()
+            self.neighbour_p_value[here] = relation.above(own, wrong)
 
 
-def _target_weights(pairs: Pairs, n_columns: int) -> Float[Tensor, "relation column"]:
-    """Share of each token among a relation's targets."""
-    weight = torch.zeros(len(pairs.k), n_columns, dtype=torch.float64, device="cpu")
-    one = torch.ones_like(pairs.columns, dtype=torch.float64)
-    weight.index_put_((pairs.relation, pairs.columns), one / pairs.sizes[pairs.relation], accumulate=True)
-    return weight
+@dataclass(frozen=True)
+class _Shuffled:
+    """One relation's units and targets.
 
-
-def _chances(maps: LayerMaps, pairs: Pairs, hit: Tensor, budget: int) -> Float[Tensor, "direction head pair"]:
-    """Chance that each pair hits when its target is drawn from the relation's targets.
-
-    It stays 0 for relations of which a head hits no pair: those have the null mean 0 and the p-value 1 anyway.
+    Attributes:
+        span: Its pairs.
+        targets: Its different targets, ascending.
+        unit: Unit of each pair.
+        target_of_unit: Place of each unit's target.
+        weight: Share of the units with each target.
+        wrong: Target of the neighbour of each pair.
+        own: Place of each pair's target.
     """
+
+    span: slice
+    targets: Int[Tensor, " target"]
+    unit: Int[Tensor, " pair"]
+    target_of_unit: Int[Tensor, " unit"]
+    weight: Float[Tensor, " target"]
+    wrong: Int[Tensor, " pair"]
+    own: Int[Tensor, " pair"]
+
+    @classmethod
+    def of(cls, pairs: Pairs, alike: Alike, number: int) -> "_Shuffled":
+        inside = (pairs.relation == number).nonzero()[:, 0]
+        span = slice(int(inside[0]), int(inside[-1]) + 1)
+        targets, own = pairs.columns[span].unique(return_inverse=True)
+        unit = alike.unit[span]
+        target_of_unit = torch.zeros(int(unit.max()) + 1, dtype=torch.int64, device="cpu")
+        target_of_unit[unit] = own
+        weight = torch.bincount(target_of_unit, minlength=len(targets)).double() / len(target_of_unit)
+        return cls(span, targets, unit, target_of_unit, weight, alike.wrong[span], own)
+
+    def shuffled(self, hit: Tensor, listed: Tensor, place: Tensor) -> tuple[float, float]:
+        """Mean score of shuffled targets, and how often they score as well.
+
+        Args:
+            hit: Which pairs are hit.
+            listed: Top-k lists of some pairs; -1 is no token.
+            place: The pairs they are of.
+        """
+        n_units, n_targets, n_hits = len(self.target_of_unit), len(self.targets), int(hit.sum())
+        found = torch.searchsorted(self.targets, listed).clamp(max=n_targets - 1)
+        row, at = (self.targets[found] == listed).nonzero(as_tuple=True)
+        cell = place[row] * n_targets + found[row, at]
+        # A target that ties with the k-th place hits by rank and may be missing from the k tokens listed.
+        hitting = hit.nonzero()[:, 0]
+        cell = torch.cat([cell, hitting * n_targets + self.own[hitting]]).unique()
+        pair, target = cell // n_targets, cell % n_targets
+        of_unit, count = (self.unit[pair] * n_targets + target).unique(return_counts=True)
+        unit, target = of_unit // n_targets, of_unit % n_targets
+        # How many of a unit's pairs hit when it draws the target of a random unit.
+        chance = torch.zeros(n_units, int(count.max()) + 1, dtype=torch.float64, device="cpu")
+        chance.index_put_((unit, count), self.weight[target], accumulate=True)
+        chance[:, 0] = (1 - chance.sum(1)).clamp_min(0)
+        mean = float((chance * torch.arange(chance.shape[1], device="cpu")).sum() / len(hit))
+        if n_units < EXACT_BELOW:
+            by_target = torch.zeros(n_units, n_targets, dtype=torch.int64, device="cpu")
+            by_target[unit, target] = count
+            return mean, permutation_tail(by_target[:, self.target_of_unit].numpy())
+        return mean, max(sum_tail(chance.numpy(), n_hits), self.smallest)
+
+    @property
+    def smallest(self) -> float:
+        """Share of one arrangement of the targets among all there are."""
+        same = torch.bincount(self.target_of_unit)
+        n = torch.tensor(len(self.target_of_unit) + 1.0, dtype=torch.float64, device="cpu")
+        return float(torch.exp((same + 1.0).double().lgamma().sum() - n.lgamma()))
+
+    def above(self, hit: Tensor, wrong: Tensor) -> Tensor:
+        """p-value of more units hitting their own targets than wrong ones."""
+        known = self.wrong >= 0
+        more = torch.zeros(len(self.target_of_unit), dtype=torch.int64, device="cpu")
+        more.index_add_(0, self.unit[known], hit[known].long() - wrong[known].long())
+        return sign_p_value((more > 0).sum(), (more < 0).sum())
+
+
+def _find_nulls(maps: LayerMaps, pairs: Pairs, hit: Tensor, null: _Null, budget: int) -> None:
+    """Fill in the nulls of all relations and heads with a hit."""
     limit, n_rows = int(pairs.k.max()), maps.n_rows
     scored = torch.zeros(*hit.shape[:2], len(pairs.k), dtype=torch.int64, device=hit.device)
     scored.index_add_(2, pairs.relation, hit.long())
@@ -160,9 +308,8 @@ def _chances(maps: LayerMaps, pairs: Pairs, hit: Tensor, budget: int) -> Float[T
     # A row needs its top-k list only if some target of its relations is in it. One rank per row tells: that of the
     # best of these targets, and most rows are ruled out by it.
     best, has_best = _best_targets(maps, pairs, scored > 0)
-    weight = _target_weights(pairs.to(torch.device("cpu")), maps.columns.count)
     everyone = torch.arange(n_rows, device=hit.device)
-    chance = torch.zeros(hit.shape, dtype=torch.float64, device="cpu")
+    beyond = torch.arange(limit, device=hit.device) >= pairs.k[pairs.relation, None]
     for direction, side in enumerate(SIDES):
         if not bool(has_best[direction].any()):
             continue
@@ -179,15 +326,9 @@ def _chances(maps: LayerMaps, pairs: Pairs, hit: Tensor, budget: int) -> Float[T
                 continue
             rows, place = pairs.rows[open_pairs].unique(return_inverse=True)
             top = top_k(maps.of_head(head).at_rows(rows), limit, largest=side == "greater", budget=budget)
-            columns, hits = top.columns[0][place].cpu(), hit[direction, head, open_pairs].cpu()
-            relation, target = pairs.relation[open_pairs].cpu(), pairs.columns[open_pairs].cpu()
             # Relations have their own k, at most the limit.
-            inside = torch.arange(limit, device="cpu") < pairs.k.cpu()[relation, None]
-            # A target that ties with the k-th place hits by rank and may be missing from the k tokens listed.
-            listed = ((columns == target[:, None]) & inside).any(1)
-            unlisted = weight[relation, target] * (hits & ~listed)
-            chance[direction, head, open_pairs.cpu()] = (weight[relation[:, None], columns] * inside).sum(1) + unlisted
-    return chance.clamp(max=1.0)
+            listed = top.columns[0][place].masked_fill(beyond[open_pairs], -1)
+            null.put(direction, head, hit[direction, head].cpu(), listed.cpu(), open_pairs.cpu())
 
 
 def _best_targets(

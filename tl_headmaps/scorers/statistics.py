@@ -23,7 +23,7 @@ from ..core.types import HeadIndex
 _Z95 = 1.959963984540054
 
 
-def wilson_interval(share: Float[Tensor, "*shape"], n: Tensor | int) -> tuple[Tensor, Tensor]:
+def wilson_interval(share: Float[Tensor, "*shape"], n: Tensor | int, quantile: float = _Z95) -> tuple[Tensor, Tensor]:
     """95% Wilson interval of a share of ``n`` independent trials (``n`` may broadcast).
 
     Example:
@@ -31,11 +31,11 @@ def wilson_interval(share: Float[Tensor, "*shape"], n: Tensor | int) -> tuple[Te
         >>> round(float(low), 4), round(float(high), 4)
         (0.4038, 0.5962)
     """
-    z2 = _Z95**2
+    z2 = quantile**2
     count = torch.as_tensor(n, dtype=torch.float64, device=share.device)
     p = share.double()
     centre = (p + z2 / (2 * count)) / (1 + z2 / count)
-    half = _Z95 / (1 + z2 / count) * torch.sqrt(p * (1 - p) / count + z2 / (4 * count**2))
+    half = quantile / (1 + z2 / count) * torch.sqrt(p * (1 - p) / count + z2 / (4 * count**2))
     return (centre - half).clamp(0, 1).to(share.dtype), (centre + half).clamp(0, 1).to(share.dtype)
 
 
@@ -94,22 +94,36 @@ def poisson_binomial_tail(chances: NDArray[np.float64], hits: int) -> float:
         >>> poisson_binomial_tail(np.array([0.5, 0.5]), 2)
         0.25
     """
-    if hits <= 0:
-        return 1.0
-    certain = int((chances >= 1).sum())
-    uncertain = chances[(chances > 0) & (chances < 1)]
-    if hits <= certain:
-        return 1.0
-    return float(min(1.0, _poisson_binomial(uncertain)[hits - certain :].sum()))
+    return sum_tail(np.stack([1 - chances, chances], axis=1), hits)
 
 
-def _poisson_binomial(chances: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Probability of each number of successes in independent trials with different chances."""
-    mass = np.zeros(len(chances) + 1)
+def sum_tail(chances: NDArray[np.float64], least: int) -> float:
+    """Probability that independent counts add up to at least ``least``; ``chances[i, v]`` is that of count i being v.
+
+    Example:
+        >>> sum_tail(np.array([[0.5, 0.0, 0.5], [0.5, 0.5, 0.0]]), 3)
+        0.25
+    """
+    if least <= 0:
+        return 1.0
+    # Counts that are certain only shift the sum.
+    certain = (chances == 1).any(1)
+    shift = int(chances[certain].argmax(1).sum())
+    return float(min(1.0, _sum_masses(chances[~certain])[max(0, least - shift) :].sum()))
+
+
+def _sum_masses(chances: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Probability of each sum of independent counts."""
+    n, width = chances.shape
+    mass = np.zeros(n * (width - 1) + 1)
     mass[0] = 1.0
-    for done, chance in enumerate(chances, start=1):
-        mass[1 : done + 1] = mass[1 : done + 1] * (1 - chance) + mass[:done] * chance
-        mass[0] *= 1 - chance
+    top = 0
+    for own in chances:
+        before = mass[: top + 1].copy()
+        mass[: top + 1] *= own[0]
+        for value in own[1:].nonzero()[0] + 1:
+            mass[value : value + top + 1] += before * own[value]
+        top += int(own.nonzero()[0][-1])
     return mass
 
 
@@ -245,18 +259,27 @@ def clustered_interval(
 
     The variance of the share is that of a mean of clusters; the number of independent trials with the same variance is
     at most the number of items. Where all items agree, no variance can be seen, and clusters are counted instead. (A
-    percentile bootstrap would say that a share of 1 has no uncertainty at all.)
+    percentile bootstrap would say that a share of 1 has no uncertainty at all.) Clusters of different sizes are worth
+    as many equal ones as Kish counts, n^2 / sum of squared sizes; that number less one gives Student's degrees of
+    freedom, at least 1: few clusters have a wide interval, and one tells next to nothing. Without clusters it is plain.
     """
+    from scipy.special import stdtrit
+
     x = hit.double()
-    n, n_clusters = x.shape[-1], int(clusters.max()) + 1
+    n, sizes = x.shape[-1], torch.bincount(clusters).double()
+    n_clusters, equal_clusters = len(sizes), float(n**2 / sizes.square().sum())
     share = x.mean(-1)
+    if n_clusters == n:
+        low, high = wilson_interval(share, n)
+        return low.float(), high.float()
     sums = torch.zeros(*x.shape[:-1], n_clusters, dtype=torch.float64, device=x.device)
     sums.index_add_(-1, clusters.to(x.device), x - share[..., None])
     correction = n_clusters / max(1, n_clusters - 1)
     variance = correction * sums.square().sum(-1) / n**2
     binomial = share * (1 - share)
-    trials = torch.where(variance > 0, (binomial / variance.clamp_min(1e-300)).clamp(max=n), float(n_clusters))
-    low, high = wilson_interval(share, trials)
+    seen = variance > 1e-12
+    trials = torch.where(seen, (binomial / variance.clamp_min(1e-12)).clamp(max=n), equal_clusters)
+    low, high = wilson_interval(share, trials, quantile=float(stdtrit(max(1.0, equal_clusters - 1), 0.975)))
     return low.float(), high.float()
 
 
@@ -429,3 +452,44 @@ def halves_of(clusters: Int[Tensor, " item"], seed: int = 0) -> Bool[Tensor, " i
         taken[half] += int(sizes[cluster])
         first[cluster] = half == 0
     return first[clusters]
+
+
+def permutation_tail(hits: Int[NDArray[np.int64], "unit unit"]) -> float:
+    """Share of all orders of the units' targets that hit at least as often as their own order.
+
+    ``hits[c, d]`` is how often unit ``c`` hits with the target of unit ``d``. Orders are counted by the targets already
+    dealt and the hits so far, 2^n states in place of n! orders.
+
+    Example:
+        >>> permutation_tail(np.eye(3, dtype=np.int64))  # of six orders one hits three times
+        0.16666666666666666
+    """
+    n, own = len(hits), int(np.trace(hits))
+    masks = np.arange(1 << n)
+    ways = np.zeros((1 << n, own + 1))  # the last column: the own number of hits or more
+    ways[0, 0] = 1.0
+    for row in hits:
+        dealt = np.zeros_like(ways)
+        for target, gained in enumerate(row):
+            free = masks[masks & (1 << target) == 0]
+            moved, gain = ways[free], min(int(gained), own)
+            taken = free | (1 << target)
+            dealt[taken, gain:] += moved[:, : own + 1 - gain]
+            dealt[taken, own] += moved[:, own + 1 - gain :].sum(1)
+        ways = dealt
+    return float(ways[-1, own] / ways[-1].sum())
+
+
+def sign_p_value(more: Int[Tensor, "*shape"], less: Int[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """Exact one-sided sign test: the chance that as many of ``more + less`` fair coins fall on the first side.
+
+    Example:
+        >>> sign_p_value(torch.tensor([5, 2]), torch.tensor([0, 2]))
+        tensor([0.0312, 0.6875])
+    """
+    from scipy.special import betainc
+
+    k, n = more.double().numpy(), (more + less).double().numpy()
+    # The binomial tail P(X >= k) is a beta integral; of k = 0 it is 1.
+    tail = np.where(k > 0, betainc(np.maximum(k, 1.0), n - k + 1.0, 0.5), 1.0)
+    return torch.from_numpy(tail).float()

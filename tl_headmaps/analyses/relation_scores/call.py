@@ -16,10 +16,11 @@ from ...core.ambient import steady
 from ...core.errors import RelationDataError, UsageError
 from ...core.types import Circuit, HeadLike, Model, Preset, by_layer, check_choice, head_list, head_names
 from ...data.relations import Encoded, MultiToken, RelationLike, encode, resolve_relations
-from ...scorers.relation import Pairs, score_layer, shares
-from ...scorers.statistics import q_values, wilson_interval
+from ...scorers.relation import EXACT_BELOW, Alike, Pairs, score_layer, shares
+from ...scorers.statistics import q_values
 from ..head_trust import HeadTrust, shares_of
 from ..sweep import LayerStep, ids_digest, sweep_layers
+from .likeness import alike_pairs
 from .result import RelationScores
 
 _PROMPT_LEAST = 0.05
@@ -97,7 +98,7 @@ def relation_scores(
         for relation in resolved
     ]
     chosen_k = [checked_k(entry, k, n_targets) for entry in encoded]
-    asked = _Asked.of(encoded, chosen_k)
+    asked = _Asked.of(encoded, chosen_k, alike_pairs(weights, encoded))
     met = MetSources.of(
         weights,
         asked.sources,
@@ -136,15 +137,17 @@ class _Asked:
     Attributes:
         sources: Token ids of each source; those of several tokens come last.
         pairs: Pairs of sources of one token.
+        alike: Which of these belong together.
         several: Pairs of sources of several tokens, read at their last; None if there are none.
     """
 
     sources: tuple[Source, ...]
     pairs: Pairs
+    alike: Alike
     several: Pairs | None
 
     @classmethod
-    def of(cls, encoded: list[Encoded], k: list[int]) -> "_Asked":
+    def of(cls, encoded: list[Encoded], k: list[int], alike: Alike) -> "_Asked":
         single: list[list[tuple[Source, int]]] = [
             [((i,), t) for i, t in zip(entry.source_ids, entry.target_ids, strict=True)] for entry in encoded
         ]
@@ -158,7 +161,11 @@ class _Asked:
             relation = [number for number, part in enumerate(parts) for _ in part]
             return Pairs(*(torch.tensor(v, dtype=torch.int64, device="cpu") for v in (rows, columns, relation, k)))
 
-        return cls(tuple(sources), pairs(single), pairs(several) if any(several) else None)
+        return cls(tuple(sources), pairs(single), alike, pairs(several) if any(several) else None)
+
+    def counts(self, groups: Tensor) -> tuple[int, ...]:
+        """How many groups the pairs of each relation are in."""
+        return tuple(int(part.max()) + 1 for part in groups.split(self.pairs.sizes.tolist()))
 
     @property
     def digest(self) -> str:
@@ -194,7 +201,7 @@ class _ScoreLayers:
 
         def step(layer: int) -> dict[str, Tensor]:
             maps = circuits.layer(layer, self.heads[layer])
-            scored = score_layer(maps, pairs, exact_ranks=self.ranks)
+            scored = score_layer(maps, pairs, self.asked.alike, exact_ranks=self.ranks)
             names = (*_SCORES, "ranks") if self.ranks else _SCORES
             tensors = {
                 f"{side}_{name}": getattr(values, name)
@@ -239,7 +246,7 @@ class _ScoreLayers:
 
 
 _SIDES = ("promote", "suppress")
-_SCORES = ("score", "null_mean", "p_value")
+_SCORES = ("score", "interval_low", "interval_high", "null_mean", "p_value", "neighbour", "neighbour_p_value")
 
 
 def checked_k(entry: Encoded, k: int | None, n_targets: int) -> int:
@@ -256,6 +263,12 @@ def checked_k(entry: Encoded, k: int | None, n_targets: int) -> int:
     if not 1 <= chosen <= n_targets:
         raise UsageError(f"k={chosen} is impossible: it must be from 1 to {n_targets}, the size of the vocabulary.")
     return chosen
+
+
+def _test(n_units: int, n_pairs: int) -> str:
+    """How the p-values of a relation come about."""
+    what = "pairs" if n_units == n_pairs else "clusters"
+    return f"all orders of {what}" if n_units < EXACT_BELOW else f"shuffled {what}"
 
 
 class _Tables:
@@ -286,7 +299,7 @@ class _Tables:
     def result(self, encoded: list[Encoded], **details: Any) -> RelationScores:
         promote, suppress = self.maps
         sizes = self.asked.pairs.sizes.cpu()
-        low, high = wilson_interval(promote["score"], sizes[:, None, None].double())
+        n_units = self.asked.counts(self.asked.alike.unit)
         split = [ranks.split(sizes.tolist()) if len(ranks) else None for ranks in self.ranks]
         return RelationScores(
             relations=tuple(entry.relation.name for entry in encoded),
@@ -299,11 +312,16 @@ class _Tables:
             null_mean=promote["null_mean"],
             p_value=promote["p_value"],
             q_value=q_values(promote["p_value"]),
-            interval_low=low,
-            interval_high=high,
+            interval_low=promote["interval_low"],
+            interval_high=promote["interval_high"],
             suppress_null_mean=suppress["null_mean"],
             suppress_p_value=suppress["p_value"],
             suppress_q_value=q_values(suppress["p_value"]),
+            neighbour=promote["neighbour"],
+            neighbour_p_value=promote["neighbour_p_value"],
+            test=tuple(_test(n, len(entry.kept)) for n, entry in zip(n_units, encoded, strict=True)),
+            n_units=n_units,
+            n_clusters=self.asked.counts(self.asked.alike.cluster),
             promote_ranks=split[0],
             suppress_ranks=split[1],
             **details,

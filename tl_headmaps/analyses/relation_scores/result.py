@@ -22,6 +22,7 @@ ScoreDirection: TypeAlias = Literal["promote", "suppress"]
 
 IMPLEMENTS_SCORE = 0.15
 IMPLEMENTS_Q = 0.05
+SPECIFIC_P = 0.05
 _MAPS = (
     "promote",
     "suppress",
@@ -33,6 +34,8 @@ _MAPS = (
     "suppress_null_mean",
     "suppress_p_value",
     "suppress_q_value",
+    "neighbour",
+    "neighbour_p_value",
 )
 """Fields with one value per relation, layer and head."""
 
@@ -54,10 +57,19 @@ class RelationScores(Result):
         promote: Share of pairs whose target is among the k strongest tokens the head writes.
         suppress: Share of pairs whose target is among the k it suppresses most.
         null_mean: Mean promotion score with targets shuffled among the relation's sources.
-        p_value: Probability that shuffled targets score as well.
-        q_value: The same after Benjamini-Hochberg over all heads and relations of this result.
-        interval_low, interval_high: 95% Wilson interval of ``promote``.
-        suppress_null_mean, suppress_p_value, suppress_q_value: The same for ``suppress``.
+        p_value: Probability that shuffled targets score as well, by the ``test`` of the relation.
+        q_value: The same after Benjamini-Hochberg over the promotion scores of all heads and relations of this result.
+        interval_low, interval_high: 95% interval of ``promote``: Wilson's, with pairs that share a target or a stem
+            counted together.
+        suppress_null_mean, suppress_p_value, suppress_q_value: The same for ``suppress``, a family of its own.
+        neighbour: Specificity: the promotion score with wrong targets, that of the most similar source (by embeddings)
+            with another target for each source. NaN where ``promote`` is 0.
+        neighbour_p_value: Exact paired sign test that ``promote`` is above ``neighbour``.
+        test: How each relation's p-values come about: targets shuffled among single pairs or among clusters of pairs
+            with one target and alike sources (forms of one word, or embeddings with a cosine above 0.2); below ten of
+            them by all orders, exactly.
+        n_units: Number of these pairs or clusters.
+        n_clusters: Number of clusters of pairs that share a target or a stem, by which intervals are made.
         promote_ranks, suppress_ranks: Exact rank of every kept pair's target, by relation, if asked for.
         stream: With ``preset="met"``: the promotion score of the stream itself before each layer (logit lens). A head
             whose score is not above it passes on what is known already.
@@ -103,6 +115,11 @@ class RelationScores(Result):
     suppress_null_mean: Float[Tensor, "relation layer head"]
     suppress_p_value: Float[Tensor, "relation layer head"]
     suppress_q_value: Float[Tensor, "relation layer head"]
+    neighbour: Float[Tensor, "relation layer head"]
+    neighbour_p_value: Float[Tensor, "relation layer head"]
+    test: tuple[str, ...]
+    n_units: tuple[int, ...]
+    n_clusters: tuple[int, ...]
     provenance: Provenance
     promote_ranks: tuple[Int[Tensor, "_ layer head"], ...] | None = None
     suppress_ranks: tuple[Int[Tensor, "_ layer head"], ...] | None = None
@@ -140,9 +157,10 @@ class RelationScores(Result):
     def implements(self, score: float = IMPLEMENTS_SCORE, q: float = IMPLEMENTS_Q) -> dict[str, list[HeadIndex]]:
         """Heads that implement each relation, best first: a score of at least 0.15 that beats its null (q < 0.05).
 
-        With ``preset="met"`` the score must also be above that of the stream itself.
+        It must also be above what the head scores on wrong targets, those of similar sources (p <= 0.05), and with
+        ``preset="met"`` above that of the stream itself.
         """
-        implementing = (self.promote >= score) & (self.q_value < q)
+        implementing = (self.promote >= score) & (self.q_value < q) & (self.neighbour_p_value <= SPECIFIC_P)
         if self.stream is not None:
             # With QK there is no stream to compare with.
             implementing &= self.stream.isnan()[:, :, None] | (self.promote > self.stream[:, :, None])
@@ -160,7 +178,7 @@ class RelationScores(Result):
         numbers = [self.index_of(name) for name in names]
         changes: dict[str, Any] = {
             name: tuple(getattr(self, name)[i] for i in numbers)
-            for name in ("relations", "k", "n_pairs", "n_kept", "dropped")
+            for name in ("relations", "k", "n_pairs", "n_kept", "dropped", "test", "n_units", "n_clusters")
         }
         for name in ("promote_ranks", "suppress_ranks"):
             ranks = getattr(self, name)
@@ -204,7 +222,8 @@ class RelationScores(Result):
         unit, k = "share of pairs", ", ".join(map(str, sorted(set(self.k))))
         note = (
             f"Share of pairs whose target is among the k = {k} strongest tokens. "
-            f"A head implements a relation at a score of {IMPLEMENTS_SCORE} or more with q < {IMPLEMENTS_Q}."
+            f"A head implements a relation at a score of {IMPLEMENTS_SCORE} or more with q < {IMPLEMENTS_Q} (q: "
+            f"{self._family}) that is above its score on the targets of similar sources (p <= {SPECIFIC_P})."
         )
         note = self._noted(note, " ")
         if side_by_side:
@@ -223,7 +242,11 @@ class RelationScores(Result):
     def _map_layers(self, number: int) -> tuple[MapLayer, MapLayer]:
         """One relation's promotion and suppression as layers of a head map."""
         name = self.relations[number]
-        details = {"q": self.q_value[number]}
+        details = {
+            "q": self.q_value[number],
+            "on the targets of similar sources": self.neighbour[number],
+            "p of being above that": self.neighbour_p_value[number],
+        }
         if self.stream is not None and not bool(self.stream.isnan().all()):
             details["stream (heads not above it pass on what is known)"] = self.stream[number][:, None].expand_as(
                 self.promote[number]
@@ -251,25 +274,26 @@ class RelationScores(Result):
         """The best heads of each relation with their nulls; a star marks heads that implement it."""
         implementing = self.implements()
         rows = [row for name in self.relations for row in self._text_rows(name, implementing[name])]
-        titles = ["relation", "pairs", "k", "head", "score", "95%", "null", "q", "suppress"]
+        head = f"best of {self._n_heads}"
+        titles = ["relation", "pairs", "k", head, "score", "95%", "null", "q", "wrong", "suppress"]
         note = (
             "score: share of pairs whose target is among the k strongest tokens; null: the same with shuffled "
-            "targets;\nq: false discovery rate over all heads and relations; * implements the relation "
-            "(score >= 0.15 and q < 0.05"
+            f"targets;\nq: {self._family};\nwrong: score on the targets of the most similar other sources; ~ not above "
+            "it\n* implements the relation (score >= 0.15 and q < 0.05, above wrong"
         )
         if self.stream is None:
             note += ")"
         else:
             titles += ["stream", "by prompt", "several"]
             note += (
-                ", above the stream); = not above the stream\nstream: score of the stream itself before the layer; by "
+                " and the stream); = not above the stream\nstream: score of the stream itself before the layer; by "
                 "prompt: smallest and largest score behind one prompt alone;\nseveral: score of the pairs whose source "
                 "has several tokens"
             )
         if self.token_share is not None:
             titles.append("tokens")
             note += "\ntokens: share of what the head writes in running text that token identities explain"
-        columns = [(title, "left" if title in ("relation", "head") else "right") for title in titles]
+        columns = [(title, "left" if title in ("relation", head) else "right") for title in titles]
         title = f"{self.circuit.upper()} relation scores, preset {self.provenance.options['preset']}"
         return self._noted(f"{title}\n\n{table_text(columns, rows)}\n\n{note}")
 
@@ -278,12 +302,12 @@ class RelationScores(Result):
         relation = [name, f"{self.n_kept[number]}/{self.n_pairs[number]}", self.k[number]]
         best = [entry for entry in self.top(3, name) if entry[1] > 0]
         if not best:
-            n_empty = 4 + 3 * (self.stream is not None) + (self.token_share is not None)
+            n_empty = 5 + 3 * (self.stream is not None) + (self.token_share is not None)
             return [[*relation, "none ", "0.00", *[""] * n_empty]]
         rows = []
         for place, (head, score) in enumerate(best):
             at = (number, head.layer, head.head)
-            mark = "*" if head in implementing else "=" if self._known_already(at) else " "
+            mark = "*" if head in implementing else self._mark(at)
             rows.append(
                 [
                     *(relation if place == 0 else ["", "", ""]),
@@ -292,6 +316,7 @@ class RelationScores(Result):
                     interval(float(self.interval_low[at]), float(self.interval_high[at])),
                     f"{self.null_mean[at]:.2f}",
                     f"{self.q_value[at]:.1g}" if self.q_value[at] > 1e-9 else "<1e-9",
+                    decimal(float(self.neighbour[at])),
                     f"{self.suppress[at]:.2f}",
                     *self._met_cells(at),
                     *([] if self.token_share is None else [decimal(float(self.token_share[at[1:]]))]),
@@ -299,9 +324,22 @@ class RelationScores(Result):
             )
         return rows
 
-    def _known_already(self, at: tuple[int, int, int]) -> bool:
-        """Whether the stream itself says as much as a head."""
-        return self.stream is not None and bool(self.promote[at] <= self.stream[at[:2]])
+    def _mark(self, at: tuple[int, int, int]) -> str:
+        """Whether a head's score is not above that of the stream, or not above that of wrong targets."""
+        if self.stream is not None and bool(self.promote[at] <= self.stream[at[:2]]):
+            return "="
+        return " " if bool(self.neighbour_p_value[at] <= SPECIFIC_P) else "~"
+
+    @property
+    def _n_heads(self) -> int:
+        """Number of heads that were scored."""
+        return int((~self.promote[0].isnan()).sum())
+
+    @property
+    def _family(self) -> str:
+        """What q is a false discovery rate over."""
+        relations = f"{len(self.relations)} relation{'s' if len(self.relations) > 1 else ''}"
+        return f"false discovery rate over the promotion scores of {self._n_heads} heads x {relations}"
 
     def _met_cells(self, at: tuple[int, int, int]) -> list[str]:
         if self.stream is None or self.prompt_low is None or self.prompt_high is None:

@@ -91,7 +91,7 @@ def salient_operations(
     if n_targets > n_columns:
         raise UsageError(f"n_targets={n_targets} is impossible: there are {n_columns} target tokens.")
     strings = _Strings(texts)
-    namer = Namer([strings[token] for token in usable.mask.nonzero()[:, 0].tolist()], describe)
+    namer = Namer(describe)
     options: dict[str, Any] = {
         "preset": preset,
         "n_tokens": n_tokens,

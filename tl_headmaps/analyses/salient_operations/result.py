@@ -294,7 +294,6 @@ def _name_line(entry: HeadName) -> str:
     share = f"score {entry.score:.2f}, null {entry.null_mean:.2f}, p {_small(entry.p_value)}, q {_small(entry.q_value)}"
     named = entry.name if entry.best in (None, entry.name) else f"{entry.name} (best: {entry.best})"
     line = f"{named}; {share}" if entry.best is not None else named
-    line += f"; tokens: {entry.input_class}"
     if entry.runner_up is not None:
         line += f"; runner-up: {entry.runner_up} {entry.runner_up_score:.2f}"
     if entry.description is not None:
