@@ -17,7 +17,7 @@ import tl_headmaps
 from tl_headmaps import AblationCurves, HeadIndex, HeadWeights, Relation, Result, ablate
 from tl_headmaps.analyses.ablate.call import AblationExperiment, AblationSettings
 from tl_headmaps.analyses.relation_scores.result import RelationScores
-from tl_headmaps.capture.host import parameters_digest
+from tl_headmaps.capture.anatomy import parameters_digest
 from tl_headmaps.capture.running import last_position
 from tl_headmaps.capture.running.last_position import LastPosition
 from tl_headmaps.cli.app import main

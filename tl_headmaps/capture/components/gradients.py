@@ -20,7 +20,7 @@ from tqdm.auto import tqdm
 
 from ...core.errors import UnsupportedModelError
 from ...core.types import Model
-from ..host import all_modules, isolated, lock_of
+from ..isolation import all_modules, isolated, lock_of
 from ..running.batches import TextBatch, TextBatches
 from .matrices import Location, ModelComponents, n_parts
 

@@ -22,7 +22,7 @@ from tqdm.auto import tqdm
 from ...core.files import cache_folder, replacing
 from ...core.runs import DamagedPieceError, pack, unpack
 from ...core.types import Model
-from ..host import layers_with_heads
+from ..anatomy import layers_with_heads
 from .activations import DEFAULT_BUDGET, LayerActivations, check_prompts, run
 
 _CHUNK = 128

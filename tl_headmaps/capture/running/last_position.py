@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ...core.types import Model
-from ..host import keeps_states
+from ..anatomy import keeps_states
 from .activations import (
     DEFAULT_BUDGET,
     PromptBatch,
