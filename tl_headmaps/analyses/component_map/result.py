@@ -303,7 +303,7 @@ class HeadComponentMap(MeasuredComponents):
         values: The maps.
         interval_low, interval_high: 95% interval over documents (jackknife); None with fewer than four, or no text.
         baseline: What random matrices of the same shape give, or random subspaces; None where there is no such thing.
-        metric, unit, relative, n_batches, n_tokens: As in :class:`ComponentMap`.
+        metric, unit, relative, n_batches, n_documents, n_tokens: As in :class:`ComponentMap`.
 
     Example:
         >>> from tl_headmaps import component_map, load_default_model

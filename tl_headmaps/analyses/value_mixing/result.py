@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, Union
 
 import torch
 from jaxtyping import Float
@@ -33,7 +33,7 @@ _MOST_SPLITS = 1_000_000
 """Numbers of query x key x source up to which JSON lists every split."""
 
 
-Other: TypeAlias = "TokenLike | tuple[ValueMixing, TokenLike]"
+Other: TypeAlias = Union[TokenLike, tuple["ValueMixing", TokenLike]]  # noqa: UP007 (a name in quotes has no |)
 """A token of the same text, or of another one."""
 
 
@@ -222,7 +222,7 @@ class ValueMixing(Result):
         )
 
     def dimensions(
-        self, query: TokenLike, key: TokenLike, *, against: "Other", control: "Other | Sequence[Other]" = (), n: int = 8
+        self, query: TokenLike, key: TokenLike, *, against: Other, control: Other | Sequence[Other] = (), n: int = 8
     ) -> ValueDimensions:
         """Which dimensions carry the association of ``query`` with ``key``, and which of them another word shares.
 
@@ -253,7 +253,7 @@ class ValueMixing(Result):
             provenance=replace(self.provenance, options={**self.provenance.options, **options}, seed=0),
         )
 
-    def _other(self, other: "Other", key: int) -> tuple[str, Tensor, Tensor]:
+    def _other(self, other: Other, key: int) -> tuple[str, Tensor, Tensor]:
         """A word, its mixed value, and the value of the key in its text."""
         if not isinstance(other, tuple):
             row = self._row(other)
