@@ -169,7 +169,8 @@ class AttentionComparison(Result):
         if self.smallest_p <= _ALPHA:
             differ = self.differ()
             listed = f": {', '.join(map(str, differ))}" if 0 < len(differ) <= 8 else ""
-            parts.append(f"{len(differ)} of {n_heads} heads differ (p <= {_ALPHA} that any does){listed}.")
+            verb = "differs" if len(differ) == 1 else "differ"
+            parts.append(f"{len(differ)} of {n_heads} heads {verb} (p <= {_ALPHA} that any does){listed}.")
         else:
             parts.append("Too few phrasings to say of a head that it differs.")
         return " ".join(parts)

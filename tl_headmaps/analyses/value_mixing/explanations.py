@@ -36,6 +36,9 @@ MAX_ATTENTION = 16
 _WHOLE = 8
 """Vectors up to this length are written out whole."""
 
+_DRAWN = 12
+"""Dimensions that a figure shows: with their numbers."""
+
 _TURNS = 200
 """Turned bases in which shared dimensions are counted."""
 
@@ -369,19 +372,19 @@ class ValueDimensions(Result):
             yield {**labels, "part": float(self.parts[at])}
 
     def figure(self) -> Figure:
-        """Words by dimensions, the strongest of the first word first."""
-        order = strongest_dimensions(self.parts[0], self.parts.shape[1])
+        """Words by the dimensions that are strongest for the first word."""
+        order = strongest_dimensions(self.parts[0], max(self.n, _DRAWN))
         where = "" if self.head is None else f" of {self.head}"
         return token_grid(
             self.parts[:, order],
             self._labels(),
             [f"dim {place + 1}" for place in order.tolist()],
             title=f"Dimensions{where} that associate {quoted(self.words[0])} with {quoted(self.key)}",
-            unit="part in the dot product after attention",
+            unit="part of the dot product",
             rows="word",
             columns="dimension, strongest first",
             signed=True,
-            note=self.verdict(),
+            note=f"{len(order)} of {self.parts.shape[1]} dimensions. {self.verdict()}",
         )
 
     def _labels(self) -> list[str]:
