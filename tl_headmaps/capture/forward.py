@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..core.types import Model
 
-N_PROMPTS, N_TOKENS = 2, 4
+N_PROMPTS, N_TOKENS = 2, 8
 """A few different tokens: every seam is compared entry by entry, so that few say enough."""
 
 _HOOKS = {

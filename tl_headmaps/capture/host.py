@@ -25,6 +25,7 @@ from .selfcheck import (
     GATED,
     TOLERANCE,
     attention_output,
+    compared,
     embedding_difference,
     logit_cap,
     logit_columns,
@@ -543,7 +544,7 @@ class _Reader:
             candidates.append((scale, Norm(centres, ones, torch.zeros_like(ones), float(self.model.cfg.eps))))
         for factor, norm in candidates:
             x = plain * factor
-            if embedding_difference(self.model, seen, x if norm is None else norm(x)) <= self.tolerance:
+            if embedding_difference(self.model, seen, x if norm is None else norm(x)).fits(self.dtype):
                 return factor, norm
         return candidates[0]
 
@@ -582,12 +583,11 @@ class _Reader:
 
     def fitting_factor(self, ours: Tensor, theirs: Tensor, name: str, divisor: str = "") -> float:
         """1, or another factor if only that makes two tensors equal; a configured one in its exact value."""
-        theirs = theirs.reshape(ours.shape)
-        if self.difference(ours, theirs) <= self.tolerance:
+        if compared(ours, theirs).fits(self.dtype):
             return 1.0
         known = (*self.stated(name), *(1 / stated for stated in self.stated(divisor)))
         factor = _factor(ours, theirs, known, 1e-3 if self.dtype.itemsize > 2 else 1e-2)
-        return factor if self.difference(ours * factor, theirs) <= self.tolerance else 1.0
+        return factor if compared(ours * factor, theirs).fits(self.dtype) else 1.0
 
     def stated(self, name: str) -> tuple[float, ...]:
         """A factor that the model's configuration states, if it does."""
@@ -601,14 +601,14 @@ class _Reader:
         if "attn_in" not in here:
             return 1.0
         difference, factor = score_difference(self.model, block, layer, here, seen.at_zero)
-        if difference <= self.tolerance or factor <= 0:
+        if difference.fits(self.dtype) or factor <= 0:
             return 1.0
         # GPT-Neo does not divide by sqrt(d_head).
         root = layer.W_Q.shape[-1] ** 0.5
         factor = root if abs(factor / root - 1) < 1e-2 else factor
         scaled = replace(layer, score_scale=layer.score_scale * factor)
         difference, _ = score_difference(self.model, block, scaled, here, seen.at_zero)
-        return factor if difference <= self.tolerance else 1.0
+        return factor if difference.fits(self.dtype) else 1.0
 
     def moved_biases(self, layer: LayerWeights) -> bool:
         """Whether value biases were moved into the output bias: weights were processed, and values could have one."""
@@ -666,7 +666,7 @@ class _Reader:
             for name, value in vars(mlp).items():
                 if isinstance(value, Tensor):
                     check_finite(value, f"{name} of the first MLP")
-            if mlp_difference(mlp, ln2, ln2_post, residual_scale, here) <= self.tolerance:
+            if mlp_difference(mlp, ln2, ln2_post, residual_scale, here).fits(self.dtype):
                 return ln2, mlp, ln2_post, None
         if stated not in ACTIVATIONS:
             return ln2, None, ln2_post, f"its activation function {stated!r} is not known here"

@@ -16,12 +16,16 @@ stream                 the stream plus what attention and MLP give back with the
 first MLP              norm, MLP and norm after it with what the MLP of layer 0 gives back
 logits                 final norm and unembedding with the logits
 =====================  ===================================================================================
+
+Two things are compared: the largest difference of an entry, which finds what is wrong in one place, and the factor
+between what was predicted and what was seen. In half precision an entry may be off by a hundredth, but the median
+over all entries is good to a thousandth, so a factor of 1.01 is found there, too.
 """
 
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -33,7 +37,10 @@ from .mapped import rows_of
 from .parts import MLP, LayerWeights, Norm
 
 TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3, torch.float16: 2e-2, torch.bfloat16: 8e-2}
-"""Largest accepted difference from the model's own computation, relative to its largest value."""
+"""Largest accepted difference of an entry from the model's own computation, relative to its largest value."""
+
+FACTOR_TOLERANCE = 5e-3
+"""How far from 1 the factor between what was predicted and what was seen may be, beyond three standard errors."""
 
 SEAMS = (
     "embedding",
@@ -92,17 +99,35 @@ class ReadModel(Protocol):
         """Embeddings as they enter layer 0."""
 
 
+class Difference(NamedTuple):
+    """How far values that were predicted are from those that the model computes.
+
+    Attributes:
+        largest: Largest difference of an entry, relative to the largest value; infinite if there is nothing to compare.
+        factor: What predicted values must be multiplied by, beyond what rounding explains, so that half of the entries
+            are too large and half too small.
+    """
+
+    largest: float
+    factor: float = 1.0
+
+    def fits(self, dtype: torch.dtype) -> bool:
+        """Whether it is rounding of the type that the model computes in."""
+        return self.largest <= TOLERANCE.get(dtype, 1e-3) and abs(self.factor - 1) <= FACTOR_TOLERANCE
+
+
 @dataclass(frozen=True)
 class Seam:
     """One comparison.
 
     Attributes:
         name: Which seam.
-        fits: Whether the largest difference is within the tolerance of the stored type.
+        fits: Whether largest difference and factor are within the tolerance of the stored type.
         difference: Largest difference over all layers, relative to the largest value; infinite if the host does not
             show the value, or shows NaN.
         layer: Where that is; None for a seam outside the layers.
         note: What stands between the values, if they fit only with it.
+        factor: What values must be multiplied by in that layer, where only this tells that they do not fit.
     """
 
     name: str
@@ -110,12 +135,15 @@ class Seam:
     difference: float
     layer: int | None = None
     note: str = ""
+    factor: float = 1.0
 
     def __str__(self) -> str:
         """One line, as ``tl-headmaps model`` prints it."""
         where = "" if self.layer is None else f" in layer {self.layer}"
         if math.isinf(self.difference):
             return f"cannot be seen, or is not finite{where}"
+        if self.factor != 1:
+            return f"differs by a factor of {self.factor:.3f}{where}"
         if not self.fits:
             return f"differs by {self.difference:.2g} of the largest value{where}"
         return "fits" + (f" {self.note}" if self.note else "")
@@ -156,51 +184,53 @@ class SelfCheck:
 def self_check(weights: ReadModel, model: Model) -> SelfCheck:
     """Run the model on a few tokens and compare every seam; the caller isolates it from its user's hooks."""
     seen = forward_pass(model, range(weights.n_layers))
-    found: dict[str, Seam] = {}
+    dtype = weights.W_E.dtype
+    seams: dict[str, Seam] = {}
     notes: dict[str, str] = {}
     for name, layer, difference, note in _differences(weights, model, seen):
-        difference = difference if math.isfinite(difference) else math.inf
-        notes.setdefault(name, note)
-        notes[name] = notes[name] or note
-        if name not in found or difference > found[name].difference:
-            fits = difference <= TOLERANCE.get(weights.W_E.dtype, 1e-3)
-            found[name] = Seam(name, fits, difference, layer)
-    return SelfCheck(tuple(replace(found[name], note=notes[name]) for name in SEAMS if name in found))
+        largest = difference.largest if math.isfinite(difference.largest) else math.inf
+        notes[name] = notes.get(name) or note
+        fits = difference.fits(dtype)
+        by_factor = not fits and largest <= TOLERANCE.get(dtype, 1e-3)
+        seam = Seam(name, fits, largest, layer, factor=difference.factor if by_factor else 1.0)
+        if name not in seams or _worse(seam, seams[name]):
+            seams[name] = seam
+    return SelfCheck(tuple(replace(seams[name], note=notes[name]) for name in SEAMS if name in seams))
 
 
-def _differences(weights: ReadModel, model: Model, seen: ForwardPass) -> Iterator[tuple[str, int | None, float, str]]:
+def _worse(seam: Seam, other: Seam) -> bool:
+    """What does not fit before what does; an entry before a factor; then the larger one."""
+    return _badness(seam) > _badness(other)
+
+
+def _badness(seam: Seam) -> tuple[bool, bool, float]:
+    by_factor = seam.factor != 1
+    return not seam.fits, not by_factor, abs(seam.factor - 1) if by_factor else seam.difference
+
+
+def _differences(
+    weights: ReadModel, model: Model, seen: ForwardPass
+) -> Iterator[tuple[str, int | None, Difference, str]]:
     """Seam, layer, difference and note of every comparison."""
     first = _on(weights.device, seen.layers[0])
     yield "embedding", None, embedding_difference(model, seen, weights.embedded(seen.tokens.to(weights.device))), ""
     for number in weights.layers_with_heads:
         layer, here = weights.read_layer(number), _on(weights.device, seen.layers[number])
         block = model.blocks[number]
-        yield (
-            "norm before attention",
-            number,
-            _difference(_normed(layer.ln1, here.get("resid_pre")), here.get("attn_in")),
-            "",
-        )
+        normed = _normed(layer.ln1, here.get("resid_pre"))
+        yield "norm before attention", number, compared(normed, here.get("attn_in")), ""
         if "attn_in" in here:
             difference, _ = score_difference(model, block, layer, here, seen.at_zero)
             yield "scores", number, difference, ""
-            yield "values", number, _difference(values(layer, here["attn_in"]), here.get("v")), ""
+            yield "values", number, compared(values(layer, here["attn_in"]), here.get("v")), ""
         yield "mixing", number, *mixing_difference(layer, here)
         written = None if "z" not in here else attention_output(layer, here["z"], output_bias(block))
-        yield (
-            "attention output",
-            number,
-            _difference(_scaled(written, weights.residual_scale), here.get("attn_out")),
-            "",
-        )
-        yield "stream", number, _difference(_added(here), here.get("resid_post")), ""
+        output = compared(_scaled(written, weights.residual_scale), here.get("attn_out"))
+        yield "attention output", number, output, ""
+        yield "stream", number, compared(_added(here), here.get("resid_post")), ""
     if weights.mlp is not None:
-        yield (
-            "first MLP",
-            0,
-            mlp_difference(weights.mlp, weights.ln2, weights.ln2_post, weights.residual_scale, first),
-            "",
-        )
+        output = mlp_difference(weights.mlp, weights.ln2, weights.ln2_post, weights.residual_scale, first)
+        yield "first MLP", 0, output, ""
     last = _on(weights.device, seen.layers[weights.n_layers - 1])
     yield "logits", None, _logit_difference(weights, model, seen, last.get("resid_post")), ""
 
@@ -209,12 +239,34 @@ def _on(device: torch.device, values: Mapping[str, Tensor]) -> dict[str, Tensor]
     return {name: value.to(device, torch.float32) for name, value in values.items()}
 
 
-def _difference(ours: Tensor | None, theirs: Tensor | None) -> float:
-    """Largest difference relative to the largest value; infinite where there is nothing to compare."""
+def compared(ours: Tensor | None, theirs: Tensor | None) -> Difference:
+    """Largest difference relative to the largest value, and the factor; infinite where there is nothing to compare."""
     if ours is None or theirs is None or ours.numel() != theirs.numel():
-        return math.inf
+        return Difference(math.inf)
     ours = ours.reshape(theirs.shape)
-    return float((ours - theirs).abs().max() / theirs.abs().max().clamp_min(1e-12))
+    return Difference(
+        float((ours - theirs).abs().max() / theirs.abs().max().clamp_min(1e-12)), _median_factor(ours, theirs)
+    )
+
+
+def _median_factor(ours: Tensor, theirs: Tensor) -> float:
+    """Median of the ratios of the larger half of all entries, drawn towards 1 by three standard errors.
+
+    Not least squares: a stream may consist of a few entries a thousand times larger than all others, and the rounding
+    of these alone would decide.
+    """
+    chosen = ours != 0
+    sizes = ours[chosen].abs()
+    if sizes.numel() == 0:
+        return 1.0
+    large = sizes >= sizes.median()
+    ratios = theirs[chosen][large] / ours[chosen][large]
+    median = ratios.median()
+    # 1.4826 times the median deviation estimates the standard deviation of normal errors, and a median's standard
+    # error is 1.25 times that of a mean.
+    error = 1.25 * 1.4826 * float((ratios - median).abs().median()) / ratios.numel() ** 0.5
+    distance = float(median) - 1
+    return 1.0 + math.copysign(max(abs(distance) - 3 * error, 0.0), distance)
 
 
 def _scaled(x: Tensor | None, factor: float) -> Tensor | None:
@@ -230,13 +282,13 @@ def learns_positions(model: Model) -> bool:
     return hasattr(model, "pos_embed") or getattr(model.cfg, "positional_embedding_type", "") == "standard"
 
 
-def embedding_difference(model: Model, seen: ForwardPass, ours: Tensor) -> float:
+def embedding_difference(model: Model, seen: ForwardPass, ours: Tensor) -> Difference:
     """How far embeddings are from what enters layer 0, apart from what positions add."""
     theirs = seen.layers[0].get("resid_pre")
     if theirs is None or theirs.shape != ours.shape:
-        return math.inf
+        return Difference(math.inf)
     theirs = theirs.to(ours)
-    return _difference(without_positions(model, seen, ours), without_positions(model, seen, theirs))
+    return compared(without_positions(model, seen, ours), without_positions(model, seen, theirs))
 
 
 def without_positions(model: Model, seen: ForwardPass, x: Tensor) -> Tensor:
@@ -254,7 +306,7 @@ def values(layer: LayerWeights, x: Tensor) -> Tensor:
 
 def score_difference(
     model: Model, block: Any, layer: LayerWeights, here: Mapping[str, Tensor], at_zero: bool
-) -> tuple[float, float]:
+) -> tuple[Difference, float]:
     """How far scores are from those of the model, and by which factor they would fit best.
 
     Attention is the exponential of scores up to a factor in each row (and up to sinks). Where positions cannot all be
@@ -270,7 +322,7 @@ def score_difference(
     positions = str(getattr(model.cfg, "positional_embedding_type", ""))
     if at_zero or positions == "standard" or positions == "alibi":
         if "pattern" not in here:
-            return math.inf, 1.0
+            return Difference(math.inf), 1.0
         pattern = here["pattern"]
         seen = pattern > _LEAST_SHARE
         theirs = pattern.clamp_min(_LEAST_SHARE).log()
@@ -281,13 +333,16 @@ def score_difference(
             ours, theirs = ours - ours.mean(0), theirs - theirs.mean(0)
     else:
         if "scores" not in here:
-            return math.inf, 1.0
+            return Difference(math.inf), 1.0
         ours, theirs = scores[..., 0, 0], here["scores"][..., 0, 0]
         ours = ours if cap is None else cap * torch.tanh(ours / cap)
     size = bound if rounded else float(theirs.abs().max())
     factor = float((ours * theirs).sum() / ours.square().sum().clamp_min(1e-20))
     # Attention that is all but even says little about scores: rounding must not count as a difference.
-    return float((ours - theirs).abs().max()) / max(size, _LEAST_SPREAD), factor
+    largest = float((ours - theirs).abs().max()) / max(size, _LEAST_SPREAD)
+    return Difference(
+        largest, _median_factor(ours, theirs) if float(theirs.abs().max()) > _LEAST_SPREAD else 1.0
+    ), factor
 
 
 def _preferences(scores: Tensor, seen: Tensor) -> Tensor:
@@ -304,33 +359,33 @@ def _score_cap(model: Model, block: Any) -> float | None:
     return None
 
 
-def mixing_difference(layer: LayerWeights, here: Mapping[str, Tensor]) -> tuple[float, str]:
+def mixing_difference(layer: LayerWeights, here: Mapping[str, Tensor]) -> tuple[Difference, str]:
     """How far pattern times values is from z, and what stands between them."""
     if not {"pattern", "v", "z"} <= set(here):
-        return math.inf, ""
+        return Difference(math.inf), ""
     pattern, z = here["pattern"], here["z"]
     shape = (*z.shape[:2], len(layer.W_Q), layer.W_O.shape[1])
     if z.numel() != math.prod(shape):
-        return math.inf, ""
+        return Difference(math.inf), ""
     v = here["v"].reshape(*z.shape[:2], len(layer.W_V), -1)
 
     def mixed(values: Tensor) -> Tensor:
         per_group = len(layer.W_Q) // len(layer.W_V)
         return torch.einsum("bhqk,bkhd->bqhd", pattern, values.repeat_interleave(per_group, 2))
 
-    plain = _difference(mixed(v), z)
+    plain = compared(mixed(v), z)
     candidates = [(plain, "")]
     believed = mixed(layer.mixed(v))
     if layer.v_norm is not None or layer.clip is not None:
-        candidates.append((_difference(believed, z), "after a norm or clipping of the values"))
+        candidates.append((compared(believed, z), "after a norm or clipping of the values"))
     if layer.z_norm is not None:
-        candidates.append((_difference(layer.z_norm(believed.flatten(2)), z), "up to the scale of a norm before W_O"))
+        candidates.append((compared(layer.z_norm(believed.flatten(2)), z), "up to the scale of a norm before W_O"))
     gate = here.get("gate", here.get("q_gate"))
     if gate is not None:
         gate = gate.reshape(*shape[:2], len(layer.W_Q), -1)
         for opened in (torch.sigmoid(gate), torch.nn.functional.softplus(gate)):
-            candidates.append((_difference(believed * opened, z), GATED))
-    return min(candidates, key=lambda candidate: candidate[0])
+            candidates.append((compared(believed * opened, z), GATED))
+    return min(candidates, key=lambda candidate: candidate[0].largest)
 
 
 def output_bias(block: Any) -> Tensor | None:
@@ -357,14 +412,14 @@ def _added(here: Mapping[str, Tensor]) -> Tensor | None:
 
 def mlp_difference(
     mlp: MLP, ln2: Norm | None, ln2_post: Norm | None, factor: float, here: Mapping[str, Tensor]
-) -> float:
+) -> Difference:
     """How far the first MLP is from what the model's gives back; parallel blocks read the stream before attention."""
-    best = math.inf
+    best = Difference(math.inf)
     for name in ("resid_mid", "resid_pre"):
         if name in here and "mlp_out" in here:
             x = here[name].reshape(here["resid_pre"].shape)
             output = _normed(ln2_post, mlp(x if ln2 is None else ln2(x)))
-            best = min(best, _difference(_scaled(output, factor), here["mlp_out"]))
+            best = min(best, compared(_scaled(output, factor), here["mlp_out"]))
     return best
 
 
@@ -393,10 +448,10 @@ def logit_columns(n_vocab: int, device: torch.device) -> Tensor:
     return torch.arange(0, n_vocab, max(1, n_vocab // _N_COLUMNS), device=device)
 
 
-def _logit_difference(weights: ReadModel, model: Model, seen: ForwardPass, x: Tensor | None) -> float:
+def _logit_difference(weights: ReadModel, model: Model, seen: ForwardPass, x: Tensor | None) -> Difference:
     n_vocab = weights.W_U.shape[0]
     if x is None or seen.logits.shape[-1] != n_vocab or x.shape[-1] != weights.W_U.shape[1]:
-        return math.inf
+        return Difference(math.inf)
     columns = logit_columns(n_vocab, weights.device)
     ours, bias = sampled_logits(weights.W_U, weights.ln_final, model, x, columns)
     ours = ours * weights.logit_scale
@@ -405,4 +460,4 @@ def _logit_difference(weights: ReadModel, model: Model, seen: ForwardPass, x: Te
     cap = logit_cap(model)
     # A host may cap outside the pass that is seen here.
     capped = ours if cap is None else cap * torch.tanh(ours / cap)
-    return min(_difference(ours, theirs), _difference(capped, theirs))
+    return min(compared(ours, theirs), compared(capped, theirs))
