@@ -148,8 +148,12 @@ def test_the_planted_head_is_the_one_that_knows(knowing: Any) -> None:
 
 
 class TestVerdict:
-    def test_ranks_the_heads_that_implement_the_relation_among_all_sets_like_them(self, knowing: Any) -> None:
+    def test_ranks_the_heads_that_implement_the_relation_among_all_sets_like_them(
+        self, knowing: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """One head of four implements it; layers of four have too few others, so all layers are pooled: 12 heads."""
+        # Four pairs alone would not beat their null.
+        monkeypatch.setattr(RelationScores, "implements", lambda self: {"capital": [HeadIndex(0, 1)]})
         result = ablate(knowing, CAPITAL, controls=None, max_heads=3, preset="folded", progress=False)
         verdict = result.verdict
         assert verdict is not None and (result.n_verdict, verdict.n_heads) == (1, 1)
@@ -200,7 +204,7 @@ class TestVerdict:
 
 
 class TestSplit:
-    MAPPING = CAPITALS | {7: 8, 8: 9, 9: 7, 2: 1}
+    MAPPING = CAPITALS | {7: 8, 8: 9, 9: 7, 19: 20}
 
     def test_heads_are_chosen_on_pairs_they_are_not_tested_on(self) -> None:
         model = knowing_model({1: self.MAPPING})
@@ -383,7 +387,8 @@ def test_a_relation_is_asked_with_the_template_the_model_answers_best(knowing: A
 
 
 def test_saved_curves_load_back_equal(knowing: Any, tmp_path: Path) -> None:
-    result = ablate(knowing, CAPITAL, controls=[FOLLOW], n_random=2, max_heads=3, progress=False)
+    heads = ["L0H1", "L0H0", "L1H2"]
+    result = ablate(knowing, CAPITAL, heads, controls=[FOLLOW], n_random=2, progress=False)
     assert Result.load(result.save(tmp_path / "a.json")) == result
     assert Result.load(result.save(tmp_path / "a.safetensors")) == result
     values = json.loads((tmp_path / "a.json").read_text())

@@ -190,8 +190,8 @@ class Reproduction(Result):
             [f"published mean, {name}", "", "", "", "", *map(percent, values), "-", "", ""]
             for name, values in PUBLISHED_DROPS.items()
         ]
-        titles = ("relation", "heads off", "before", "after", "random", "drop", "drop, random", "drop, controls")
-        titles += ("implement", "p")
+        titles = ["relation", "heads off", "before", "after", "random", "drop", "drop, random", "drop, controls"]
+        titles += ["implement", "p"]
         columns = [(title, "left" if title == "relation" else "right") for title in titles]
         note = "next-token accuracy; drop: share of the accuracy lost; p: rank of the heads that implement the relation"
         return Table(columns, rows, f"{note} among sets of as many heads of the same layers")

@@ -331,7 +331,7 @@ class AblationCurves(Result):
             label = f"control {control.relation}, same heads"
             lines.append(Line(label, control.curve.accuracy, control.curve.low, control.curve.high))
         if self.verdict is not None and self.verdict.sets:
-            label = f"{len(self.verdict.sets)} sets of {self.n_verdict}: 95% of them"
+            label = f"{len(self.verdict.sets)} sets of {self.n_verdict}: 95% of them, p = {self.verdict.p_value:.3f}"
             lines.append(Line(label, self.verdict.range, x=[self.n_verdict] * 2))
         order = " ".join(map(str, self.heads[:12])) + (" ..." if len(self.heads) > 12 else "")
         return line_chart(

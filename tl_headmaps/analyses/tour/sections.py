@@ -204,7 +204,7 @@ def ablation(tour: Tour) -> Finding:
             f"{number(100 * curves.random_drop, 0)}%."
         )
         verdict = curves.verdict
-        if verdict is not None:
+        if verdict is not None and verdict.sets:
             says += (
                 f" The {verdict.n_heads} that implement it leave {verdict.accuracy:.0%}; the "
                 f"{verdict.compared_with} leave {float(verdict.set_accuracy.mean()):.0%} (p = {verdict.p_value:.3f})."
