@@ -214,7 +214,7 @@ def token_grid(
     target_ids = [_target_id(weights, word, circuits.n_columns, multi_token) for word in targets]
     columns = torch.tensor(target_ids, device=weights.device)
     maps = circuits.layer(index.layer, [index.head])
-    scored = {}
+    scored: dict[str, Any] = {}
     if example_of is not None:
         all_pairs = relation_scores(
             weights,
