@@ -60,10 +60,12 @@ def dense_score(rows: Tensor, targets: list[int], k: int) -> tuple[float, float]
 @pytest.mark.parametrize("kind", DECODERS)
 @pytest.mark.parametrize("preset", ["maps", "folded"])
 def test_planted_heads_come_out_on_top(kind: str, preset: Any) -> None:
-    model = planted_model({(0, 1): CAPITALS, (2, 3): NEXT}, kind=kind)
+    # Six pairs each: the five of NEXT have 120 orders, too few to stand out among 24 heads and relations.
+    following = {**NEXT, 13: 14}
+    model = planted_model({(0, 1): CAPITALS, (2, 3): following}, kind=kind)
     relations = [
         Relation.from_pairs("capitals", list(CAPITALS.items()), k=1),
-        Relation.from_pairs("next", list(NEXT.items()), k=1),
+        Relation.from_pairs("next", list(following.items()), k=1),
     ]
     scores = relation_scores(model, relations, preset=preset)
     for name, head in (("capitals", HeadIndex(0, 1)), ("next", HeadIndex(2, 3))):
@@ -72,7 +74,7 @@ def test_planted_heads_come_out_on_top(kind: str, preset: Any) -> None:
         assert runner_up[1] < 1.0
         assert scores.implements()[name][0] == head
         at = (scores.index_of(name), head.layer, head.head)
-        assert scores.null_mean[at] == pytest.approx(1 / (6 if name == "capitals" else 5))
+        assert scores.null_mean[at] == pytest.approx(1 / 6)
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "neox", "qwen2"])

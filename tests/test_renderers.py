@@ -60,11 +60,11 @@ def scores(n_layers: int = 3, n_heads: int = 4, names: tuple[str, ...] = ("capit
     values[0, 0, 0] = float("nan")
     maps = {name: values / (i + 1) for i, name in enumerate(
         ("promote", "suppress", "null_mean", "p_value", "q_value", "interval_low", "interval_high",
-         "suppress_null_mean", "suppress_p_value", "suppress_q_value"))}  # fmt: skip
+         "suppress_null_mean", "suppress_p_value", "suppress_q_value", "neighbour", "neighbour_p_value"))}  # fmt: skip
     n = len(names)
     return RelationScores(
         relations=names, circuit="ov", k=(10,) * n, n_pairs=(5,) * n, n_kept=(5,) * n, dropped=((),) * n,
-        provenance=provenance(), **maps,
+        test=("all orders of pairs",) * n, n_units=(5,) * n, n_clusters=(5,) * n, provenance=provenance(), **maps,
     )  # fmt: skip
 
 

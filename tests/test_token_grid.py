@@ -19,7 +19,7 @@ from planted import (
 )
 from torch import Tensor
 
-from tl_headmaps import HeadIndex, HeadWeights, TokenGrid, token_grid
+from tl_headmaps import HeadIndex, HeadWeights, Relation, TokenGrid, relation_scores, token_grid
 from tl_headmaps.core.errors import TokenError, UnsupportedModelError, UsageError, WeightBasisError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -323,3 +323,36 @@ def test_every_kind_is_either_grouped_or_not() -> None:
     """The two halves of the table above really exist."""
     assert set(GROUPED) & set(DECODERS)
     assert set(DECODERS) - set(GROUPED)
+
+
+def test_a_grid_says_which_relation_it_is_an_example_of_and_how_well_the_head_does() -> None:
+    model = shared_model("llama")
+    relation = Relation.from_pairs("next_word", [(word(3), word(4)), (word(5), word(6)), (word(7), word(8))], k=20)
+    grid = token_grid(model, "L1H2", [word(3), word(5)], [word(4)], preset="folded", relation=relation)
+    scored = relation_scores(model, relation, heads="L1H2", preset="folded", progress=False)
+    assert grid.relation == "next_word" and grid.score_k == 20 and grid.score_pairs == 3
+    assert grid.score == pytest.approx(float(scored.promote[0, 1, 2]))
+    assert f"next_word: score {grid.score:.2f}, the share of 3 pairs among the 20 strongest" in str(grid)
+    figure = grid.figure()
+    assert figure.title == "next word" and f"score {grid.score:.2g} · share of 3 pairs" in figure.body
+    assert TokenGrid.from_dict(grid.to_dict()).to_dict() == grid.to_dict()
+
+
+def test_one_colour_unless_negative_entries_matter() -> None:
+    grid = token_grid(shared_model("llama"), "L1H2", [word(3)], [word(4), word(5)], preset="folded")
+    for values, signed in (([[4.0, -0.5]], False), ([[4.0, -2.0]], True), ([[-1.0, -3.0]], True)):
+        assert replace(grid, values=torch.tensor(values)).figure().data.layers[0].scale.signed is signed
+
+
+def test_targets_of_several_tokens_are_taken_by_their_first_or_refused() -> None:
+    model = shared_model("llama")
+    first = token_grid(model, "L0H0", [word(3)], [f"{word(4)}-"], preset="folded", multi_token="first")
+    assert first.target_ids == token_grid(model, "L0H0", [word(3)], [word(4)], preset="folded").target_ids
+    with pytest.raises(TokenError, match="is 2 tokens"):
+        token_grid(model, "L0H0", [word(3)], [f"{word(4)}-"], preset="folded")
+
+
+@pytest.mark.model
+def test_a_refused_word_comes_with_single_tokens_near_it(default_weights: HeadWeights) -> None:
+    with pytest.raises(TokenError, match=r"'Tomas' is 2 tokens .* Single tokens near it: .*Thomas"):
+        token_grid(default_weights, "L0H0", ["Tomas"], ["Paris"], preset="folded")

@@ -15,14 +15,19 @@ from ..circuits.extremes import entries
 from ..circuits.maps import CircuitMaps, MetSources
 from ..circuits.ranking import ranks
 from ..core.ambient import steady
-from ..core.errors import UsageError
+from ..core.errors import TokenError, UsageError
 from ..core.provenance import Provenance
 from ..core.types import Circuit, HeadIndex, HeadLike, Model, Preset, check_choice
-from ..core.vocabulary import TokenLike, single_id, token_string, word_ids
+from ..core.vocabulary import TokenLike, near_words, single_id, token_string, word_ids
+from ..data.relations import MultiToken, RelationLike, resolve
 from ..renderers import heat
 from ..renderers.figure import Figure
 from ..renderers.text import table_text, visible
 from ..results import Result, cells
+from .relation_scores.call import relation_scores
+
+_PALE = 0.25
+"""Negative entries below this share of the largest do not matter: the grid is drawn in one colour."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -36,9 +41,11 @@ class TokenGrid(Result):
         targets: Column labels, as given.
         token_ids: Token id of each row (``"source"``) and of each column (``"target"``).
         values: Entries of the map.
-        ranks: How many tokens of the whole row have a strictly greater entry : 0 is best. Prose
-            counts them from 1.
+        ranks: How many tokens of the whole row have a strictly greater entry (0 is best; text and figures count
+            from 1).
         n_vocab: Number of tokens ranked against.
+        relation: Name of the relation the grid is an example of, if one was given.
+        score, score_k, score_pairs: The head's score on all its pairs, with k and the number of pairs.
 
     Example:
         >>> from tl_headmaps import load_default_model, token_grid
@@ -63,6 +70,10 @@ class TokenGrid(Result):
     values: Float[Tensor, "source target"]
     ranks: Int[Tensor, "source target"]
     provenance: Provenance
+    relation: str | None = None
+    score: float | None = None
+    score_k: int | None = None
+    score_pairs: int | None = None
 
     @property
     def source_ids(self) -> tuple[int, ...]:
@@ -95,16 +106,24 @@ class TokenGrid(Result):
         does = "writes when it attends to a row" if self.circuit == "ov" else "attends to from a row"
         rows, columns = ("source", "target") if self.circuit == "ov" else ("query", "key")
         best = ", ".join(f"{source} → {target}" for source, target in self.best()[:8])
+        note = f"largest of each row: {best}" + (", …" if len(self.sources) > 8 else "")
+        own = f"{self.head} {self.circuit.upper()} map, preset {self.provenance.options['preset']}: what it {does}"
+        if self.relation is not None:
+            note = f"share of {self.score_pairs} pairs among the {self.score_k} strongest tokens · {own} · {note}"
+        # One colour from light to dark, unless what is pushed down matters beside what is written.
+        signed = bool(self.values.min() < -_PALE * self.values.abs().max())
         return heat.token_grid(
             self.values,
             self.sources,
             self.targets,
-            title=f"{self.head} {self.circuit.upper()} map, preset {self.provenance.options['preset']}: what it {does}",
+            title=own if self.relation is None else self.relation.replace("_", " "),
             unit="entry of the map",
+            signed=signed,
+            score=self.score,
             rows=rows,
             columns=columns,
             details={f"rank among {self.n_vocab:,} tokens": self.ranks + 1},
-            note=self._noted(f"largest of each row: {best}" + (", …" if len(self.sources) > 8 else ""), " · "),
+            note=self._noted(note, " · "),
         )
 
     def __str__(self) -> str:
@@ -125,6 +144,9 @@ class TokenGrid(Result):
         title = f"{self.head} {self.circuit.upper()} map, preset {preset}: what it {does} each row"
         columns = [("", "left"), *((visible(target), "right") for target in self.targets)]
         note = f"value #rank among {self.n_vocab:,} tokens (1 is best); * largest of the row"
+        if self.relation is not None:
+            score = f"score {self.score:.2f}, the share of {self.score_pairs} pairs among the {self.score_k} strongest"
+            note = f"{self.relation}: {score}\n{note}"
         return self._noted(f"{title}\n\n{table_text(columns, rows)}\n\n{note}")
 
 
@@ -135,6 +157,8 @@ def token_grid(
     sources: Sequence[TokenLike],
     targets: Sequence[TokenLike],
     *,
+    relation: RelationLike | None = None,
+    multi_token: MultiToken = "skip",
     circuit: Circuit = "ov",
     preset: Preset = "folded",
     prompts: str | Sequence[str] | None = None,
@@ -149,6 +173,9 @@ def token_grid(
         head: ``"L23H4"``, ``(23, 4)`` or a HeadIndex.
         sources: Row tokens: words (with a leading space, as in running text) or token ids.
         targets: Column tokens, likewise.
+        relation: The relation the grid is an example of: its name becomes the title, and the head's score on all its
+            pairs stands below the grid.
+        multi_token: ``"skip"`` refuses a target of several tokens, ``"first"`` takes its first token.
         circuit: ``"ov"``: what the head writes when it attends to a source. ``"qk"``: how much a query (row)
             attends to a key (column).
         preset: ``"met"``: what each layer reads when the model meets the token behind neutral prompts. ``"folded"``:
@@ -163,11 +190,18 @@ def token_grid(
         >>> grid = token_grid(load_default_model(), "L23H4", ["France", "Egypt"], ["Paris", "Cairo"])
         >>> grid.best()
         [('France', 'Paris'), ('Egypt', 'Cairo')]
+        >>> named = token_grid(
+        ...     load_default_model(), "L23H4", ["France"], ["Paris"], preset="folded", relation="country_to_capital"
+        ... )
+        >>> named.relation, round(named.score, 2), named.score_pairs
+        ('country_to_capital', 0.76, 42)
         >>> int(grid.ranks[0, 0])  # of 49,152 tokens, only two are written more strongly than Paris
         2
     """
     check_choice(circuit, Circuit, "circuit")
     check_choice(preset, Preset, "preset")
+    check_choice(multi_token, MultiToken, "multi_token")
+    example_of = None if relation is None else resolve(relation)
     weights = HeadWeights.of(model)
     index = weights.head(head)
     for name, words in (("sources", sources), ("targets", targets)):
@@ -182,9 +216,26 @@ def token_grid(
     source_ids = [source[-1] for source in ids]
     plain = None if met is not None else torch.tensor(source_ids, device=weights.device)
     circuits = CircuitMaps(weights, plain, circuit=circuit, preset=preset, met=met)
-    target_ids = [single_id(weights.tokenizer, word, circuits.n_columns) for word in targets]
+    target_ids = [_target_id(weights, word, circuits.n_columns, multi_token) for word in targets]
     columns = torch.tensor(target_ids, device=weights.device)
     maps = circuits.layer(index.layer, [index.head])
+    scored: dict[str, Any] = {}
+    if example_of is not None:
+        all_pairs = relation_scores(
+            weights,
+            example_of,
+            preset=preset,
+            circuit=circuit,
+            heads=[index],
+            multi_token=multi_token,
+            prompts=prompts,
+            vectors=vectors,
+            prepend_bos=prepend_bos,
+            progress=progress,
+        )
+        score = float(all_pairs.promote[0, index.layer, index.head])
+        scored = {"relation": example_of.name, "score": score, "score_k": all_pairs.k[0]}
+        scored["score_pairs"] = all_pairs.n_kept[0]
     ranked = ranks(maps, rows.repeat_interleave(len(columns)), columns.repeat(len(rows)))
     return TokenGrid(
         head=index,
@@ -198,13 +249,33 @@ def token_grid(
         provenance=weights.provenance(
             options={"preset": preset} | ({} if met is None else met.options), data={} if met is None else met.data
         ),
+        **scored,
     )
 
 
 def _source_ids(weights: HeadWeights, word: TokenLike, several: bool) -> Source:
     if several and isinstance(word, str) and weights.tokenizer is not None and word.strip():
         return tuple(word_ids(weights.tokenizer, word))
-    return (single_id(weights.tokenizer, word, weights.n_vocab),)
+    return (_one_id(weights, word, weights.n_vocab),)
+
+
+def _target_id(weights: HeadWeights, word: TokenLike, n_columns: int, multi_token: MultiToken) -> int:
+    if multi_token == "first" and isinstance(word, str) and weights.tokenizer is not None and word.strip():
+        return single_id(None, word_ids(weights.tokenizer, word)[0], n_columns)
+    return _one_id(weights, word, n_columns)
+
+
+def _one_id(weights: HeadWeights, word: TokenLike, n_vocab: int) -> int:
+    """The token of a word; a word of several tokens is refused with words near it that have one."""
+    try:
+        return single_id(weights.tokenizer, word, n_vocab)
+    except TokenError as error:
+        if not isinstance(word, str) or not word.strip():
+            raise
+        near = near_words(weights.tokenizer, word, n_vocab)
+        if not near:
+            raise
+        raise TokenError(f"{error} Single tokens near it: {', '.join(near)}.") from None
 
 
 def _labels(weights: HeadWeights, words: Sequence[TokenLike]) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """Commands that ask about tokens you choose: a grid of a few, and the pairs of relations."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
@@ -28,11 +28,20 @@ from .output import check_outputs, comma_parts, parse_heads, say, show_and_save
 if TYPE_CHECKING:
     from ..data.relations import Relation
 
+MultiTokenOption: TypeAlias = Annotated[
+    MultiToken | None,
+    typer.Option("--multi-token", help="Targets of several tokens: skip, or take the first; default: skip."),
+]
+
 
 def grid(
     head: Annotated[str, typer.Option("--head", help="A head such as L23H4.")],
     sources: Annotated[str, typer.Option("--sources", help="Row words, separated by commas; #123 is a token id.")],
     targets: Annotated[str, typer.Option("--targets", help="Column words, likewise.")],
+    relation: Annotated[
+        str | None, typer.Option("--relation", help="Relation the grid is an example of: its name and score are shown.")
+    ] = None,
+    multi_token: MultiTokenOption = None,
     circuit: CircuitOption = None,
     preset: PresetOption = None,
     prompts: PromptsOption = None,
@@ -49,7 +58,8 @@ def grid(
     paths = check_outputs(out)
     HeadIndex.parse(head)
     rows, columns = split_tokens(sources), split_tokens(targets)
-    options = given(circuit=circuit, preset=preset, **met_options(prompts, prepend_bos, vectors))
+    chosen = given(relation=relation, multi_token=multi_token, circuit=circuit, preset=preset)
+    options = chosen | met_options(prompts, prepend_bos, vectors)
     show_and_save(token_grid(open_weights(model, checkpoint, device), head, rows, columns, **options), paths)
 
 
@@ -66,10 +76,7 @@ def relations(
     category: Annotated[str | None, typer.Option("--category", help="Bundled relations of one category.")] = None,
     k: Annotated[int | None, typer.Option("--k", help="Top-k; default: each relation's own.")] = None,
     heads: Annotated[str | None, typer.Option("--heads", help="Only these heads: L23H4,L23H2.")] = None,
-    multi_token: Annotated[
-        MultiToken | None,
-        typer.Option("--multi-token", help="Targets of several tokens: skip, or take the first; default: skip."),
-    ] = None,
+    multi_token: MultiTokenOption = None,
     ranks: Annotated[bool, typer.Option("--ranks", help="Also save the exact rank of every pair (slower).")] = False,
     trust: Annotated[
         Path | None, typer.Option("--trust", help="JSON of `tl-headmaps trust`, to be shown beside the scores.")

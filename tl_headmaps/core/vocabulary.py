@@ -6,6 +6,7 @@ word-initial token. ``' France'`` with the space written out is the same token; 
 give its integer id.
 """
 
+import difflib
 import itertools
 import re
 from bisect import bisect_right
@@ -195,6 +196,15 @@ def _listed(places: list[int]) -> str:
 def _shown(tokens: Sequence[str], most: int = 24) -> str:
     shown = ", ".join(f"{place} {text!r}" for place, text in enumerate(tokens[:most]))
     return shown if len(tokens) <= most else f"{shown}, and {len(tokens) - most} more"
+
+
+def near_words(tokenizer: Any, word: str, n_vocab: int, n: int = 3) -> list[str]:
+    """Words of a single token that are spelt like a word of several, the nearest first."""
+    texts = token_strings(tokenizer, n_vocab)
+    words = sorted({text[1:] for text in texts if text[:1] == " " and len(text) > 2 and text[1:].isalpha()})
+    # Names stay names: only words with the same case of the first letter.
+    alike = [text for text in words if text[0].isupper() == word.strip()[:1].isupper()]
+    return difflib.get_close_matches(word.strip(), alike, n=n, cutoff=0.6)
 
 
 _ENDINGS = ("", "s", "es", "d", "ed", "ing", "er", "ers", "est", "ly", "r", "rs", "st", "n", "en")
