@@ -86,10 +86,10 @@ class TaskItem:
 
     @property
     def decisive(self) -> str:
-        """The sentence of the context that is asked about: it has most of the question's words that others lack.
+        """The sentence of the context that is asked about: it shares with the question what no other sentence has.
 
-        A word counts as much as it is rare among the sentences; of equals the last is taken. Without a context it is
-        the question itself.
+        Names (capitalised words) that no other sentence has count first, then other such words, then words of two
+        sentences, and so on; of equals the last is taken. Without a context it is the question itself.
 
         Example:
             >>> from tl_headmaps import TaskItem
@@ -99,8 +99,13 @@ class TaskItem:
         sentences = _SENTENCE_END.split(self.context.strip())
         words = [set(_WORD.findall(sentence)) for sentence in sentences]
         asked = {word: sum(word in own for own in words) for word in set(_WORD.findall(self.question))}
-        scores = [sum(1 / asked[word] ** 2 for word in sorted(asked.keys() & own)) for own in words]
-        best = max(range(len(sentences)), key=lambda place: (scores[place], place))
+
+        def shared(place: int) -> tuple[int, ...]:
+            rarity = Counter(asked[word] for word in asked.keys() & words[place])
+            names = sum(asked[word] == 1 and word[0].isupper() for word in asked.keys() & words[place])
+            return (names, *(rarity[n] for n in range(1, len(sentences) + 1)), place)
+
+        best = max(range(len(sentences)), key=shared)
         return sentences[best] or self.question
 
 

@@ -72,7 +72,8 @@ class TaskMaps(Result):
             it.
         q_value: The same after Benjamini-Hochberg over all functions and heads.
         probe_accuracy: Share of a function's held-out items that the plain probe on all heads recognises.
-        probe_low, probe_high: 95% interval of it, contents counted as clusters.
+        probe_low, probe_high: 95% interval of it over the tested contents, counted as clusters; a probe that was
+            trained on other contents differs by more.
         combined_accuracy: The same for words and heads together.
         baseline_accuracy: The same for what knows no heads: the most frequent function (majority, format), words of
             the question, of everything (words), pairs of neighbouring words, and words of the sentence of the context
