@@ -311,3 +311,23 @@ def permuted_within(groups: Int[Tensor, " item"], generator: np.random.Generator
         places = np.flatnonzero(numbers == group)
         order[places] = generator.permutation(places)
     return torch.from_numpy(order)
+
+
+def sequential_p_value(exceeds: Bool[Tensor, " draw"], enough: int = 10) -> float:
+    """Rank p-value of draws that end when ``enough`` of them are as extreme as the own value (Besag and Clifford 1991).
+
+    Ending there says early that something is not rare, and the p-value stays valid: ``enough`` over the number of draws
+    made, or as in :func:`rank_p_value` if all draws were made first. NaN without draws.
+
+    Example:
+        >>> sequential_p_value(torch.tensor([True, False, True, True]), enough=2)
+        0.6666666666666666
+        >>> sequential_p_value(torch.tensor([False] * 199))
+        0.005
+    """
+    if not len(exceeds):
+        return float("nan")
+    counts = exceeds.cumsum(0)
+    if int(counts[-1]) >= enough:
+        return enough / (1 + int((counts < enough).sum()))
+    return (1 + int(counts[-1])) / (1 + len(exceeds))
