@@ -8,10 +8,10 @@ of distance. Two forms of the idea:
 * **In the mean.** A'[q, k] = a_q b_c with the head's own sums over rows and over classes (iterative proportional
   fitting): each query gives away as much as it does, each class gets as much as it does (:func:`expected_on`).
 * **As draws.** Scores before the softmax are known up to a constant in each row. ``log A`` less a row effect and a
-  class effect (least squares) is what distance does not explain; it is permuted within classes, the class effect is added
-  again, and each row is brought back to its sum (:class:`DistanceNull`). Residuals of a fit are smaller than what was
-  fitted, those of short rows most: each is divided by the root of one minus its leverage. Permuting attention itself
-  would forget that keys of a row compete, and call every fourth matrix of noise a pattern.
+  class effect (least squares) is what distance does not explain; it is permuted within classes, the class effect is
+  added again, and each row is brought back to its sum (:class:`DistanceNull`). Residuals of a fit are smaller than
+  what was fitted, those of short rows most: each is divided by the root of one minus its leverage. Permuting attention
+  itself would forget that keys of a row compete, and find a pattern in every fifth matrix of sharp noise.
 """
 
 import numpy as np

@@ -47,8 +47,9 @@ _LEAST_LATER = 4
 
 THRESHOLD = 0.1
 _SEED = 0
-_DRAWS = ((32, 999), (64, 199))
-"""Draws made by default for texts up to so many tokens; none for longer ones, whose eigenvectors take too long."""
+_DRAWS = ((7, 0), (32, 3999), (64, 199))
+"""Draws made by default for texts up to so many tokens; none for longer ones, whose eigenvectors take too long, and
+none for so few tokens that there is hardly anything to exchange."""
 
 _ENOUGH = 10
 _FIRST_DRAWS = 20
@@ -56,6 +57,9 @@ _FIRST_DRAWS = 20
 
 _BLOCK = 1 << 21
 """Entries of drawn patterns made at once."""
+
+_MOST_PATTERNS = 1 << 18
+"""Entries up to which the heads' attention is kept."""
 
 _MOST_EXPECTED = 512
 """Tokens up to which the attention is computed that distance alone would give."""
@@ -106,6 +110,8 @@ class Grouping:
         head_sinks: Further tokens that each head's layer parks attention on; they are alone in its groups.
         method: How the groups of the combination were found.
         groups, head_groups: Groups of the combination and of each head.
+        head_shares: Share of each head's attention between different kept tokens inside each of its own groups.
+        patterns: The heads' attention, unless there is too much of it.
         weights, even_weights, distance_weights: Share of each head's attention, of even attention, and of attention
             that depends on distance alone, inside each group.
         combination, per_head: Measurements of the combination and of each head by name.
@@ -130,8 +136,8 @@ class Grouping:
         self._kept = torch.tensor([token for token in range(n_tokens) if token not in self.sinks], dtype=torch.int64)
         if options.n_groups is not None and options.n_groups > len(self._kept):
             raise UsageError(
-                f"n_groups={options.n_groups} is impossible: only {len(self._kept)} of {n_tokens} tokens are grouped (sinks "
-                f"are left out). Give {len(self._kept)} or fewer, or a longer text."
+                f"n_groups={options.n_groups} is impossible: {len(self._kept)} of {n_tokens} tokens are grouped, sinks "
+                f"are not. Give {len(self._kept)} or fewer, or a longer text."
             )
         self._sinks_of_layer = {layer: self._sinks(received) for layer, received in self._received.items()}
 
@@ -145,6 +151,9 @@ class Grouping:
         self._tests: list[_Test] = []
         self.combination = self._measured(self.combined, self._labels, edges, ())
         self.head_groups: list[Groups] = []
+        self.head_shares: list[tuple[float, ...]] = []
+        few = len(heads) * n_tokens**2 <= _MOST_PATTERNS
+        self.patterns = torch.zeros(len(heads), n_tokens, n_tokens) if few else None
         self.head_sinks: list[tuple[int, ...]] = []
         self.per_head: dict[str, list[float]] = {}
         # Frees a token x token matrix before the second visit.
@@ -187,8 +196,12 @@ class Grouping:
         alone = tuple(token for token in layer_sinks if token not in self.sinks)
         labels, edges = self._cluster(matrix, alone)
         self.head_groups.append(self._tokens_of(labels))
+        between = self._between(matrix, alone)
+        self.head_shares.append(tuple(served(between, labels).tolist()))
+        if self.patterns is not None:
+            self.patterns[index] = matrix
         self.head_sinks.append(alone)
-        self.weights[index] = served(self._among_kept(matrix), self._labels)
+        self.weights[index] = served(between, self._labels)
         for name, value in self._measured(matrix, labels, edges, alone, index).items():
             self.per_head.setdefault(name, []).append(value)
 
@@ -199,12 +212,16 @@ class Grouping:
             return matrix[..., first:, first:]
         return matrix[..., self._kept[:, None], self._kept[None, :]]
 
+    def _between(self, matrices: Tensor, alone: tuple[int, ...]) -> Tensor:
+        """The same without anything from or to the tokens that stay alone."""
+        kept = self._among_kept(matrices)
+        if not alone:
+            return kept
+        apart = torch.isin(self._kept, torch.tensor(alone))
+        return kept.masked_fill(apart[:, None] | apart[None, :], 0)
+
     def _edges(self, patterns: Tensor, alone: tuple[int, ...]) -> Tensor:
-        edges = self._among_kept(affinity(patterns, self.causal))
-        if alone:
-            apart = torch.isin(self._kept, torch.tensor(alone))
-            edges = edges.masked_fill(apart[:, None] | apart[None, :], 0)
-        return edges
+        return self._between(affinity(patterns, self.causal), alone)
 
     def _cluster(self, pattern: Tensor, alone: tuple[int, ...]) -> tuple[Tensor, Tensor]:
         edges = self._edges(pattern, alone)
@@ -216,15 +233,14 @@ class Grouping:
         own = float(modularity(edges, labels))
         if self.n_null and len(labels[edges.sum(1) > 0].unique()) > 1:
             self._tests.append(_Test(index, pattern, own, alone))
-        # One group of all has modularity 0 in every graph: nothing needs drawing. Without edges there is no test.
-        one = 1.0 if self.n_null and bool(edges.any()) else math.nan
+        # One group of all has modularity 0, which every draw reaches. Without edges there is no test.
         return {
-            "within_share": float(served(self._among_kept(pattern), labels).sum()),
+            "within_share": float(served(self._between(pattern, alone), labels).sum()),
             "distance_within": self._expected(pattern, labels, alone, index),
             "modularity": own,
-            "null_modularity": 0.0 if one == 1.0 else math.nan,
+            "null_modularity": math.nan,
             "z_score": math.nan,
-            "p_value": one,
+            "p_value": 1.0 if self.n_null and bool(edges.any()) else math.nan,
             "sink_share": sink_share(pattern),
             "self_share": self_share(pattern),
         }
@@ -233,7 +249,7 @@ class Grouping:
         """Share inside the groups if attention depended on distance alone; of each group of the combination as well."""
         if self._n > _MOST_EXPECTED:
             return math.nan
-        between = ~torch.eye(len(self._kept), dtype=torch.bool)
+        between = self._between(~torch.eye(self._n, dtype=torch.bool), alone)
         inside = [between & (labels[:, None] == labels[None, :]), between]
         for group in range(len(self.groups) if index is not None else 0):
             inside.append(between & (self._labels == group)[:, None] & (self._labels == group)[None, :])
