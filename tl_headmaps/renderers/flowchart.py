@@ -32,7 +32,7 @@ BOX = 0.8
 """Height of a box, as a share of a row."""
 
 _LETTER = 7.6
-_GAP = 130.0
+_GAP = 150.0
 _WIDEST = 20
 _TITLED_CELLS = 1600
 _SMALLEST = 0.72
@@ -220,30 +220,35 @@ def layout(chart: Flow) -> Layout:
     for _, links in chart.heads:
         rows = [place for tokens, _ in links for place in tokens]
         ideal.append(top + row * (sum(rows) / len(rows) + 0.5) if rows else top + row / 2)
-    # Heads in the order of what they bind, at least a row apart; heads of one place are spread around it.
-    head_at = [0.0] * len(ideal)
-    free = top + row / 2
-    for place in sorted(set(ideal)):
-        sharing = [number for number, wanted in enumerate(ideal) if wanted == place]
-        free = max(free, place - row * (len(sharing) - 1) / 2)
-        for number in sharing:
-            head_at[number] = free
-            free += row
-    beyond = max(0.0, free - row / 2 - (top + row * max(n, len(ideal))))
-    if beyond:
-        # Pushed below the last row: the lowest move up, as far as those above them allow.
-        limit = top + row * (max(n, len(ideal)) - 0.5)
-        for number in sorted(range(len(ideal)), key=lambda number: -head_at[number]):
-            head_at[number] = min(head_at[number], limit)
-            limit = head_at[number] - row
+    head_at = _head_places(ideal, row, (top, top + row * max(n, len(ideal))))
     left = 18 + _LETTER * max((len(head) for head, _ in chart.heads), default=0)
     token = 2 + left + _GAP
     right = 14 + _LETTER * widest
     matrix = token + right + 8
-    width = matrix + (n * cell + 4 if chart.matrix is not None else 0)
+    legend = 150 + _LETTER * len(chart.scale.unit) if chart.scale is not None else 0
+    width = matrix + (max(n * cell + 4, legend) if chart.matrix is not None else 0)
     body = top + row * max(n, len(ideal))
     below = (0.0 if chart.labels == "top" else above) + 42 if chart.matrix is not None else 4
-    return Layout(row, cell, top, left, token, right, matrix, tuple(head_at), upright, width, body + below)
+    return Layout(row, cell, top, left, token, right, matrix, head_at, upright, width, body + below)
+
+
+def _head_places(ideal: Sequence[float], row: float, ends: tuple[float, float]) -> tuple[float, ...]:
+    """Middles of head boxes: beside what they bind, or evenly over the height if that would crowd them."""
+    order = sorted(range(len(ideal)), key=lambda head: ideal[head])
+    places = [0.0] * len(ideal)
+    apart = sorted(set(ideal))
+    shared = [ideal.count(place) for place in apart]
+    needed = [place - row * (count - 1) / 2 for place, count in zip(apart, shared, strict=True)]
+    last = [first + row * (count - 1) for first, count in zip(needed, shared, strict=True)]
+    room = all(after - before >= row for before, after in zip(last[:-1], needed[1:], strict=True))
+    if ideal and room and needed[0] >= ends[0] + row / 2 and last[-1] <= ends[1] - row / 2:
+        for number, head in enumerate(order):
+            first = apart.index(ideal[head])
+            places[head] = needed[first] + row * (number - sum(shared[:first]))
+    else:
+        for number, head in enumerate(order):
+            places[head] = ends[0] + (ends[1] - ends[0]) * (number + 0.5) / len(order)
+    return tuple(places)
 
 
 def _drawing(chart: Flow) -> str:

@@ -43,7 +43,7 @@ _MOST_COMBINED = 1024
 
 _MOST_TOKENS = 40
 _MOST_HEADS = 12
-_MOST_DRAWN = 8
+_MOST_DRAWN = 4
 """Tokens of a group and heads that are listed, and heads that are drawn: those whose groups are least like chance."""
 
 _ALPHA = 0.05
