@@ -22,6 +22,9 @@ from ..core.types import HeadIndex
 
 _Z95 = 1.959963984540054
 
+LEAST_UNITS = 4
+"""Documents or clusters that a test needs."""
+
 
 def wilson_interval(share: Float[Tensor, "*shape"], n: Tensor | int) -> tuple[Tensor, Tensor]:
     """95% Wilson interval of a share of ``n`` independent trials (``n`` may broadcast).
@@ -83,6 +86,27 @@ class RunningRatio:
         squares = self._sums["xx"] - 2 * ratio * self._sums["xy"] + ratio.square() * self._sums["yy"]
         spread = (squares.clamp_min(0) * n / (n - 1)).sqrt()
         return float(student.ppf(0.975, n - 1)) * spread / self._sums["y"]
+
+    def p_value(self) -> Tensor:
+        """One-sided p-value of a ratio above 0 (Student's); NaN for fewer than four units, or if all are alike.
+
+        Example:
+            >>> mean = RunningRatio()
+            >>> for value in (1.0, 2.0, 3.0, 2.0):
+            ...     mean.add(torch.tensor(value))
+            ...     mean.next_unit()
+            >>> round(float(mean.p_value()), 4)
+            0.0082
+        """
+        n, ratio = self._count, self.ratio()
+        if n < LEAST_UNITS:
+            return torch.full_like(ratio, float("nan"))
+        from scipy.special import stdtr, stdtrit
+
+        error = self.half_width() / float(stdtrit(n - 1, 0.975))
+        known = error > 1e-12 * (1 + ratio.abs())
+        p = torch.from_numpy(np.asarray(stdtr(n - 1, -(ratio / error.clamp_min(1e-300)).numpy())))
+        return torch.where(known, p, float("nan"))
 
 
 def poisson_binomial_tail(chances: NDArray[np.float64], hits: int) -> float:
