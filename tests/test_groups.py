@@ -21,10 +21,7 @@ from planted import DECODERS, random_model, shared_model
 from tl_headmaps import AttentionGroups, HeadIndex, HeadWeights, Result, attention_groups, grouping_profile
 from tl_headmaps.core.errors import UsageError
 from tl_headmaps.scorers import partitions
-from tl_headmaps.scorers.distance import DistanceNull, expected_on, pair_classes
-from tl_headmaps.scorers.groups import (
-    Grouping,
-    GroupOptions,
+from tl_headmaps.scorers.affinity import (
     affinity,
     received_and_given,
     served,
@@ -33,6 +30,8 @@ from tl_headmaps.scorers.groups import (
     sinks_of,
     tree_parents,
 )
+from tl_headmaps.scorers.distance import DistanceNull, expected_on, pair_classes
+from tl_headmaps.scorers.groups import Grouping, GroupOptions
 from tl_headmaps.scorers.partitions import cluster, members, modularity, numbered
 
 ROOT = Path(__file__).parents[1]
@@ -179,7 +178,7 @@ class TestAffinity:
         assert sink_share(torch.tensor([[1.0, 0], [0.25, 0.75]])) == pytest.approx(0.25)
 
     def test_there_may_be_several_sinks_but_a_block_is_none(self) -> None:
-        pattern = torch.eye(10, dtype=torch.float64) * 0.2
+        pattern = torch.full((10, 10), 0.01, dtype=torch.float64).tril() + torch.eye(10) * 0.2
         pattern[1:, 0] += 0.4
         pattern[4:, 3] += 0.4
         pattern /= pattern.sum(1, keepdim=True)
