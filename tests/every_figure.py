@@ -88,7 +88,10 @@ def every_figure() -> dict[str, Figure]:
             title="Forty sources by sixty targets",
         ),
         "flow": flow(
-            TOKENS, [[0, 1], [2, 3, 4]], {"Head 0": [0], "Head 1": [1], "Head 2": [1]}, matrix=BLOCKS, unit="attention"
+            TOKENS,
+            {"Head 0": [([0, 1], 1.0)], "Head 1": [([2, 3, 4], 1.0)], "Head 2": [([2, 3, 4], 0.6)]},
+            matrix=BLOCKS,
+            unit="attention",
         ),
         "worked_example": worked_example(
             [

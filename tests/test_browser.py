@@ -368,18 +368,22 @@ def test_a_point_of_a_cloud_can_be_found_and_clicked(browser: Browser, tmp_path:
 def test_the_flowchart_joins_heads_and_tokens(browser: Browser, tmp_path: Path) -> None:
     opened(browser, "flow", tmp_path)
     texts = browser.run("[...document.querySelectorAll('.tlhm-flow text')].map(t => t.textContent)")
-    assert texts == ["Head 0", "Head 1", "Head 2", "It", "I", "is", "am", "the"]
-    assert browser.run(
-        "[...document.querySelectorAll('.tlhm-flow g')].map(g => g.querySelectorAll('path').length)"
-    ) == [
-        2,
-        3,
-        3,
-        0,
-        0,
-    ]
-    values = browser.run("Array.from(document.querySelector('.tlhm .tlhm').headmap.maps[0].values)")
-    np.testing.assert_array_equal(values, np.ravel(BLOCKS))
+    assert texts[:8] == ["Head 0", "Head 1", "Head 2", "It", "I", "is", "am", "the"]
+    curves = browser.run(
+        "[...document.querySelectorAll('.tlhm-flow path')].map(p => p.getAttribute('d').split('M').length - 1)"
+    )
+    assert curves == [2, 3, 3]
+    fills = browser.run("[...document.querySelectorAll('.tlhm-flow .tlhm-cell')].map(c => c.style.fill)")
+    on, off = fills[0], fills[2]
+    assert on != off
+    np.testing.assert_array_equal([float(fill == on) for fill in fills[:25]], np.ravel(BLOCKS))
+    tops = browser.run(
+        "[...document.querySelectorAll('.tlhm-flow rect')].map(r => [r.getAttribute('class'), "
+        "r.getBoundingClientRect().top + r.getBoundingClientRect().height / 2])"
+    )
+    boxes = [top for kind, top in tops if kind is None][3:]
+    rows = [top for kind, top in tops if kind == "tlhm-cell"][:25:5]
+    np.testing.assert_allclose(boxes, rows, atol=1)
 
 
 def test_a_worked_example_shows_its_numbers(browser: Browser, tmp_path: Path) -> None:

@@ -148,7 +148,7 @@ def test_numbers_on_the_page_are_those_of_the_files(toured: Toured) -> None:
     validation = Result.load(toured.folder / "validation.json")
     assert f"within layers of {validation.agreement['heads_without'][0]:.2f} (95%" in toured.text  # type: ignore[attr-defined]
     groups = Result.load(toured.folder / "attention_groups.json")
-    assert f"modularity is {groups.combination['modularity']:.2f}, in shuffled" in toured.text  # type: ignore[attr-defined]
+    assert f"modularity is {groups.combination['modularity']:.2f}, in draws" in toured.text  # type: ignore[attr-defined]
     (layer, component), share = Result.load(toured.folder / "component_map.json").top(1)[0]  # type: ignore[attr-defined]
     assert f"{component} of layer {layer} ({share:.1%})" in toured.text
 

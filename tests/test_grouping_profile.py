@@ -14,9 +14,11 @@ from planted import shared_model, word
 from tl_headmaps import GroupingProfile, Result, grouping_profile
 from tl_headmaps.core.errors import UsageError
 from tl_headmaps.scorers.profile import (
+    POSITIONS,
     PROFILE_SCORES,
     Segments,
     even_pair_shares,
+    null_shares,
     profile_pairs,
     queries_with_pairs,
     text_shares,
@@ -83,6 +85,48 @@ class TestPairs:
         even = torch.ones(1, 5, 5).tril() / torch.arange(1.0, 6)[:, None]
         torch.testing.assert_close(even_pair_shares(pairs), text_shares(even, pairs).shares[0], atol=1e-7, rtol=1e-6)
         assert queries_with_pairs(pairs).tolist()[:4] == [4, 2, 4, 2]
+
+
+class TestNull:
+    def test_attention_by_distance_alone_is_its_own_null(self) -> None:
+        distance = torch.arange(9.0)[:, None] - torch.arange(9.0)[None, :]
+        pattern = torch.where(distance >= 0, -0.4 * distance, -math.inf).softmax(-1)[None]
+        pairs = profile_pairs([1, 2, 1, 2, 3, 1, 4, 2, 1], ["a", " b", ".", " b", " c", " a", ".", " b", " a"])
+        found = null_shares(pattern, pairs, torch.zeros(9, dtype=torch.bool))[0]
+        own = text_shares(pattern, pairs).shares[0]
+        for number, score in enumerate(PROFILE_SCORES):
+            expected = even_pair_shares(pairs)[number] if score in POSITIONS else own[number]
+            assert float(found[number]) == pytest.approx(float(expected), abs=1e-6)
+
+    def test_a_sink_is_no_matter_of_distance(self) -> None:
+        """Attention parked on one token would be spread over all pairs of its distances, and hide everything else."""
+        generator = torch.Generator().manual_seed(1)
+        pattern = torch.rand(1, 12, 12, generator=generator, dtype=torch.float64).tril()
+        pattern[:, 3:, 2] += 20
+        pattern /= pattern.sum(-1, keepdim=True)
+        pairs = profile_pairs([1, 2, 3, 4, 1, 2, 5, 6, 7, 1, 2, 8], [" w"] * 12)
+        number = PROFILE_SCORES.index("duplicate_token")
+        blind, seeing = (
+            float(null_shares(pattern, pairs, sinks)[0, number])
+            for sinks in (torch.arange(12) < 0, torch.arange(12) == 2)
+        )
+        own = float(text_shares(pattern, pairs).shares[0, number])
+        assert abs(seeing - own) < 0.02 and blind > 2 * own
+
+    def test_p_values_are_student_s_and_need_four_texts(self) -> None:
+        from scipy import stats
+
+        model = shared_model("llama")
+        texts = [sentence(*(3 + (7 * i + j * j) % 9 for j in range(12))) for i in range(6)]
+        single = [grouping_profile(model, [text]) for text in texts]
+        whole, few = grouping_profile(model, texts), grouping_profile(model, texts[:3])
+        excess = torch.stack([one.values - one.null for one in single]).double().numpy()
+        number = PROFILE_SCORES.index("induction")
+        expected = stats.ttest_1samp(excess[:, number], 0, alternative="greater").pvalue
+        np.testing.assert_allclose(whole.p_value[number].numpy(), expected, rtol=2e-2, atol=1e-4)
+        assert bool((whole.q_value >= whole.p_value - 1e-6)[~whole.p_value.isnan()].all())
+        assert bool(few.p_value.isnan().all()) and "fewer than 4 texts, so there is no p" in str(few)
+        assert "fewer than 4 texts" in few.figure().html and "fewer than" not in str(whole)
 
 
 class TestRunningRatio:

@@ -23,11 +23,25 @@ from tl_headmaps.scorers.statistics import (
     permuted_within,
     rank_p_value,
     resamples,
+    sequential_p_value,
     sets_like,
     sign_p_value,
     sum_tail,
     wilson_interval,
 )
+
+
+def test_sequential_p_values_are_valid_and_end_where_counted() -> None:
+    generator = np.random.default_rng(0)
+    # Own value and draws alike: the share of small p-values is no larger than it says.
+    ranks = generator.random((4000, 40))
+    p = np.array([sequential_p_value(torch.from_numpy(row[1:] >= row[0]), enough=3) for row in ranks])
+    for level in (0.05, 0.1, 0.3):
+        assert (p <= level).mean() <= level + 3 * (level / 4000) ** 0.5
+    assert sequential_p_value(torch.tensor([True] * 10)) == 1.0
+    assert sequential_p_value(torch.zeros(39, dtype=torch.bool)) == pytest.approx(1 / 40)
+    assert np.isnan(sequential_p_value(torch.zeros(0, dtype=torch.bool)))
+
 
 EVERYTHING = [HeadIndex(layer, head) for layer in range(3) for head in range(4)]
 

@@ -28,11 +28,13 @@ from ..results import Result, cells, largest_heads
 from ..scorers.profile import (
     PROFILE_SCORES,
     even_pair_shares,
+    null_shares,
     profile_pairs,
     queries_with_pairs,
     text_shares,
 )
-from ..scorers.statistics import RunningRatio
+from ..scorers.statistics import LEAST_UNITS, RunningRatio, q_values
+from ..scorers.trust import sinks
 
 _LONGEST = 512
 _AT_ONCE = 32
@@ -45,6 +47,9 @@ _MAPS = (
     "where_possible",
     "where_possible_low",
     "where_possible_high",
+    "null",
+    "p_value",
+    "q_value",
 )
 """Fields with one value per score, layer and head."""
 
@@ -60,7 +65,12 @@ class GroupingProfile(Result):
         interval_low, interval_high: 95% interval of that mean over texts (Student's); NaN for a single text.
         where_possible: Mean attention on such pairs of the queries that have one (NaN if there is none in any text).
         where_possible_low, where_possible_high: Its interval.
-        even: What even attention would score (the null of ``values``).
+        null: What ``values`` would be if the head's attention depended on distance alone: its own distance profile,
+            text by text, with sinks as they are. The previous and the first token are positions themselves; their null
+            is even attention.
+        p_value: Of a share above its null, over texts (Student's, one-sided); NaN for fewer than four texts.
+        q_value: False discovery rate over all scores and heads of this result (Benjamini-Hochberg).
+        even: What even attention would score, a baseline.
         possible: Share of queries that have such a pair.
         n_texts, n_tokens: Texts scored and their tokens.
         n_cut, n_skipped: Texts that were cut, and texts of fewer than two tokens, which were left out.
@@ -85,6 +95,9 @@ class GroupingProfile(Result):
     where_possible: Float[Tensor, "score layer head"]
     where_possible_low: Float[Tensor, "score layer head"]
     where_possible_high: Float[Tensor, "score layer head"]
+    null: Float[Tensor, "score layer head"]
+    p_value: Float[Tensor, "score layer head"]
+    q_value: Float[Tensor, "score layer head"]
     even: Float[Tensor, " score"]
     possible: Float[Tensor, " score"]
     n_texts: int
@@ -117,14 +130,14 @@ class GroupingProfile(Result):
         """Each score by layer and head, over all queries and over those where it is possible."""
         layers = []
         for index, name in enumerate(self.scores):
-            even = torch.full_like(self.values[index], float(self.even[index]))
             layers.append(
                 MapLayer(
                     name.replace("_", " "),
                     self.values[index],
                     group="all queries",
-                    null=even,
+                    null=self.null[index],
                     interval=(self.interval_low[index], self.interval_high[index]),
+                    details={"p": self.p_value[index], "q over all scores and heads": self.q_value[index]},
                 )
             )
             layers.append(
@@ -142,7 +155,7 @@ class GroupingProfile(Result):
             signed=False,
             switches=("attention to", "over"),
             empty=self.provenance.mixers,
-            note="Null: what even attention over all earlier tokens would give.",
+            note=f"{_NULL}{'' if self.n_texts >= LEAST_UNITS else _TOO_FEW}",
         )
 
     def __str__(self) -> str:
@@ -156,22 +169,35 @@ class GroupingProfile(Result):
                         str(head),
                         f"{value:.2f}",
                         interval(float(self.interval_low[at]), float(self.interval_high[at])),
+                        number(float(self.null[at])),
+                        number(float(self.p_value[at]), 3),
+                        number(float(self.q_value[at]), 3),
                         f"{self.even[index]:.2f}" if place == 0 else "",
                         number(float(self.where_possible[at])),
                         f"{self.possible[index]:.2f}" if place == 0 else "",
                     ]
                 )
-        titles = ["score", "head", "share", "95%", "even", "where possible", "queries"]
+        titles = ["score", "head", "share", "95%", "null", "p", "q", "even", "where possible", "queries"]
         columns = [(title, "left" if title in ("score", "head") else "right") for title in titles]
         left_out = f", {self.n_cut} cut" if self.n_cut else ""
         left_out += f", {self.n_skipped} too short" if self.n_skipped else ""
         title = f"Grouping profile over {self.n_texts:,} texts, {self.n_tokens:,} tokens{left_out}"
         note = (
-            "share: mean share of the head's attention on such pairs; even: the same for even attention;\n"
+            "share: mean share of the head's attention on such pairs; null: the same if it depended on distance alone\n"
+            "(previous and first token, which are positions: if it were even); p: share above null, over texts"
+            f"{'' if self.n_texts >= LEAST_UNITS else _TOO_FEW};\n"
+            "q: over all scores and heads; even: the share of even attention;\n"
             "where possible: mean attention on such pairs from the queries that have one; queries: share of those "
             "queries"
         )
         return f"{title}\n\n{table_text(columns, rows)}\n\n{note}"
+
+
+_NULL = (
+    "Null: what the head's own distance profile would give (for the previous and the first token: even attention). p: "
+    "share above its null, over texts; q over all scores and heads."
+)
+_TOO_FEW = f" (fewer than {LEAST_UNITS} texts, so there is no p)"
 
 
 @steady
@@ -231,7 +257,7 @@ class _Tally:
         self.model, self.tokenizer = model, weights.tokenizer
         self.longest, self.prepend_bos = longest, prepend_bos
         shape = (weights.n_layers, weights.n_heads, len(PROFILE_SCORES))
-        self.shares, self.possible = RunningRatio(*shape), RunningRatio(*shape)
+        self.shares, self.possible, self.null, self.excess = (RunningRatio(*shape) for _ in range(4))
         self.even = torch.zeros(len(PROFILE_SCORES), dtype=torch.float64)
         self.queries = torch.zeros(len(PROFILE_SCORES), dtype=torch.float64)
         self.n_texts = self.n_tokens = self.n_cut = self.n_skipped = 0
@@ -245,18 +271,22 @@ class _Tally:
         for pairs_of_text in pairs:
             self.even += even_pair_shares(pairs_of_text)
             self.queries += queries_with_pairs(pairs_of_text)
-            self.shares.next_unit()
-            self.possible.next_unit()
+            for running in (self.shares, self.possible, self.null, self.excess):
+                running.next_unit()
         self.n_texts += len(prompts)
         self.n_tokens += sum(map(len, prompts))
 
         def reduce(seen: LayerActivations) -> None:
-            for pattern, row in zip(seen["pattern"], seen.batch.rows, strict=True):
-                attention = text_shares(pattern.to("cpu", torch.float32), pairs[row])
+            for pattern, stream, row in zip(seen["pattern"], seen["resid_pre"], seen.batch.rows, strict=True):
+                pattern = pattern.to("cpu", torch.float32)
+                attention = text_shares(pattern, pairs[row])
+                null = null_shares(pattern, pairs[row], sinks(stream).cpu())
+                self.null.add(null, at=seen.layer)
+                self.excess.add(attention.shares - null, at=seen.layer)
                 self.shares.add(attention.shares, at=seen.layer)
                 self.possible.add(attention.on_pairs, queries_with_pairs(pairs[row]), at=seen.layer)
 
-        run(self.model, prompts, read=("pattern",), reduce=reduce)
+        run(self.model, prompts, read=("pattern", "resid_pre"), reduce=reduce)
 
     def _texts_of(self, ids: list[int]) -> list[str]:
         """Texts of tokens; special tokens such as BOS have none, so they are not taken for words."""
@@ -283,6 +313,7 @@ class _Tally:
 
         values, low, high = maps(self.shares)
         where, where_low, where_high = maps(self.possible)
+        null, p_value = (part.permute(2, 0, 1) for part in (self.null.ratio(), self.excess.p_value()))
         return GroupingProfile(
             scores=PROFILE_SCORES,
             values=values,
@@ -291,6 +322,9 @@ class _Tally:
             where_possible=where,
             where_possible_low=where_low,
             where_possible_high=where_high,
+            null=null.float(),
+            p_value=p_value.float(),
+            q_value=q_values(p_value.contiguous()).float(),
             even=(self.even / self.n_texts).float(),
             possible=(self.queries / self.n_tokens).float(),
             n_texts=self.n_texts,

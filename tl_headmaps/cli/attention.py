@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from ..core.errors import UsageError
-from ..core.types import GroupMethod, Measure
+from ..core.types import Combine, GroupMethod, Measure
 from .options import BosOption, DeviceOption, ModelOption, NoCheckpointOption, OutOption, given
 from .output import check_outputs, comma_parts, parse_heads, show_and_save
 
@@ -21,7 +21,7 @@ def groups(
     method: Annotated[GroupMethod | None, typer.Option("--method", help="How groups are found; default: auto.")] = None,
     drop_sink: Annotated[
         bool | None,
-        typer.Option("--drop-sink/--keep-sink", help="Leave out or keep a first token that is an attention sink."),
+        typer.Option("--drop-sink/--keep-sink", help="Leave out or keep attention sinks."),
     ] = None,
     threshold: Annotated[
         float | None, typer.Option("--threshold", help="Share of a token's strongest edge that counts.")
@@ -29,7 +29,12 @@ def groups(
     n_groups: Annotated[
         int | None, typer.Option("--n-groups", help="Make this many groups; default: the eigengap decides.")
     ] = None,
-    n_null: Annotated[int | None, typer.Option("--n-null", help="Shuffled graphs to compare with.")] = None,
+    n_null: Annotated[
+        int | None, typer.Option("--n-null", help="Most draws to compare each head with; default: 3999 for a sentence.")
+    ] = None,
+    combine: Annotated[
+        Combine | None, typer.Option("--combine", help="Mean or maximum over heads; default: mean.")
+    ] = None,
     prepend_bos: BosOption = None,
     model: ModelOption = None,
     _checkpoint: NoCheckpointOption = None,
@@ -48,6 +53,7 @@ def groups(
         threshold=threshold,
         n_groups=n_groups,
         n_null=n_null,
+        combine=combine,
         prepend_bos=prepend_bos,
     )
     show_and_save(attention_groups(load_model(model, device), text, **options), paths)

@@ -44,6 +44,9 @@ Origin: TypeAlias = Literal["upper", "lower"]
 GroupMethod: TypeAlias = Literal["auto", "spectral", "components"]
 """How groups of tokens are found in a graph of their affinities."""
 
+Combine: TypeAlias = Literal["mean", "max"]
+"""How the attention of several heads becomes one matrix."""
+
 Measure: TypeAlias = Literal["cosine", "dot"]
 """How the association of two vectors is measured."""
 

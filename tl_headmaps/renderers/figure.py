@@ -32,7 +32,7 @@ class Figure:
         >>> groups = AttentionGroups.from_pattern([[1, 0], [0.5, 0.5]], ["It", "is"])
         >>> figure = groups.figure()  # the last line of a notebook cell shows it
         >>> type(figure).__name__, figure.title
-        ('Figure', 'Heads and the token groups they serve')
+        ('Figure', 'Heads and the tokens they bind together')
         >>> figure.save("groups.html").name
         'groups.html'
     """

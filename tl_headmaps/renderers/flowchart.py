@@ -1,201 +1,351 @@
-"""Which heads serve which group of tokens: a flowchart next to the block matrix of attention.
+"""Which tokens each head binds together: a flowchart whose token boxes are the rows of the attention matrix beside it.
 
->>> flow(["It", "I", "is"], [[0, 1], [2]], {"Head 0": [0], "Head 1": [1]})
-Figure('Heads and token groups', Flow, 2 KB)
+>>> flow(["It", "I", "is"], {"Head 0": [([0, 1], 1.0)]}, matrix=[[1, 1, 0], [1, 1, 0], [0, 0, 1]])
+Figure('Heads and token groups', Flow, 4 KB)
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
 from ..core.errors import UsageError
-from .colours import SERIES
+from ..core.types import check_choice
+from .colours import SERIES, Scale
 from .figure import Figure
-from .grids import Heat, heat_of
-from .heat import heat_figure
+from .grids import checked
 from .page import escaped, figure_body, label, table
-from .text import visible
+from .text import significant, visible
 
 MAX_TOKENS = 128
 MAX_HEADS = 64
 
-ROW = 30.0
-"""Pixels from one box to the next."""
+LabelSide: TypeAlias = Literal["bottom", "top"]
+"""Where the names of the matrix' columns stand."""
 
-_BOX, _LETTER = 22.0, 8.0
+ON, OFF = "#2f6fd0", "#3a3d42"
+"""Colours of 1 and 0 in a matrix of nothing else."""
+
+BOX = 0.8
+"""Height of a box, as a share of a row."""
+
+_LETTER = 7.6
+_GAP = 150.0
+_WIDEST = 20
+_TITLED_CELLS = 1600
+_SMALLEST = 0.72
+"""Letters of a label that are shown, cells up to which each says its value, and how far a phone may shrink it all."""
+
+Link: TypeAlias = tuple[tuple[int, ...], float]
+"""Rows of the tokens of a group, and the share of the head's attention that is inside it."""
 
 
 @dataclass(frozen=True)
 class Flow:
-    """Heads, the groups of tokens they serve, and the attention between the tokens, group by group."""
+    """Heads with the groups they bind, and the attention between the tokens; tokens are in the order of the rows."""
 
     title: str
     tokens: tuple[str, ...]
-    groups: tuple[tuple[int, ...], ...]
-    heads: tuple[tuple[str, tuple[int, ...]], ...]
-    matrix: Heat | None = None
+    heads: tuple[tuple[str, tuple[Link, ...]], ...]
+    matrix: np.ndarray | None = None
+    scale: Scale | None = None
+    labels: LabelSide = "bottom"
     note: str = ""
 
     @property
-    def order(self) -> list[int]:
-        """Positions of the tokens, group by group."""
-        return [position for group in self.groups for position in group]
+    def is_binary(self) -> bool:
+        """Whether the matrix holds nothing but 0 and 1."""
+        return self.matrix is not None and set(np.unique(self.matrix)) <= {0.0, 1.0}
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether no row attends to a later one; those cells are then left empty."""
+        return self.matrix is not None and not self.is_binary and not np.triu(self.matrix, 1).any()
+
+    @cached_property
+    def colours(self) -> dict[tuple[int, ...], int]:
+        """A colour for each group, by its number; heads that bind the same tokens share it."""
+        numbers: dict[tuple[int, ...], int] = {}
+        for _, links in self.heads:
+            for tokens, _ in links:
+                numbers.setdefault(tokens, len(numbers) % len(SERIES))
+        return numbers
+
+    def token_colour(self, row: int) -> int | None:
+        """Colour of the only group a token is in."""
+        own = {colour for tokens, colour in self.colours.items() if row in tokens}
+        return own.pop() if len(own) == 1 else None
+
+    def cell_colour(self, value: float) -> str:
+        """Colour of a cell of the matrix."""
+        if self.is_binary:
+            return ON if value else OFF
+        return "" if self.scale is None else self.scale.colour(value)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where everything is, in pixels: what the page and print draw from.
+
+    Attributes:
+        row, cell: Height of a row, and width of a column of the matrix.
+        top: Of the first row.
+        left, token, right: Width of head boxes, left edge and width of token boxes.
+        matrix: Left edge of the matrix.
+        head_at: Middle of each head box.
+        upright: Whether column labels are turned.
+        width, height: Of everything.
+    """
+
+    row: float
+    cell: float
+    top: float
+    left: float
+    token: float
+    right: float
+    matrix: float
+    head_at: tuple[float, ...]
+    upright: bool
+    width: float
+    height: float
+
+    def middle(self, row: int) -> float:
+        """Middle of a row."""
+        return self.top + (row + 0.5) * self.row
 
 
 def flow(
     tokens: Sequence[object],
-    groups: Sequence[Any],
     heads: Mapping[Any, Any],
     *,
     matrix: Any = None,
+    order: Sequence[int] | None = None,
+    labels: LabelSide = "bottom",
     title: str = "Heads and token groups",
     unit: str = "attention",
     note: str = "",
 ) -> Figure:
-    """Heads joined to the tokens of the groups they serve, next to the attention matrix in the groups' order.
+    """Heads joined to the tokens they bind together, next to the attention matrix with the same rows.
 
     Args:
         tokens: The tokens of the text.
-        groups: Positions of the tokens of each group; every position in at most one group.
-        heads: For each head the numbers of the groups it serves.
+        heads: For each head its groups: ``{"Head 0": [([0, 1], 0.9)]}`` are positions of tokens, and the share of the
+            head's attention inside the group, which is the width of its lines.
         matrix: Attention by query and key position, drawn next to the flowchart if given.
+        order: Positions in the order in which they are drawn, if not that of the text.
+        labels: Names of the columns under the matrix, or on top of it.
         title: What is shown.
         unit: What the matrix holds.
         note: A sentence under the figure.
     """
+    check_choice(labels, LabelSide, "labels")
     names = tuple(map(label, tokens))
     if len(names) > MAX_TOKENS or len(heads) > MAX_HEADS:
         raise UsageError(
             f"A flowchart of {len(heads):,} heads and {len(names):,} tokens cannot be read; it takes up to {MAX_HEADS} "
             f"heads and {MAX_TOKENS} tokens. Choose the heads with the highest scores, or a shorter text."
         )
-    members = tuple(tuple(int(position) for position in group) for group in groups)
-    listed = [position for group in members for position in group]
-    if len(set(listed)) < len(listed) or not set(listed) <= set(range(len(names))):
-        raise UsageError(f"groups={members} must hold positions from 0 to {len(names) - 1}, each at most once.")
-    served = tuple((label(head), tuple(int(number) for number in numbers)) for head, numbers in heads.items())
-    for head, numbers in served:
-        if not set(numbers) <= set(range(len(members))):
-            raise UsageError(f"{head} serves groups {numbers}, but there are groups 0 to {len(members) - 1}.")
-    rest = tuple(position for position in range(len(names)) if position not in set(listed))
-    title = visible(title)
-    chart = Flow(title, names, (*members, *([rest] if rest else [])), served, None, note)
+    rows = list(range(len(names))) if order is None else [int(position) for position in order]
+    if sorted(rows) != list(range(len(names))):
+        raise UsageError(f"order={rows} must hold each position from 0 to {len(names) - 1} once.")
+    row_of = {position: row for row, position in enumerate(rows)}
+    joined = tuple((label(head), _links(label(head), groups, row_of)) for head, groups in heads.items())
+    values, scale = None, None
     if matrix is not None:
-        chart = Flow(title, names, chart.groups, served, _blocks(chart, matrix, unit), note)
-    return flow_figure(chart, n_named=len(members))
+        array, _ = checked(matrix, "The matrix")
+        if array.shape != (len(names),) * 2 or np.isnan(array).any():
+            raise UsageError(
+                f"The matrix has shape {array.shape}, but there are {len(names)} tokens; they must agree, and every "
+                "entry must be a number."
+            )
+        values = array[np.ix_(rows, rows)]
+        scale = Scale.over([values], unit=visible(unit))
+    shown = tuple(names[position] for position in rows)
+    return flow_figure(Flow(visible(title), shown, joined, values, scale, labels, note))
 
 
-def _blocks(chart: Flow, matrix: Any, unit: str) -> Heat:
-    heat = heat_of(matrix, title="Attention between tokens", unit=unit, rows="query", columns="key", item="pair")
-    shape = (heat.rows.n, heat.columns.n)
-    if shape != (len(chart.tokens),) * 2:
-        raise UsageError(f"The matrix has shape {shape}, but there are {len(chart.tokens)} tokens; they must agree.")
-    ordered = heat.layers[0].values[np.ix_(chart.order, chart.order)]
-    labels = [chart.tokens[position] for position in chart.order]
-    return heat_of(
-        ordered,
-        title="Attention between tokens",
-        unit=unit,
-        rows="query",
-        columns="key",
-        row_labels=labels,
-        column_labels=labels,
-        item="pair",
-        numbers=len(labels) <= 6,
-    )
+def _links(head: str, groups: Any, row_of: Mapping[int, int]) -> tuple[Link, ...]:
+    links = []
+    for positions, share in groups:
+        tokens = [int(position) for position in positions]
+        if not tokens or len(set(tokens)) < len(tokens) or not set(tokens) <= set(row_of):
+            raise UsageError(
+                f"{head} binds the tokens {tokens}; give positions from 0 to {len(row_of) - 1}, each at most once."
+            )
+        if not 0 <= float(share) <= 1 + 1e-6:
+            raise UsageError(f"{head} has a share of {share} inside {tokens}; a share is from 0 to 1.")
+        links.append((tuple(sorted(row_of[token] for token in tokens)), float(share)))
+    return tuple(links)
 
 
-def flow_figure(chart: Flow, *, n_named: int) -> Figure:
+def flow_figure(chart: Flow) -> Figure:
     """The figure of a flowchart."""
-    text = _words(chart, n_named)
-    drawing = _drawing(chart, n_named)
-    needs: tuple[str, ...] = ()
-    if chart.matrix is not None:
-        blocks = heat_figure(chart.matrix)
-        drawing += blocks.body
-        needs = blocks.needs
+    text = _words(chart)
     rows = [
-        [head, ", ".join(chart.tokens[i] for n in numbers for i in chart.groups[n])] for head, numbers in chart.heads
+        [head, " ".join(chart.tokens[row] for row in tokens), f"{share:.0%}"]
+        for head, links in chart.heads
+        for tokens, share in links
     ]
     body = figure_body(
         "flow",
         chart.title,
-        inside=f'<div class="tlhm-row">{drawing}</div>',
-        alternative=f"<p>{escaped(text)}</p>" + table(["head", "tokens"], rows),
+        inside=f'<div class="tlhm-wide">{_drawing(chart)}</div>',
+        alternative=f"<p>{escaped(text)}</p>" + table(["head", "binds", "of its attention"], rows),
         note=chart.note,
     )
-    return Figure(title=visible(chart.title), body=body, needs=needs, text=text, data=chart)
+    return Figure(title=chart.title, body=body, needs=(), text=text, data=chart)
 
 
-def _words(chart: Flow, n_named: int) -> str:
-    groups = "; ".join(
-        f"group {number}: {' '.join(chart.tokens[i] for i in group)}"
-        for number, group in enumerate(chart.groups[:n_named])
-    )
-    heads = "; ".join(f"{head} serves {', '.join(map(str, numbers)) or 'none'}" for head, numbers in chart.heads)
-    return f"{visible(chart.title)}: {len(chart.tokens)} tokens, {groups}. {heads}."
+def _words(chart: Flow) -> str:
+    heads = "; ".join(f"{head} binds {', '.join(_bound(chart, links)) or 'nothing'}" for head, links in chart.heads)
+    return f"{chart.title}: {len(chart.tokens)} tokens. {heads or 'No head binds tokens together'}."
 
 
-def layout(chart: Flow) -> tuple[dict[int, float], list[float], float]:
-    """Heights of token and head boxes, and the total height: gaps between groups, heads next to what they serve."""
-    token_at, y = {}, 0.0
-    for group in chart.groups:
-        for position in group:
-            token_at[position] = y
-            y += ROW
-        y += ROW / 2
-    wanted = []
-    for _, numbers in chart.heads:
-        served = [token_at[position] for number in numbers for position in chart.groups[number]]
-        wanted.append(sum(served) / len(served) if served else 0.0)
-    # Heads with the same ideal height are spread evenly around it, at least one row apart.
-    head_at = [0.0] * len(wanted)
-    free = 0.0
-    for place in sorted(set(wanted)):
-        sharing = [number for number, ideal in enumerate(wanted) if ideal == place]
-        free = max(free, place - ROW * (len(sharing) - 1) / 2)
-        for number in sharing:
-            head_at[number] = free
-            free += ROW
-    return token_at, head_at, max(y - ROW / 2, free)
+def _bound(chart: Flow, links: Sequence[Link]) -> list[str]:
+    return [f"{{{' '.join(chart.tokens[row] for row in tokens)}}} ({share:.0%})" for tokens, share in links]
 
 
-def _drawing(chart: Flow, n_named: int) -> str:
-    token_at, head_at, height = layout(chart)
-    left = 18.0 + _LETTER * max((len(head) for head, _ in chart.heads), default=1)
-    right = 18.0 + _LETTER * min(28, max(map(len, chart.tokens), default=1))
-    gap = 110.0
-    width = left + gap + right + 4
+def layout(chart: Flow) -> Layout:
+    """Places of all parts: token boxes are rows of the matrix, heads stand beside what they bind."""
+    n = len(chart.tokens)
+    row = 30.0 if n <= 12 else 24.0 if n <= 40 else 17.0
+    cell = min(row, 640.0 / n)
+    widest = min(_WIDEST, max(map(len, chart.tokens), default=1))
+    upright = widest * _LETTER > cell
+    above = (12 + widest * _LETTER if upright else 20.0) if chart.matrix is not None else 2.0
+    top = above if chart.labels == "top" else 2.0
+    ideal = []
+    for _, links in chart.heads:
+        rows = [place for tokens, _ in links for place in tokens]
+        ideal.append(top + row * (sum(rows) / len(rows) + 0.5) if rows else top + row / 2)
+    head_at = _head_places(ideal, row, (top, top + row * max(n, len(ideal))))
+    left = 18 + _LETTER * max((len(head) for head, _ in chart.heads), default=0)
+    token = 2 + left + _GAP
+    right = 14 + _LETTER * widest
+    matrix = token + right + 8
+    legend = 150 + _LETTER * len(chart.scale.unit) if chart.scale is not None else 0
+    width = matrix + (max(n * cell + 4, legend) if chart.matrix is not None else 0)
+    body = top + row * max(n, len(ideal))
+    below = (0.0 if chart.labels == "top" else above) + 42 if chart.matrix is not None else 4
+    return Layout(row, cell, top, left, token, right, matrix, head_at, upright, width, body + below)
+
+
+def _head_places(ideal: Sequence[float], row: float, ends: tuple[float, float]) -> tuple[float, ...]:
+    """Middles of head boxes: beside what they bind, or evenly over the height if that would crowd them."""
+    order = sorted(range(len(ideal)), key=lambda head: ideal[head])
+    places = [0.0] * len(ideal)
+    apart = sorted(set(ideal))
+    shared = [ideal.count(place) for place in apart]
+    needed = [place - row * (count - 1) / 2 for place, count in zip(apart, shared, strict=True)]
+    last = [first + row * (count - 1) for first, count in zip(needed, shared, strict=True)]
+    room = all(after - before >= row for before, after in zip(last[:-1], needed[1:], strict=True))
+    if ideal and room and needed[0] >= ends[0] + row / 2 and last[-1] <= ends[1] - row / 2:
+        for number, head in enumerate(order):
+            first = apart.index(ideal[head])
+            places[head] = needed[first] + row * (number - sum(shared[:first]))
+    else:
+        for number, head in enumerate(order):
+            places[head] = ends[0] + (ends[1] - ends[0]) * (number + 0.5) / len(order)
+    return tuple(places)
+
+
+def _drawing(chart: Flow) -> str:
+    place = layout(chart)
     parts = []
-    for number, (head, numbers) in enumerate(chart.heads):
-        colour = f"tlhm-s{numbers[0] % len(SERIES)}" if numbers else ""
-        y = head_at[number] + _BOX / 2 + 2
-        lines = "".join(
-            f'<path class="tlhm-s{group % len(SERIES)}" d="M{left + 2},{y:.1f} C{left + gap / 2},{y:.1f} '
-            f'{left + gap / 2},{token_at[i] + _BOX / 2 + 2:.1f} {left + gap},{token_at[i] + _BOX / 2 + 2:.1f}"/>'
-            for group in numbers
-            for i in chart.groups[group]
-        )
+    for (head, links), y in zip(chart.heads, place.head_at, strict=True):
+        lines = "".join(_line(chart, place, y, tokens, share) for tokens, share in links)
+        colour = f"tlhm-s{chart.colours[links[0][0]]}" if links else ""
+        said = f"{head}: {', '.join(_bound(chart, links)) or 'nothing'}"
         parts.append(
-            f'<g class="{colour}" tabindex="0"><title>{escaped(head)}</title>{lines}'
-            + _box(2.0, head_at[number] + 2, left, head)
+            f'<g class="{colour}" tabindex="0"><title>{escaped(said)}</title>{lines}'
+            + _box(place, 2.0, y, place.left, head)
             + "</g>"
         )
-    for number, group in enumerate(chart.groups):
-        colour = f"tlhm-s{number % len(SERIES)}" if number < n_named else ""
-        tokens = "".join(_box(left + gap, token_at[i] + 2, right, chart.tokens[i]) for i in group)
-        parts.append(f'<g class="{colour}">{tokens}</g>')
+    for row, token in enumerate(chart.tokens):
+        number = chart.token_colour(row)
+        colour = "" if number is None else f"tlhm-s{number}"
+        parts.append(f'<g class="{colour}">{_box(place, place.token, place.middle(row), place.right, token)}</g>')
+    parts.append(_cells(chart, place))
+    size = f"{place.width:.0f} {place.height:.0f}"
     return (
-        f'<svg class="tlhm-flow" width="{width}" height="{height + 4:.0f}" viewBox="0 0 {width} {height + 4:.0f}" '
-        f'role="img" aria-label="{escaped(chart.title)}">{"".join(parts)}</svg>'
+        f'<svg class="tlhm-flow" width="{place.width:.0f}" height="{place.height:.0f}" viewBox="0 0 {size}" '
+        f'style="min-width:{_SMALLEST * place.width:.0f}px" role="img" aria-label="{escaped(chart.title)}">'
+        f"{''.join(parts)}</svg>"
     )
 
 
-def _box(x: float, y: float, width: float, text: str) -> str:
-    shown = text if len(text) <= 28 else text[:27] + "…"
-    return (
-        f'<rect x="{x}" y="{y:.1f}" width="{width}" height="{_BOX}" rx="4"/>'
-        f'<text x="{x + width / 2}" y="{y + 15.5:.1f}" text-anchor="middle">{escaped(shown)}</text>'
+def _line(chart: Flow, place: Layout, y: float, tokens: tuple[int, ...], share: float) -> str:
+    start, middle, end = place.left + 2, place.left + 2 + _GAP / 2, place.token
+    curves = " ".join(
+        f"M{start:.0f},{y:.1f} C{middle:.0f},{y:.1f} {middle:.0f},{to:.1f} {end:.0f},{to:.1f}"
+        for to in map(place.middle, tokens)
     )
+    return f'<path class="tlhm-s{chart.colours[tokens]}" style="stroke-width:{line_width(share):.1f}" d="{curves}"/>'
+
+
+def line_width(share: float) -> float:
+    """Width of a line in pixels: 1 for nothing, 6 for all of a head's attention."""
+    return 1 + 5 * min(1.0, share)
+
+
+def shortened(text: str) -> str:
+    """A label that fits into its box."""
+    return text if len(text) <= _WIDEST else text[: _WIDEST - 1] + "…"
+
+
+def _box(place: Layout, x: float, y: float, width: float, text: str) -> str:
+    tall = BOX * place.row
+    return (
+        f'<rect x="{x:.1f}" y="{y - tall / 2:.1f}" width="{width:.1f}" height="{tall:.1f}" rx="4"/>'
+        f'<text x="{x + width / 2:.1f}" y="{y + 4.5:.1f}" text-anchor="middle">{escaped(shortened(text))}</text>'
+    )
+
+
+def _cells(chart: Flow, place: Layout) -> str:
+    if chart.matrix is None or chart.scale is None:
+        return ""
+    titled = chart.matrix.size <= _TITLED_CELLS
+    cells = []
+    for (row, column), value in np.ndenumerate(chart.matrix):
+        if chart.is_causal and column > row:
+            continue
+        said = f"{chart.tokens[row]} → {chart.tokens[column]}: {significant(float(value))}"
+        x, y = place.matrix + column * place.cell, place.top + row * place.row
+        cells.append(
+            f'<rect class="tlhm-cell" x="{x:.1f}" y="{y:.1f}" '
+            f'width="{place.cell:.1f}" height="{place.row:.1f}" style="fill:{chart.cell_colour(float(value))}"'
+            + (f"><title>{escaped(said)}</title></rect>" if titled else "/>")
+        )
+    bottom = place.top + place.row * len(chart.tokens)
+    y = place.top - 6 if chart.labels == "top" else bottom + (8 if place.upright else 16)
+    for column, token in enumerate(chart.tokens):
+        x = place.matrix + (column + 0.5) * place.cell
+        if not place.upright:
+            at = f'x="{x:.1f}" y="{y:.1f}" text-anchor="middle"'
+        else:
+            anchor = "start" if chart.labels == "top" else "end"
+            at = f'x="{x:.1f}" y="{y:.1f}" transform="rotate(-90 {x:.1f} {y:.1f})" dy="4" text-anchor="{anchor}"'
+        cells.append(f'<text class="tlhm-small" {at}>{escaped(shortened(token))}</text>')
+    return "".join(cells) + _legend(chart, place, chart.scale)
+
+
+def _legend(chart: Flow, place: Layout, scale: Scale) -> str:
+    x, y = place.matrix, place.height - 26
+    if chart.is_binary:
+        pieces = [(ON, "1"), (OFF, "0")]
+        squares = "".join(
+            f'<rect class="tlhm-cell" x="{x + 40 * i:.1f}" y="{y}" width="14" height="14" style="fill:{colour}"/>'
+            f'<text class="tlhm-small" x="{x + 40 * i + 19:.1f}" y="{y + 11}">{text}</text>'
+            for i, (colour, text) in enumerate(pieces)
+        )
+        return squares + f'<text class="tlhm-small" x="{x + 84:.1f}" y="{y + 11}">{escaped(scale.unit)}</text>'
+    table_of = scale.colours
+    bar = "".join(
+        f'<rect class="tlhm-bit" x="{x + 3 * i:.1f}" y="{y}" width="3.2" height="12" style="fill:#{colour}"/>'
+        for i, colour in enumerate(table_of)
+    )
+    wide = 3 * len(table_of)
+    said = f"{significant(scale.low)} to {significant(scale.high)} {scale.unit}"
+    return bar + f'<text class="tlhm-small" x="{x + wide + 8:.1f}" y="{y + 11}">{escaped(said)}</text>'

@@ -13,12 +13,12 @@ from ..core.files import replacing
 from .charts import Chart
 from .colours import SERIES
 from .example import Example
-from .flowchart import ROW as _FLOW_ROW
-from .flowchart import Flow, layout
+from .flowchart import Flow
 from .grids import Heat
 from .listing import Listing
 from .printed_example import draw_example
-from .sheet_maps import cell_inches, draw_heat, map_axes, scale_beside
+from .printed_flow import draw_flow
+from .sheet_maps import draw_heat
 from .sheets import INCHES, TICK_SIZE, TITLE_SIZE, frame, lines_of
 from .views import View
 
@@ -157,31 +157,7 @@ def _(data: Chart, sheet: Any) -> None:
 
 @draw.register
 def _(data: Flow, sheet: Any) -> None:
-    token_at, head_at, height = layout(data)
-    wide = float(sheet.get_figwidth())
-    sheet.set_figheight(min(max(0.25 * height / _FLOW_ROW, 1.2) + 0.3, 9.0))
-    columns = sheet.subplots(1, 2, width_ratios=[1, 1]) if data.matrix is not None else [sheet.subplots()]
-    axes = columns[0]
-    axes.set(xlim=(0, 3), ylim=(height, -_FLOW_ROW), title=data.title)
-    axes.axis("off")
-    frame = {"boxstyle": "round,pad=0.25", "facecolor": "white", "linewidth": 0.8}
-    for (head, numbers), y in zip(data.heads, head_at, strict=True):
-        for number in numbers:
-            for position in data.groups[number]:
-                axes.plot([0.7, 2.2], [y, token_at[position]], color=SERIES[number % len(SERIES)], lw=0.8, alpha=0.7)
-        colour = SERIES[numbers[0] % len(SERIES)] if numbers else "0.6"
-        axes.text(0.5, y, head, ha="center", va="center", bbox={**frame, "edgecolor": colour})
-    for number, group in enumerate(data.groups):
-        for position in group:
-            colour = SERIES[number % len(SERIES)]
-            text = data.tokens[position]
-            axes.text(2.4, token_at[position], text, ha="center", va="center", bbox={**frame, "edgecolor": colour})
-    if data.matrix is not None:
-        layer = data.matrix.layers[0]
-        cell = cell_inches(data.matrix, wide / 2 - 1.0, 5.5)
-        image = map_axes(columns[1], data.matrix, layer, cell)
-        columns[1].set(xlabel=data.matrix.columns.name, ylabel=data.matrix.rows.name)
-        scale_beside(sheet, image, layer.scale, columns[1], cell[1] * data.matrix.rows.n)
+    draw_flow(data, sheet)
 
 
 @draw.register

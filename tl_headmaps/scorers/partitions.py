@@ -22,11 +22,10 @@ differences below 1e-9 are ties, and ties go to the lower token.
 
 *Modularity* of a partition is the share of a graph's weight inside groups, less the share expected from the
 product of degrees alone: ``Q = sum_c (w_cc / 2m - (d_c / 2m)^2)``. The best partition of pure noise has a
-positive Q too, so :func:`shuffled` makes graphs of the same degrees to compare with.
+positive Q too, and attention that only falls with distance a large one: :mod:`.groups` has the null.
 """
 
 from collections.abc import Callable, Iterator
-from typing import Literal
 
 import numpy as np
 import torch
@@ -42,9 +41,6 @@ STRONG_PAIRS = 0.5
 _DENSE = 512
 """Tokens up to which all eigenvectors are computed; above, the leading ones by Lanczos steps."""
 
-_ROWS = 256
-"""Rows read at a time."""
-
 _SEPARATE = 0.5
 """Second eigenvalue from which on a connected graph is split."""
 
@@ -52,22 +48,23 @@ _MOST_GROUPS = 32
 _DECIMALS = 9
 _ROUNDS = 100
 
-_BLOCK = 1 << 22
-"""Entries of the shuffled graphs made at once."""
-
-_SCALINGS = 50
-"""Rounds that bring a shuffled graph back to its degrees."""
+_BLOCK = 1 << 20
+"""Entries of graphs read at a time."""
 
 
-def numbered(labels: Int[Tensor, " token"]) -> Int[Tensor, " token"]:
-    """The same partition with groups numbered by their first token.
+def numbered(labels: Int[Tensor, "*graph token"]) -> Int[Tensor, "*graph token"]:
+    """The same partitions with groups numbered by their first token.
 
     Example:
         >>> numbered(torch.tensor([7, 7, 2, 7]))
         tensor([0, 0, 1, 0])
     """
-    names: dict[int, int] = {}
-    return torch.tensor([names.setdefault(label, len(names)) for label in labels.tolist()], dtype=torch.long)
+    n = labels.shape[-1]
+    same = labels[..., :, None] == labels[..., None, :]
+    # The first token of each token's group; groups are counted by those.
+    first = same.to(torch.uint8).argmax(-1)
+    starts = first == torch.arange(n)
+    return (starts.cumsum(-1) - 1).gather(-1, first)
 
 
 def members(labels: Int[Tensor, " token"]) -> list[list[int]]:
@@ -79,179 +76,223 @@ def members(labels: Int[Tensor, " token"]) -> list[list[int]]:
 
 
 def cluster(
-    weights: Float[Tensor, "token token"], method: GroupMethod = "auto", threshold: float = 0.1, k: int | None = None
-) -> Int[Tensor, " token"]:
-    """Labels of the groups of a symmetric, non-negative matrix; its diagonal is not looked at.
+    weights: Float[Tensor, "*graph token token"],
+    method: GroupMethod = "auto",
+    threshold: float = 0.1,
+    k: int | None = None,
+) -> Int[Tensor, "*graph token"]:
+    """Labels of the groups of symmetric, non-negative matrices; their diagonals are not looked at.
 
-    With ``k`` the spectral method makes this many groups of all tokens that have an edge; the others stay alone.
+    Many small graphs are clustered at once about as fast as their eigenvectors can be computed. With ``k`` the spectral
+    method makes this many groups of all tokens that have an edge; the others stay alone.
 
     Example:
         >>> block = torch.tensor([[1.0, 1, 0], [1, 1, 0], [0, 0, 1]])
         >>> cluster(block)
         tensor([0, 0, 1])
     """
-    if bool(weights.diagonal().any()):
-        weights = weights.clone().fill_diagonal_(0)
-    if k is None and chosen_method(weights, method, threshold) == "components":
-        return connected(len(weights), lambda tokens: strong_rows(weights, tokens, threshold))
+    if bool(weights.diagonal(dim1=-2, dim2=-1).any()):
+        weights = weights.clone()
+        weights.diagonal(dim1=-2, dim2=-1).zero_()
+    n = weights.shape[-1]
+    graphs = weights.reshape(-1, n, n)
     if k is None:
-        parts = connected(len(weights), lambda tokens: weights[tokens] > 0)
+        sharp = torch.full((len(graphs),), method == "components") if method != "auto" else is_sharp(graphs, threshold)
+        parts = connected(
+            graphs, lambda rows: torch.where(sharp[:, None, None], strong(graphs, rows, threshold), graphs[:, rows] > 0)
+        )
     else:
-        bound = weights.sum(1) > 0
-        parts = numbered(torch.where(bound, -1, torch.arange(len(weights))))
-    labels = torch.zeros_like(parts)
-    for part in range(int(parts.max()) + 1 if len(parts) else 0):
-        tokens = (parts == part).nonzero().flatten()
-        whole = len(tokens) == len(weights)
-        inner = _spectral(weights if whole else weights[tokens][:, tokens], k)
-        labels[tokens] = inner + int(labels.max()) + 1
-    return numbered(labels)
+        sharp = torch.zeros(len(graphs), dtype=torch.bool)
+        bound = graphs.sum(2) > 0
+        parts = torch.where(bound, 0, torch.arange(1, n + 1))
+    labels = _split(graphs, parts, ~sharp, k)
+    return labels.reshape(weights.shape[:-1])
 
 
-def chosen_method(
-    weights: Float[Tensor, "token token"], method: GroupMethod, threshold: float
-) -> Literal["spectral", "components"]:
-    """What ``"auto"`` means for a matrix with an empty diagonal."""
-    if method != "auto":
-        return method
-    n = len(weights)
-    strong_edges, weak, total = 0, 0.0, 0.0
-    for tokens in torch.arange(n).split(_ROWS):
-        rows, strong = weights[tokens], strong_rows(weights, tokens, threshold)
-        strong_edges += int(strong.sum())
-        total += float(rows.sum())
-        weak += float(rows[~strong].sum())
-    sharp = weak <= WEAK_SHARE * total and strong_edges <= STRONG_PAIRS * n * (n - 1)
-    return "components" if sharp else "spectral"
+def is_sharp(graphs: Float[Tensor, "graph token token"], threshold: float) -> Bool[Tensor, " graph"]:
+    """Whether ``"auto"`` means components: few strong edges hold nearly all the weight. Diagonals are empty."""
+    n = graphs.shape[-1]
+    strong_edges, weak, total = (torch.zeros(len(graphs), dtype=torch.float64) for _ in range(3))
+    for rows in _rows(graphs):
+        weights, counts = graphs[:, rows], strong(graphs, rows, threshold)
+        strong_edges += counts.sum((1, 2))
+        total += weights.sum((1, 2))
+        weak += weights.masked_fill(counts, 0).sum((1, 2))
+    return (weak <= WEAK_SHARE * total) & (strong_edges <= STRONG_PAIRS * n * (n - 1))
 
 
-def strong_rows(
-    weights: Float[Tensor, "token token"], tokens: Int[Tensor, " some"], threshold: float
-) -> Bool[Tensor, "some token"]:
+def strong(
+    graphs: Float[Tensor, "graph token token"], rows: slice, threshold: float
+) -> Bool[Tensor, "graph some token"]:
     """Which edges of some tokens count: not far below the strongest edge of either end."""
-    strongest = weights.amax(1)
-    rows = weights[tokens]
-    return (rows >= threshold * torch.minimum(strongest[tokens, None], strongest[None, :])) & (rows > 0)
+    strongest = graphs.amax(2)
+    weights = graphs[:, rows]
+    return (weights >= threshold * torch.minimum(strongest[:, rows, None], strongest[:, None, :])) & (weights > 0)
 
 
-def connected(n: int, edges_of: Callable[[Tensor], Bool[Tensor, "some token"]]) -> Int[Tensor, " token"]:
-    """Labels of the connected parts; ``edges_of`` gives rows of the adjacency, so the full matrix is never built."""
+def _rows(graphs: Tensor) -> Iterator[slice]:
+    """Rows of all graphs that are read at a time."""
+    count, n, _ = graphs.shape
+    step = max(1, _BLOCK // max(1, count * n))
+    return (slice(first, min(first + step, n)) for first in range(0, n, step))
+
+
+def connected(
+    graphs: Float[Tensor, "graph token token"], edges_of: Callable[[slice], Bool[Tensor, "graph some token"]]
+) -> Int[Tensor, "graph token"]:
+    """Labels of the connected parts, numbered in each graph; ``edges_of`` gives rows, so no full matrix is built."""
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 
-    labels = np.arange(n)
-    for first in range(0, n, _ROWS):
-        ends, others = edges_of(torch.arange(first, min(first + _ROWS, n))).numpy().nonzero()
+    count, n, _ = graphs.shape
+    labels = np.arange(count * n)
+    for rows in _rows(graphs):
+        graph, ends, others = edges_of(rows).numpy().nonzero()
         # Edges between the parts connected so far; both are numbered by their first token, so the result is too.
-        pairs = (labels[first + ends], labels[others])
+        pairs = (labels[graph * n + rows.start + ends], labels[graph * n + others])
         edges = coo_array((np.ones(len(ends)), pairs), (int(labels.max()) + 1,) * 2)
         labels = connected_components(edges, directed=False)[1][labels]
-    return torch.from_numpy(labels).long()
+    found = labels.reshape(count, n)
+    return torch.from_numpy(found - found[:, :1]).long()
 
 
-def _spectral(weights: Float[Tensor, "token token"], k: int | None) -> Int[Tensor, " token"]:
-    """Spectral clustering of one part of a graph, into as many groups as its eigengap says unless told."""
-    n = len(weights)
-    most = min(n // 2, _MOST_GROUPS) if k is None else min(k, n - 1)
+def _split(
+    graphs: Float[Tensor, "graph token token"],
+    parts: Int[Tensor, "graph token"],
+    spectral: Bool[Tensor, " graph"],
+    k: int | None,
+) -> Int[Tensor, "graph token"]:
+    """Labels after the parts of some graphs have been clustered one by one; parts of one size go together."""
+    count, n = parts.shape
+    if not n:
+        return parts
+    whole = (parts.numpy() + (n + 1) * np.arange(count)[:, None]).ravel()
+    order = np.argsort(whole, kind="stable")
+    _, starts, sizes = np.unique(whole[order], return_index=True, return_counts=True)
+    labels = whole * n
+    chosen = spectral.numpy()[order[starts] // n]
+    for size in np.unique(sizes[chosen & (sizes > 1)]):
+        places = order[starts[chosen & (sizes == size)][:, None] + np.arange(size)]
+        graph, tokens = places[:, 0] // n, places % n
+        if size == n and len(graph) == count:
+            inner = graphs.numpy()
+        else:
+            inner = graphs.numpy()[graph[:, None, None], tokens[:, :, None], tokens[:, None, :]]
+        labels[places] += _spectral(inner, k)
+    return numbered(torch.from_numpy(labels.reshape(count, n)))
+
+
+def _spectral(weights: np.ndarray, k: int | None) -> np.ndarray:
+    """Spectral clustering of parts of one size, each into as many groups as its eigengap says unless told."""
+    count, n, _ = weights.shape
+    labels = np.zeros((count, n), dtype=np.int64)
+    if k is not None and k >= n:
+        return np.tile(np.arange(n), (count, 1))
+    most = min(n // 2, _MOST_GROUPS) if k is None else k
     if most < 2:
-        return torch.zeros(n, dtype=torch.long)
-    degrees = weights.sum(1).double()
-    values, vectors = _leading(weights, degrees.rsqrt(), most + 1)
+        return labels
+    degrees = weights.sum(2, dtype=np.float64)
+    values, vectors = _leading(weights, 1 / np.sqrt(degrees), most + 1)
     if k is None:
-        if values[1] < _SEPARATE:
-            return torch.zeros(n, dtype=torch.long)
-        most = int(np.round(values[1:-1] - values[2:], _DECIMALS).argmax()) + 2
-    rows = vectors[:, :most]
-    rows = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-30)
-    first = int((degrees / degrees.max()).numpy().round(_DECIMALS).argmax())
-    return _k_means(rows, most, first)
+        gaps = np.round(values[:, 1:-1] - values[:, 2:], _DECIMALS)
+        numbers = np.where(values[:, 1] < _SEPARATE, 1, gaps.argmax(1) + 2)
+    else:
+        numbers = np.full(count, most)
+    first = (degrees / degrees.max(1, keepdims=True)).round(_DECIMALS).argmax(1)
+    for number in np.unique(numbers[numbers > 1]):
+        some = np.flatnonzero(numbers == number)
+        rows = vectors[some, :, :number]
+        rows = rows / np.maximum(np.linalg.norm(rows, axis=2, keepdims=True), 1e-30)
+        labels[some] = _k_means(rows, first[some])
+    return labels
 
 
-def _leading(weights: Tensor, scale: Tensor, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """The k largest eigenvalues of the normalised matrix, largest first, and their eigenvectors."""
-    n = len(weights)
+def _leading(weights: np.ndarray, scale: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """The k largest eigenvalues of the normalised matrices, largest first, and their eigenvectors."""
+    n = weights.shape[-1]
     if n <= _DENSE:
-        values, vectors = np.linalg.eigh((weights * scale[:, None] * scale[None, :]).double().numpy())
-        return values[::-1][:k], vectors[:, ::-1][:, :k]
+        values, vectors = np.linalg.eigh(weights * scale[:, :, None] * scale[:, None, :])
+        return values[:, ::-1][:, :k], vectors[:, :, ::-1][:, :, :k]
     from scipy.sparse.linalg import LinearOperator, eigsh
-
-    factor = scale.to(weights.dtype)
-
-    def times(vector: np.ndarray) -> np.ndarray:
-        x = torch.from_numpy(np.ascontiguousarray(vector.reshape(-1))).to(weights.dtype)
-        product: np.ndarray = (factor * (weights @ (factor * x))).double().numpy()
-        return product
 
     # A fixed start that is no eigenvector: the first eigenvector, sqrt(degree), would end the iteration at once.
     start = np.cos(np.arange(n, dtype=np.float64) ** 1.5) + 0.1
-    values, vectors = eigsh(
-        LinearOperator((n, n), matvec=times, dtype=np.float64), k=k, which="LA", v0=start, tol=1e-6, ncv=min(n, 3 * k)
-    )
-    order = np.argsort(-values, kind="stable")
-    return values[order], vectors[:, order]
+    found = []
+    for graph, wide in zip(weights, scale, strict=True):
+        factor = wide.astype(graph.dtype)
+
+        def times(vector: np.ndarray, graph: np.ndarray = graph, factor: np.ndarray = factor) -> np.ndarray:
+            product: np.ndarray = factor * (graph @ (factor * vector.reshape(-1).astype(graph.dtype)))
+            return product.astype(np.float64)
+
+        values, vectors = eigsh(
+            LinearOperator((n, n), matvec=times, dtype=np.float64),
+            k=k,
+            which="LA",
+            v0=start,
+            tol=1e-6,
+            ncv=min(n, 3 * k),
+        )
+        order = np.argsort(-values, kind="stable")
+        found.append((values[order], vectors[:, order]))
+    return np.stack([values for values, _ in found]), np.stack([vectors for _, vectors in found])
 
 
-def _k_means(points: np.ndarray, k: int, first: int) -> Int[Tensor, " token"]:
-    """Lloyd's algorithm from the farthest-first start."""
-    taken = [first]
-    nearest = _distances(points, points[[first]])[:, 0]
-    while len(taken) < k:
-        taken.append(int(nearest.argmax()))
-        nearest = np.minimum(nearest, _distances(points, points[[taken[-1]]])[:, 0])
-    centres = points[taken]
-    labels = np.full(len(points), -1)
+def _k_means(points: np.ndarray, first: np.ndarray) -> np.ndarray:
+    """Lloyd's algorithm from the farthest-first start, for many sets of points; as many groups as dimensions."""
+    count, n, k = points.shape
+    every = np.arange(count)
+    centres = np.empty((count, k, k))
+    centres[:, 0] = points[every, first]
+    nearest = _distances(points, centres[:, :1])[:, :, 0]
+    for number in range(1, k):
+        centres[:, number] = points[every, nearest.argmax(1)]
+        nearest = np.minimum(nearest, _distances(points, centres[:, number : number + 1])[:, :, 0])
+    labels = np.full((count, n), -1)
+    moving = every
     for _ in range(_ROUNDS):
-        moved = _distances(points, centres).argmin(1)
-        if (moved == labels).all():
+        moved = _distances(points[moving], centres[moving]).argmin(2)
+        changed = (moved != labels[moving]).any(1)
+        moving, moved = moving[changed], moved[changed]
+        if not len(moving):
             break
-        labels = moved
-        centres = np.stack([points[labels == c].mean(0) if (labels == c).any() else centres[c] for c in range(k)])
-    return torch.from_numpy(labels).long()
+        labels[moving] = moved
+        inside = (moved[:, :, None] == np.arange(k)).astype(float)
+        sizes = inside.sum(1)[:, :, None]
+        sums = inside.transpose(0, 2, 1) @ points[moving]
+        centres[moving] = np.where(sizes > 0, sums / np.maximum(sizes, 1), centres[moving])
+    return labels
 
 
 def _distances(points: np.ndarray, centres: np.ndarray) -> np.ndarray:
-    """Squared distances; rounded, so that ties are ties."""
-    squared: np.ndarray = ((points[:, None, :] - centres[None, :, :]) ** 2).sum(-1)
+    """Squared distances of many sets of points; rounded, so that ties are ties."""
+    squares = (points**2).sum(2)[:, :, None] + (centres**2).sum(2)[:, None, :]
+    squared: np.ndarray = squares - 2 * points @ centres.transpose(0, 2, 1)
     return squared.round(_DECIMALS)
 
 
-def within(weights: Float[Tensor, "token token"], labels: Int[Tensor, " token"]) -> Float[Tensor, " group"]:
+def within(
+    weights: Float[Tensor, "*graph token token"], labels: Int[Tensor, "*graph token"]
+) -> Float[Tensor, "*graph group"]:
     """Weight between tokens of the same group, for each group."""
-    if not len(labels):
-        return weights.new_zeros(0)
+    if not labels.shape[-1]:
+        return weights.new_zeros(*labels.shape[:-1], 0)
     indicator = torch.nn.functional.one_hot(labels).to(weights.dtype)
-    return (indicator * (weights @ indicator)).sum(0)
+    return (indicator * (weights @ indicator)).sum(-2)
 
 
-def modularity(weights: Float[Tensor, "token token"], labels: Int[Tensor, " token"]) -> float:
-    """Newman's modularity of a partition of a symmetric graph; 0 for a graph without edges."""
-    degrees = weights.sum(1).double()
-    total = float(degrees.sum())
-    if total <= 0:
-        return 0.0
-    inside = within(weights, labels).double()
-    of_group = torch.zeros_like(inside).index_add_(0, labels, degrees)
-    return float((inside / total - (of_group / total).square()).sum())
+def modularity(
+    weights: Float[Tensor, "*graph token token"], labels: Int[Tensor, "*graph token"]
+) -> Float[Tensor, "*graph"]:
+    """Newman's modularity of partitions of symmetric graphs; 0 for a graph without edges.
 
-
-def shuffled(weights: Float[Tensor, "token token"], n_null: int, seed: int) -> Iterator[Float[Tensor, "token token"]]:
-    """Graphs in which each token deals its weights to earlier tokens at random, brought back to the same degrees.
-
-    A query keeps how sharply it attends and a token keeps how much it is attended to; who attends to whom is chance.
-    Scaling back to the degrees is symmetric and stops after fifty rounds, so very sparse graphs meet them only roughly.
+    Example:
+        >>> pairs = torch.tensor([[0.0, 1, 0, 0], [1, 0, 0, 0], [0, 0, 0, 1], [0, 0, 1, 0]])
+        >>> modularity(pairs, torch.tensor([0, 0, 1, 1]))
+        tensor(0.5000, dtype=torch.float64)
     """
-    n = len(weights)
-    earlier, wanted = weights.tril(-1), weights.sum(1)[:, None]
-    unseen = torch.ones(n, n, dtype=torch.bool).triu()
-    generator = torch.Generator().manual_seed(seed)
-    # As many graphs at once as fit: for the few tokens of a sentence, one by one would cost mostly overhead.
-    for count in [len(some) for some in torch.arange(n_null).split(max(1, _BLOCK // (n * n)))]:
-        # Row i of the sorted order begins with a permutation of 0 .. i - 1.
-        order = torch.rand(count, n, n, generator=generator).masked_fill_(unseen, 2.0).argsort(dim=2, stable=True)
-        graphs = torch.zeros_like(earlier).repeat(count, 1, 1).scatter_(2, order, earlier.expand(count, n, n))
-        graphs = graphs + graphs.mT
-        scale = weights.new_ones(count, n, 1)
-        for _ in range(_SCALINGS):
-            reached = scale * (graphs @ scale)
-            scale = scale * torch.where(reached > 0, wanted / reached.clamp_min(1e-30), 0.0).sqrt()
-        yield from graphs.mul_(scale).mul_(scale.mT)
+    degrees = weights.sum(-1).double()
+    total = degrees.sum(-1, keepdim=True).clamp_min(1e-300)
+    inside = within(weights, labels).double()
+    of_group = torch.zeros_like(inside).scatter_add_(-1, labels, degrees)
+    return (inside / total - (of_group / total).square()).sum(-1)

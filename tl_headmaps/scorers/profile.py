@@ -13,6 +13,10 @@ Each score names pairs (query, key) of a text and is the share of all the head's
   left to ``previous_token``. Words and clauses are cut by rules for English (:class:`Segments`), not by a parser.
 * **sentence_block**: earlier tokens of the same sentence but for the one just before, from the second sentence on
   (inside the first there is nothing else to see).
+
+Near tokens are in the same sentence, and most heads attend to near tokens. So the null of a score is what its pairs
+would get if the head's attention depended on distance alone: its own distance profile in the same text, with sinks as
+they are (:mod:`.distance`). The previous and the first token are positions themselves: their null is even attention.
 """
 
 from collections.abc import Sequence
@@ -21,6 +25,8 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+
+from .distance import expected_on, pair_classes
 
 PROFILE_SCORES = (
     "previous_token",
@@ -31,6 +37,9 @@ PROFILE_SCORES = (
     "sentence_block",
 )
 
+
+POSITIONS = ("previous_token", "first_token")
+"""Scores that are positions themselves, so that distance explains all of them."""
 
 FUNCTION_WORDS = frozenset(
     """a an the this that these those my your his her its our their some any no every each either neither all both
@@ -153,9 +162,22 @@ def text_shares(pattern: Float[Tensor, "head query key"], pairs: Bool[Tensor, "s
 
 
 def even_pair_shares(pairs: Bool[Tensor, "score query key"]) -> Float[Tensor, " score"]:
-    """The null: what a head that attends evenly to all tokens it can see would score."""
+    """A baseline: what a head that attends evenly to all tokens it can see would score."""
     n = pairs.shape[-1]
     return (pairs.sum(2) / torch.arange(1, n + 1)).double().mean(1)
+
+
+def null_shares(
+    pattern: Float[Tensor, "head query key"],
+    pairs: Bool[Tensor, "score query key"],
+    sinks: Bool[Tensor, " pos"],
+) -> Float[Tensor, "head score"]:
+    """Share on the pairs if attention depended on distance alone; for scores that are positions, if it were even."""
+    by_distance = expected_on(pattern, pairs, pair_classes(pairs.shape[-1], sinks=sinks))
+    shares = by_distance / pattern.double().sum((1, 2))[:, None]
+    even = even_pair_shares(pairs)
+    positions = torch.tensor([score in POSITIONS for score in PROFILE_SCORES])
+    return torch.where(positions, even, shares)
 
 
 def queries_with_pairs(pairs: Bool[Tensor, "score query key"]) -> Int[Tensor, " score"]:

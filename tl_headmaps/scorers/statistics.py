@@ -22,6 +22,9 @@ from ..core.types import HeadIndex
 
 _Z95 = 1.959963984540054
 
+LEAST_UNITS = 4
+"""Documents or clusters that a test needs."""
+
 
 def wilson_interval(share: Float[Tensor, "*shape"], n: Tensor | int, quantile: float = _Z95) -> tuple[Tensor, Tensor]:
     """95% Wilson interval of a share of ``n`` independent trials (``n`` may broadcast).
@@ -83,6 +86,27 @@ class RunningRatio:
         squares = self._sums["xx"] - 2 * ratio * self._sums["xy"] + ratio.square() * self._sums["yy"]
         spread = (squares.clamp_min(0) * n / (n - 1)).sqrt()
         return float(student.ppf(0.975, n - 1)) * spread / self._sums["y"]
+
+    def p_value(self) -> Tensor:
+        """One-sided p-value of a ratio above 0 (Student's); NaN for fewer than four units, or if all are alike.
+
+        Example:
+            >>> mean = RunningRatio()
+            >>> for value in (1.0, 2.0, 3.0, 2.0):
+            ...     mean.add(torch.tensor(value))
+            ...     mean.next_unit()
+            >>> round(float(mean.p_value()), 4)
+            0.0082
+        """
+        n, ratio = self._count, self.ratio()
+        if n < LEAST_UNITS:
+            return torch.full_like(ratio, float("nan"))
+        from scipy.special import stdtr, stdtrit
+
+        error = self.half_width() / float(stdtrit(n - 1, 0.975))
+        known = error > 1e-12 * (1 + ratio.abs())
+        p = torch.from_numpy(np.asarray(stdtr(n - 1, -(ratio / error.clamp_min(1e-300)).numpy())))
+        return torch.where(known, p, float("nan"))
 
 
 def poisson_binomial_tail(chances: NDArray[np.float64], hits: int) -> float:
@@ -493,3 +517,23 @@ def sign_p_value(more: Int[Tensor, "*shape"], less: Int[Tensor, "*shape"]) -> Fl
     # The binomial tail P(X >= k) is a beta integral; of k = 0 it is 1.
     tail = np.where(k > 0, betainc(np.maximum(k, 1.0), n - k + 1.0, 0.5), 1.0)
     return torch.from_numpy(tail).float()
+
+
+def sequential_p_value(exceeds: Bool[Tensor, " draw"], enough: int = 10) -> float:
+    """Rank p-value of draws that end when ``enough`` of them are as extreme as the own value (Besag and Clifford 1991).
+
+    Ending there says early that something is not rare, and the p-value stays valid: ``enough`` over the number of draws
+    made, or as in :func:`rank_p_value` if all draws were made first. NaN without draws.
+
+    Example:
+        >>> sequential_p_value(torch.tensor([True, False, True, True]), enough=2)
+        0.6666666666666666
+        >>> sequential_p_value(torch.tensor([False] * 199))
+        0.005
+    """
+    if not len(exceeds):
+        return float("nan")
+    counts = exceeds.cumsum(0)
+    if int(counts[-1]) >= enough:
+        return enough / (1 + int((counts < enough).sum()))
+    return (1 + int(counts[-1])) / (1 + len(exceeds))

@@ -12,19 +12,30 @@ from torch import Tensor
 from ...core.arrays import arrays_digest, dtype_name, given_tensor
 from ...core.errors import UsageError
 from ...core.provenance import Provenance
-from ...core.types import GroupMethod, HeadIndex, HeadLike, check_choice
+from ...core.types import Combine, GroupMethod, HeadIndex, HeadLike, check_choice
 from ...renderers.figure import Figure
-from ...renderers.flowchart import flow
-from ...renderers.text import number, table_text, visible, word
+from ...renderers.flowchart import LabelSide, flow
+from ...renderers.text import number, table_text, visible, word, wrapped
 from ...renderers.views import token_groups_view
 from ...results import Result, cells, nested, tensor_of
 from ...scorers.groups import THRESHOLD, Grouping, GroupOptions, Groups
+from ...scorers.statistics import q_values
 
 if TYPE_CHECKING:
     from typing import Self
 
 View: TypeAlias = Literal["flow", "tokens"]
-_PER_HEAD = ("within_share", "modularity", "null_modularity", "z_score", "p_value", "sink_share", "self_share")
+_PER_HEAD = (
+    "within_share",
+    "distance_within",
+    "modularity",
+    "null_modularity",
+    "z_score",
+    "p_value",
+    "q_value",
+    "sink_share",
+    "self_share",
+)
 """Fields with one value per head."""
 
 _MOST_COMBINED = 1024
@@ -32,7 +43,12 @@ _MOST_COMBINED = 1024
 
 _MOST_TOKENS = 40
 _MOST_HEADS = 12
-"""Tokens of a group and heads that are shown; heads are those whose groups are sharpest."""
+_MOST_DRAWN = 4
+"""Tokens of a group and heads that are listed, and heads that are drawn: those whose groups are least like chance."""
+
+_ALPHA = 0.05
+_LEAST_SHARE = 0.02
+"""Share of a head's attention from which on a group of its own is drawn."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -44,22 +60,33 @@ class AttentionGroups(Result):
         heads: The heads, in the order of every per-head field. Heads of a bare pattern are those of layer 0.
         causal: Whether no token attends to a later one; affinities are then corrected for the causal triangle.
         method: How the groups of the combination were found: ``"components"`` or ``"spectral"``.
-        sink: Index of the attention sink that was left out, or None.
-        found_sink: Index of the attention sink, whether it was left out or not, or None if there is none.
-        groups: Groups of the combination (the mean of all heads).
+        combine: How the heads were combined: ``"mean"`` or ``"max"``.
+        sink: Index of the first token if it is an attention sink and was left out, or None.
+        found_sink: The same, whether it was left out or not.
+        sinks: All tokens that were left out, since the heads together park attention on them.
+        groups: Groups of the combination of all heads.
         head_groups: Groups of each head alone.
+        head_shares: Share of each head's attention between different kept tokens that stays inside each of its groups.
+        head_sinks: Further tokens that the heads of the same layer park attention on; they stay alone in its groups.
         head_to_group: Number of the group each head serves: where the share of its attention exceeds that of even
             attention most; None if it serves none.
         weights: Share of each head's attention between different kept tokens that stays inside each group.
         even_weights: The same for even attention.
+        distance_weights: The same if each head's attention depended on distance alone (its own distance profile); NaN
+            above 512 tokens.
         within_share: Share of that attention that stays inside the head's own groups.
+        distance_within: The same if it depended on distance alone.
         modularity: Modularity of the head's own groups (affinities, degree-product null).
-        null_modularity, z_score, p_value: The same for as many groups found in shuffled graphs of the same degrees, and
-            how far the head is above them; NaN where none were drawn (or, for ``z_score``, all are alike).
+        null_modularity, z_score, p_value: The same for groups found, in the same way, in draws that keep the head's
+            distance profile and sinks (mean of the draws), how far the head is above them, and how many of them are as
+            modular; NaN where none were drawn (or, for ``z_score``, all are alike). Draws end once ten are as modular:
+            p is then above .05.
+        q_value: False discovery rate over the heads of this result (Benjamini-Hochberg).
         sink_share: Share of attention that later tokens give to the first token.
         self_share: Share of attention that tokens give to themselves.
         combination: The same measurements for the combination, by name.
-        combined: Mean attention over heads; None for more than 1,024 tokens.
+        combined: Attention of all heads together; None for more than 1,024 tokens.
+        patterns: Attention of each head, for its figure; None where that would be more than 262,144 numbers.
         parents: Parent of each token if the pattern is a tree mask (None: a root), else None.
 
     Example:
@@ -80,22 +107,30 @@ class AttentionGroups(Result):
     heads: tuple[HeadIndex, ...]
     causal: bool
     method: str
+    combine: str
     sink: int | None
     found_sink: int | None
+    sinks: tuple[int, ...]
     groups: Groups
     head_groups: tuple[Groups, ...]
+    head_shares: tuple[tuple[float, ...], ...]
+    head_sinks: tuple[tuple[int, ...], ...]
     head_to_group: tuple[int | None, ...]
     weights: Float[Tensor, "head group"]
     even_weights: Float[Tensor, " group"]
+    distance_weights: Float[Tensor, "head group"]
     within_share: Float[Tensor, " head"]
+    distance_within: Float[Tensor, " head"]
     modularity: Float[Tensor, " head"]
     null_modularity: Float[Tensor, " head"]
     z_score: Float[Tensor, " head"]
     p_value: Float[Tensor, " head"]
+    q_value: Float[Tensor, " head"]
     sink_share: Float[Tensor, " head"]
     self_share: Float[Tensor, " head"]
     combination: dict[str, float]
     combined: Float[Tensor, "query key"] | None
+    patterns: Float[Tensor, "head query key"] | None
     parents: tuple[int | None, ...] | None
     provenance: Provenance
 
@@ -110,6 +145,7 @@ class AttentionGroups(Result):
         threshold: float = THRESHOLD,
         n_groups: int | None = None,
         n_null: int | None = None,
+        combine: Combine = "mean",
     ) -> "Self":
         """Groups of bare attention patterns: head x query x key, or one query x key matrix.
 
@@ -117,10 +153,11 @@ class AttentionGroups(Result):
             pattern: Array, tensor or nested lists of non-negative attention; rows need not sum to one.
             tokens: Texts of the tokens; numbers by default.
             method: As in :func:`~tl_headmaps.attention_groups`, like the other options.
-            drop_sink: Leave the first token out when it is an attention sink.
+            drop_sink: Leave attention sinks out.
             threshold: Share of a token's strongest edge from which on an edge is strong.
             n_groups: Make this many groups instead of letting the eigengap decide (spectral).
-            n_null: Shuffled graphs to compare with.
+            n_null: Most draws to compare with.
+            combine: Mean or maximum over heads.
 
         Example:
             >>> from tl_headmaps import AttentionGroups
@@ -128,7 +165,7 @@ class AttentionGroups(Result):
             >>> AttentionGroups.from_pattern(pattern, ["It", "I", "is", "am"]).words()
             (('It', 'I'), ('is', 'am'))
         """
-        options = GroupOptions(method, drop_sink, threshold, n_groups, n_null)
+        options = GroupOptions(method, drop_sink, threshold, n_groups, n_null, combine)
         patterns = _as_patterns(pattern)
         n = patterns.shape[-1]
         names = tuple(str(token) for token in (range(n) if tokens is None else tokens))
@@ -158,17 +195,24 @@ class AttentionGroups(Result):
             heads=tuple(heads),
             causal=grouping.causal,
             method=grouping.method,
-            sink=grouping.sink,
-            found_sink=grouping.found_sink,
+            combine=grouping.options["combine"],
+            sink=0 if 0 in grouping.sinks else None,
+            found_sink=0 if 0 in grouping.found_sinks else None,
+            sinks=grouping.sinks,
             groups=grouping.groups,
             head_groups=tuple(grouping.head_groups),
+            head_shares=tuple(grouping.head_shares),
+            head_sinks=tuple(grouping.head_sinks),
             head_to_group=grouping.head_to_group,
             weights=grouping.weights,
             even_weights=grouping.even_weights,
+            distance_weights=grouping.distance_weights,
             combination=grouping.combination,
             combined=grouping.combined.float() if len(tokens) <= _MOST_COMBINED else None,
+            patterns=grouping.patterns,
             parents=None if grouping.parents is None else tuple(grouping.parents),
             provenance=provenance,
+            q_value=q_values(torch.tensor(grouping.per_head["p_value"], dtype=torch.float64)).float(),
             **{name: torch.tensor(values, dtype=torch.float32) for name, values in grouping.per_head.items()},
         )
 
@@ -180,13 +224,12 @@ class AttentionGroups(Result):
     @property
     def kept(self) -> tuple[int, ...]:
         """Indices of the tokens that were grouped."""
-        return tuple(token for token in range(len(self.tokens)) if token != self.sink)
+        return tuple(token for token in range(len(self.tokens)) if token not in self.sinks)
 
     @property
     def order(self) -> tuple[int, ...]:
-        """All tokens, a sink that was left out first, then group by group: the order in which blocks are visible."""
-        first = () if self.sink is None else (self.sink,)
-        return (*first, *(token for group in self.groups for token in group))
+        """All tokens, sinks that were left out first, then group by group: the order in which blocks are visible."""
+        return (*self.sinks, *(token for group in self.groups for token in group))
 
     @property
     def labels(self) -> tuple[int | None, ...]:
@@ -207,6 +250,34 @@ class AttentionGroups(Result):
         order = self.modularity.argsort(descending=True, stable=True)[:n].tolist()
         return [(self.heads[i], float(self.modularity[i])) for i in order]
 
+    def formers(self, q: float = _ALPHA) -> list[tuple[HeadIndex, float]]:
+        """Heads that form groups which their distance profile does not explain, and their q-values, lowest first.
+
+        Among heads found at ``q``, about this share is expected to be there by chance; the family is the heads of this
+        result. Ties go to the more modular groups.
+
+        Raises:
+            UsageError: No draws were made.
+
+        Example:
+            >>> from tl_headmaps import AttentionGroups
+            >>> same = torch.arange(12)[:, None] % 3 == torch.arange(12)[None, :] % 3
+            >>> groups = AttentionGroups.from_pattern(torch.where(same, 1.0, 0.05))
+            >>> groups.formers()  # every third token, whatever the distance
+            [(HeadIndex(layer=0, head=0), 0.0010000000474974513)]
+        """
+        if bool(self.p_value.isnan().all()) and any(len(groups) > 1 for groups in self.head_groups):
+            raise UsageError(
+                f"No draws were made for these {len(self.tokens)} tokens, so no head has a p-value. Ask for them with "
+                "n_null=199, or take a text of 8 to 64 tokens."
+            )
+        return [(self.heads[i], float(self.q_value[i])) for i in self._ranked() if float(self.q_value[i]) <= q]
+
+    def _ranked(self) -> list[int]:
+        """Heads by p-value, then by modularity; those without a p-value last."""
+        p = self.p_value.nan_to_num(nan=2.0).tolist()
+        return sorted(range(len(self.heads)), key=lambda i: (p[i], -float(self.modularity[i]), i))
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         names = [str(head) for head in self.heads]
@@ -218,17 +289,23 @@ class AttentionGroups(Result):
             "head_groups": {
                 name: [list(group) for group in groups] for name, groups in zip(names, self.head_groups, strict=True)
             },
+            "head_shares": dict(zip(names, map(list, self.head_shares), strict=True)),
+            "head_sinks": dict(zip(names, map(list, self.head_sinks), strict=True)),
             "causal": self.causal,
             "method": self.method,
+            "combine": self.combine,
             "sink": self.sink,
             "found_sink": self.found_sink,
+            "sinks": list(self.sinks),
             "parents": None if self.parents is None else list(self.parents),
             "order": list(self.order),
             "weights": self.weights.tolist(),
             "even_weights": self.even_weights.tolist(),
+            "distance_weights": nested(self.distance_weights),
             **{name: nested(getattr(self, name)) for name in _PER_HEAD},
             "combination": {name: _finite(value) for name, value in self.combination.items()},
             "combined": None if self.combined is None else self.combined.tolist(),
+            "patterns": None if self.patterns is None else self.patterns.tolist(),
             "provenance": self.provenance.to_dict(),
         }
 
@@ -236,22 +313,28 @@ class AttentionGroups(Result):
     def from_dict(cls, values: dict[str, Any]) -> "Self":
         """Inverse of :meth:`to_dict`."""
         heads = tuple(HeadIndex.parse(name) for name in values["axes"]["head"])
-        combined, parents = values["combined"], values["parents"]
+        combined, patterns, parents = values["combined"], values["patterns"], values["parents"]
         n_groups = len(values["groups"])
         return cls(
             tokens=tuple(values["axes"]["token"]),
             heads=heads,
             causal=values["causal"],
             method=values["method"],
+            combine=values["combine"],
             sink=values["sink"],
             found_sink=values["found_sink"],
+            sinks=tuple(values["sinks"]),
+            head_shares=tuple(tuple(values["head_shares"][str(head)]) for head in heads),
+            head_sinks=tuple(tuple(values["head_sinks"][str(head)]) for head in heads),
             groups=_groups(values["groups"]),
             head_groups=tuple(_groups(values["head_groups"][str(head)]) for head in heads),
             head_to_group=tuple(values["head_to_group"][str(head)] for head in heads),
             weights=torch.tensor(values["weights"], dtype=torch.float32).view(len(heads), n_groups),
             even_weights=torch.tensor(values["even_weights"], dtype=torch.float32),
+            distance_weights=tensor_of(values["distance_weights"]).view(len(heads), n_groups),
             combination={name: _number(value) for name, value in values["combination"].items()},
             combined=None if combined is None else torch.tensor(combined, dtype=torch.float32),
+            patterns=None if patterns is None else torch.tensor(patterns, dtype=torch.float32),
             parents=None if parents is None else tuple(parents),
             provenance=Provenance.from_dict(values["provenance"]),
             **{name: tensor_of(values[name]) for name in _PER_HEAD},
@@ -266,48 +349,163 @@ class AttentionGroups(Result):
                 "tokens": " ".join(map(str, self.groups[group])),
                 "weight": float(self.weights[place, group]),
                 "even_weight": float(self.even_weights[group]),
+                "distance_weight": _finite(float(self.distance_weights[place, group])),
                 "serves": self.head_to_group[place] == group,
                 **{name: _finite(float(getattr(self, name)[place])) for name in _PER_HEAD},
             }
 
-    def figure(self, *, view: View = "flow") -> Figure:
-        """The groups of the combined attention.
+    def figure(
+        self,
+        *,
+        view: View = "flow",
+        head: HeadLike | None = None,
+        names: Sequence[str] | None = None,
+        labels: LabelSide = "bottom",
+    ) -> Figure:
+        """Heads and the tokens they bind together, beside the attention between the tokens.
+
+        A line leads from a head to each token of a group of its own, as wide as the share of the head's attention
+        inside the group; heads that bind the same tokens have the same colour. Heads that bind nothing are not drawn.
 
         Args:
-            view: ``"flow"``: heads joined to groups, next to the matrix. ``"tokens"``: the text coloured by group
-                (circuitsvis).
+            view: ``"flow"``, or ``"tokens"``: the text coloured by group (circuitsvis).
+            head: Draw this head alone, with its own attention; by default the heads whose groups are least like
+                chance, with the attention of all heads.
+            names: What the heads are called, in the order of ``heads``; by default L23H4 and so on.
+            labels: Names of the matrix' columns under it, or on top.
         """
         if view == "tokens":
             return token_groups_view(self.tokens, self.labels, title="Token groups")
         check_choice(view, View, "view")
-        shown = [head for head, _ in self.top(_MOST_HEADS)]
-        heads = {}
-        for head in sorted(shown):
-            group = self.head_to_group[self.heads.index(head)]
-            heads[str(head)] = [] if group is None else [group]
-        notes = []
-        # A sink that was left out is not drawn either: it would take up the whole colour scale.
+        if names is not None and len(names) != len(self.heads):
+            raise UsageError(f"{len(names)} names were given for {len(self.heads)} heads; name each.")
+        called = [str(one) for one in (self.heads if names is None else names)]
+        if head is None:
+            shown, groups, matrix = sorted(self._drawn()), self.groups, self.combined
+            unit = "attention" if len(self.heads) == 1 else f"attention, {self.combine} over heads"
+        else:
+            place = self._index(head)
+            if self.patterns is None:
+                raise UsageError(
+                    f"The attention of {self.heads[place]} was not kept: {len(self.heads)} heads of {len(self.tokens)} "
+                    f"tokens are too much. Ask for heads={str(self.heads[place])!r} alone."
+                )
+            shown, groups, matrix = [place], self.head_groups[place], self.patterns[place]
+            unit = f"attention of {called[place]}"
+        # Sinks that were left out are not drawn either: they would take up the whole colour scale.
         kept = list(self.kept)
-        place = {token: number for number, token in enumerate(kept)}
-        if self.sink is not None:
-            notes.append(f"The attention sink (token {self.sink}, {self.tokens[self.sink]!r}) is left out.")
-        if len(self.groups) == 1:
-            notes.append("Together the heads bind the tokens into one group, which none serves more than another.")
-        if len(self.heads) > len(shown):
-            notes.append(
-                f"The {len(shown)} of {len(self.heads)} heads with the sharpest groups of their own are shown."
-            )
+        row_of = {token: row for row, token in enumerate(kept)}
+        return flow(
+            [word(self.tokens[token]) for token in kept],
+            {
+                called[place]: [([row_of[token] for token in group], share) for group, share in self._bound(place)]
+                for place in shown
+            },
+            matrix=None if matrix is None else matrix[kept][:, kept],
+            order=[row_of[token] for group in groups for token in group],
+            labels=labels,
+            title="Heads and the tokens they bind together",
+            unit=unit,
+            note=self._note(shown, called, head),
+        )
+
+    def _index(self, head: HeadLike) -> int:
+        wanted = HeadIndex.of(head)
+        if wanted not in self.heads:
+            raise UsageError(f"{wanted} is not among the {len(self.heads)} heads of this result.")
+        return self.heads.index(wanted)
+
+    def _bound(self, place: int) -> list[tuple[tuple[int, ...], float]]:
+        """Groups of two or more tokens of a head with the share of its attention inside; none if all are in one."""
+        groups = self.head_groups[place]
+        if len(groups) < 2:
+            return []
+        shares = (min(1.0, share) for share in self.head_shares[place])
+        return [
+            (group, share)
+            for group, share in zip(groups, shares, strict=True)
+            if len(group) > 1 and share > _LEAST_SHARE
+        ]
+
+    def _drawn(self) -> list[int]:
+        """Heads that are drawn: those that pass their null, or else those that come closest to it."""
+        binding = [place for place in self._ranked() if self._bound(place)]
+        passing = [place for place in binding if float(self.p_value[place]) <= _ALPHA]
+        return (passing or binding)[:_MOST_DRAWN]
+
+    def _note(self, shown: list[int], called: list[str], head: HeadLike | None) -> str:
+        """The figure in words: who forms groups, is their separation complete, and who is specialised for which."""
+        notes = []
+        if self.sinks:
+            tokens = ", ".join(f"{visible(self.tokens[token])!r}" for token in self.sinks)
+            notes.append(f"Left out as attention sink{'s' if len(self.sinks) > 1 else ''}: {tokens}.")
+        if head is not None:
+            notes.append(self._tested(shown[0], called))
+        elif len(self.heads) > 1:
+            notes.append(self._formed(shown))
+        if head is None and len(self.groups) == 1 and len(self.heads) > 1:
+            notes.append("All heads together bind the tokens into one group.")
+        else:
+            notes.append(self._separation(None if head is None else shown[0]))
+        if head is None and len(self.groups) > 1:
+            notes.append(self._specialised(called))
         if self.parents is not None:
             notes.append("The mask is a tree: each token sees its ancestors only.")
-        return flow(
-            [self.tokens[token] for token in kept],
-            [[place[token] for token in group] for group in self.groups],
-            heads,
-            matrix=None if self.combined is None else self.combined[kept][:, kept],
-            title="Heads and the token groups they serve",
-            unit="attention, mean over heads",
-            note=" ".join(notes),
+        return " ".join(filter(None, notes))
+
+    def _tested(self, place: int, called: list[str]) -> str:
+        p = float(self.p_value[place])
+        if not self._bound(place):
+            return f"{called[place]} binds nothing: its tokens are in one group, or alone."
+        if math.isnan(p):
+            return _UNTESTED
+        verdict = "is not explained" if p <= _ALPHA else "may be explained"
+        return (
+            f"Modularity {number(float(self.modularity[place]))}, which {verdict} by its distance profile alone (mean "
+            f"of draws {number(float(self.null_modularity[place]))}, p = {p:.2g})."
         )
+
+    def _formed(self, shown: list[int]) -> str:
+        n = len(self.heads)
+        if bool(self.p_value.isnan().all()):
+            drawn = f"Drawn: {len(shown)} of {n} heads. " if len(shown) < n else ""
+            return f"{drawn}{_UNTESTED}"
+        passing = int((self.p_value <= _ALPHA).sum())
+        found = (
+            f"{len(self.formers())} of {n} heads form groups that their distance profile does not explain (q of "
+            f"{_ALPHA} or less over these {n} heads; p of {_ALPHA} or less: {passing})."
+        )
+        if passing > len(shown):
+            return f"{found} Drawn: the {len(shown)} with the lowest p."
+        return found if passing else f"{found} Drawn: the {len(shown)} that come closest."
+
+    def _separation(self, place: int | None) -> str:
+        inside, by_distance = (
+            (self.combination["within_share"], self.combination["distance_within"])
+            if place is None
+            else (float(self.within_share[place]), float(self.distance_within[place]))
+        )
+        if len(self.groups if place is None else self.head_groups[place]) < 2:
+            return ""
+        null = "" if math.isnan(by_distance) else f" ({1 - by_distance:.0%} if it depended on distance alone)"
+        if inside >= 1 - 1e-6:
+            return f"The separation is complete: no attention crosses the groups{null}."
+        return f"The separation is not complete: {1 - inside:.0%} of the attention between tokens crosses groups{null}."
+
+    def _specialised(self, called: list[str]) -> str:
+        parts = []
+        for number_, group in enumerate(self.groups[:6]):
+            serving = self._serving(number_)
+            if serving and len(group) > 1:
+                more = f" and {len(serving) - 4} more" if len(serving) > 4 else ""
+                words = " ".join(word(self.tokens[token]) for token in group[:6]) + (" ..." if len(group) > 6 else "")
+                parts.append(f"{{{words}}}: {', '.join(called[place] for place in serving[:4])}{more}")
+        return f"Specialised for {'; '.join(parts)}." if parts else ""
+
+    def _serving(self, group: int) -> list[int]:
+        """Heads that serve a group, the most specialised first."""
+        serving = [place for place, served in enumerate(self.head_to_group) if served == group]
+        return sorted(serving, key=lambda place: -float(self.weights[place, group] - self.even_weights[group]))
 
     def __str__(self) -> str:
         columns = [("group", "right"), ("tokens", "left"), ("served by", "left")]
@@ -315,7 +513,8 @@ class AttentionGroups(Result):
         parts = [self._title(), table_text(columns, rows)]
         if self.parents is not None:
             parts.append(self._tree(self.parents))
-        return "\n\n".join([*parts, self._sharpest(), _NOTE])
+        words = " ".join(filter(None, [self._formed(self._drawn()).partition(" Drawn")[0], self._separation(None)]))
+        return "\n\n".join([*parts, self._sharpest(), wrapped(words, 120), _NOTE])
 
     def _title(self) -> str:
         n_heads, n_groups = len(self.heads), len(self.groups)
@@ -328,6 +527,8 @@ class AttentionGroups(Result):
             fate = "left out" if self.sink is not None else "kept"
             token = visible(self.tokens[self.found_sink])
             title += f"; attention sink {token!r} takes {share:.2f} of the attention and is {fate}"
+        if others := [visible(self.tokens[token]) for token in self.sinks if token]:
+            title += f"; left out as well: {', '.join(map(repr, others))}"
         return title
 
     def _words(self, group: tuple[int, ...]) -> str:
@@ -335,8 +536,7 @@ class AttentionGroups(Result):
         return shown if len(group) <= _MOST_TOKENS else f"{shown} | ... ({len(group)} tokens)"
 
     def _served_by(self, group: int) -> str:
-        serving = [place for place, served in enumerate(self.head_to_group) if served == group]
-        serving.sort(key=lambda place: -float(self.weights[place, group] - self.even_weights[group]))
+        serving = self._serving(group)
         shown = ", ".join(f"{self.heads[place]} {self.weights[place, group]:.2f}" for place in serving[:6])
         return shown + (f", {len(serving) - 6} more" if len(serving) > 6 else "") or "no head"
 
@@ -349,17 +549,18 @@ class AttentionGroups(Result):
         return f"The pattern is a tree: every token sees itself and its ancestors only.\n\n{table}"
 
     def _sharpest(self) -> str:
-        """The heads with the most modular groups, and these groups."""
-        titles = ["head", "serves", "within", "modularity", "null", "z", "p", "sink", "self", "its own groups"]
-        columns = [(title, "left" if title in ("head", "its own groups") else "right") for title in titles]
+        """The heads whose groups are least like chance, and these groups."""
+        columns = [(title, "left" if title in ("head", "its own groups") else "right") for title in _TITLES]
         rows = []
-        for head, _ in self.top(_MOST_HEADS):
-            place = self.heads.index(head)
+        for place in self._ranked()[:_MOST_HEADS]:
             group = self.head_to_group[place]
-            numbers = (number(float(getattr(self, name)[place])) for name in _PER_HEAD)
-            rows.append([str(head), "-" if group is None else group, *numbers, self._own(self.head_groups[place])])
+            numbers = [
+                number(float(getattr(self, name)[place]), 3 if name[1:] == "_value" else 2) for name in _PER_HEAD
+            ]
+            own = self._own(self.head_groups[place])
+            rows.append([str(self.heads[place]), "-" if group is None else group, *numbers, own])
         left_out = len(self.heads) - len(rows)
-        more = f"\n({left_out} heads with less modular groups are not shown)" if left_out else ""
+        more = f"\n({left_out} heads whose groups are more like chance are not shown)" if left_out else ""
         return f"{table_text(columns, rows)}{more}"
 
     def _own(self, groups: Groups) -> str:
@@ -372,10 +573,16 @@ class AttentionGroups(Result):
         return f"{shown}{more}" + (f"  +{single} alone" if single else "")
 
 
+_UNTESTED = "No draws were made, so nothing is said about chance."
+_TITLES = (
+    *("head", "serves", "within", "by distance", "modularity", "null", "z", "p", "q", "sink", "self"),
+    "its own groups",
+)
 _NOTE = (
     "serves: group whose share of the head's attention exceeds even attention most; within: share of the attention\n"
-    "between different tokens that stays in the head's own groups; null, z, p: the same for shuffled graphs of equal\n"
-    "degrees; sink, self: share of attention on the first token and on the token itself"
+    "between different tokens that stays in the head's own groups, and if it depended on distance alone; null, z, p:\n"
+    "the same steps on draws that keep the head's distance profile and sinks; q: over the heads of this result; sink,\n"
+    "self: share of attention on the first token and on the token itself"
 )
 
 

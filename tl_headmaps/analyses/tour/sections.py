@@ -233,8 +233,8 @@ def groups(tour: Tour) -> Finding:
         ("groups", "--text", SENTENCE, "--heads", chosen),
         f"The {len(sharpest)} of {len(every.heads)} heads whose groups are sharpest, {', '.join(map(str, sharpest))}, "
         f"bind the tokens of {quoted(SENTENCE)} into {_count(len(sharp.groups), 'group')}: {words}. Together their "
-        f"modularity is {number(together['modularity'])}, in shuffled graphs {number(together['null_modularity'])} "
-        "(they were picked for being sharp, which flatters the comparison); "
+        f"modularity is {number(together['modularity'])}, in draws that keep how it falls with distance "
+        f"{number(together['null_modularity'])} (they were picked for being sharp, which flatters the comparison); "
         f"the mean over all heads makes {_count(len(every.groups), 'group')}.",
         f"{_count(len(sharp.groups), 'group')} of {len(sharp.kept)} tokens",
     )
