@@ -2,7 +2,7 @@
 
 The heads of each function are ablated (z set to zero at every position) and all functions' items asked again: an 8 x 8
 matrix for the eight functions. Heads are chosen anew for every fold, by maps made without its contents, so each item is
-held out. The control are as many other heads of the same layers, drawn many times: the p-value is the rank of the own
+held out. The control are as many heads of the same layers, drawn many times: the p-value is the rank of the own
 heads among these draws. Items only say how sure an accuracy is: that one set of heads is worse than another on the same
 items is no evidence, since any two sets differ. Where the whole model is at chance, nothing can be said.
 """
@@ -30,7 +30,7 @@ from ..renderers import heat
 from ..renderers.figure import Figure
 from ..renderers.text import interval, table_text
 from ..results import Result, cells
-from ..scorers.statistics import clustered_interval, clusters_of, matched_sets, q_values, rank_p_value
+from ..scorers.statistics import clustered_interval, clusters_of, q_values, rank_p_value, sets_like
 from .task_maps.call import resolve_tasks
 from .task_maps.result import TaskMaps
 
@@ -73,13 +73,13 @@ class TaskVerification(Result):
         functions: Names of the functions, for both axes.
         n_items: Items of each function that were asked.
         n_ablated: Heads ablated for each function.
-        n_random: Draws of other heads from the same layers, for each function.
+        n_random: Sets of as many heads of the same layers, for each function.
         n_moved: Own heads whose layer had too few others, so that a neighbouring layer gave one; over all folds.
         accuracy: After ablating the heads of the row's function, on the items of the column's.
         accuracy_low, accuracy_high: Its interval.
         clean: With all heads.
         clean_low, clean_high: Its interval.
-        random: With as many other heads of the same layers ablated, none of them the function's own, on the function's
+        random: With other sets of as many heads of the same layers ablated, on the function's
             own items; mean over the draws.
         random_low, random_high: Where 95% of the draws lie.
         chance: Expected share of right answers when one of the alternatives is drawn.
@@ -238,7 +238,7 @@ class TaskVerification(Result):
         if n_testable < len(self.functions):
             summary += "; of the others nothing can be said"
         fewest = min(self.n_random)
-        summary += f"\n{fewest} draws of other heads for each function: p is {1 / (1 + fewest):.2g} at least"
+        summary += f"\n{fewest} other sets of heads for each function: p is {1 / (1 + fewest):.2g} at least"
         if n_testable and n_testable / (1 + fewest) > SIGNIFICANT:
             summary += f", so one function alone of {n_testable} cannot get the verdict worse: raise n_random"
         if any(self.n_moved):
@@ -277,7 +277,7 @@ def verify_tasks(
             answers of similar items.
         n_items: Items of each function to ask, spread over the folds; None for all. More items make accuracies surer,
             more draws make p-values smaller; the time is their product.
-        n_random: Draws of other heads of the same layers, for each function; all there are, if fewer.
+        n_random: Other sets of as many heads of the same layers, for each function; all there are, if fewer.
         max_heads: Heads to ablate for a function: as many as stand out, but at least one and at most this many.
         prepend_bos: Begin every prompt with the BOS token; by default as for the maps.
         seed: Decides which items are asked and which random heads are drawn; by default the seed of the maps.
@@ -394,16 +394,16 @@ def _own_heads(
 
 @dataclass(frozen=True)
 class _Draws:
-    """Sets of other heads for one function, fold by fold, and how many heads had to come from a neighbouring layer."""
+    """Sets of heads like the own ones of a function, fold by fold; how many heads a layer shares with its neighbours."""
 
     masks: Bool[Tensor, "draw fold layer head"]
     n_moved: int
 
 
 def _matched(own: Bool[Tensor, "fold layer head"], everything: Sequence[HeadIndex], n_random: int, seed: int) -> _Draws:
-    """Sets of other heads of the same layers: one for each fold in each draw, since each fold has its own heads."""
+    """Sets of as many heads of the same layers: one for each fold in each draw, since each fold has its own heads."""
     by_fold = [
-        matched_sets([HeadIndex(*head) for head in heads.nonzero().tolist()], everything, n_random, seed + fold)
+        sets_like([HeadIndex(*head) for head in heads.nonzero().tolist()], everything, n_random, seed=seed + fold)
         for fold, heads in enumerate(own)
     ]
     n_draws = min(len(matched.sets) for matched in by_fold)

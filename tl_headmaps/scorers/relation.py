@@ -154,11 +154,23 @@ def score_layer(
     alike = Alike.nothing(pairs) if alike is None else alike
     null = _Null(pairs.to(torch.device("cpu")), alike, len(maps.heads))
     _find_nulls(maps, pairs, hit, null, budget)
-    promote, suppress = (
-        Direction(pairs.share(hit[i]), *_intervals(pairs, alike, hit[i].cpu()), *null.tables[i], rank[i])
-        for i in range(2)
-    )
-    return promote, suppress
+    directions = []
+    for i in range(2):
+        low, high = _intervals(pairs, alike, hit[i].cpu())
+        null_mean, p_value, neighbour, neighbour_p_value = null.tables[i]
+        directions.append(
+            Direction(
+                score=pairs.share(hit[i]),
+                interval_low=low,
+                interval_high=high,
+                null_mean=null_mean,
+                p_value=p_value,
+                neighbour=neighbour,
+                neighbour_p_value=neighbour_p_value,
+                ranks=rank[i],
+            )
+        )
+    return directions[0], directions[1]
 
 
 def _intervals(pairs: Pairs, alike: Alike, hit: Tensor) -> tuple[Tensor, Tensor]:

@@ -151,7 +151,9 @@ class Features:
 
     def layer(self, layer: int) -> Float[Tensor, "item head d_head"]:
         """Features of one layer."""
-        return self._scale * standardised(self._read(layer).float()).unflatten(1, (self.n_heads, -1))
+        features: Tensor = self._scale * standardised(self._read(layer).float())
+        by_head: Tensor = features.unflatten(1, (self.n_heads, -1))
+        return by_head
 
 
 @dataclass(frozen=True)
@@ -216,10 +218,10 @@ def head_importance(
             inner = (by_head[:, probe.tested] @ by_head[:, probe.seen].mT).permute(1, 2, 0).contiguous()
             for start in range(0, len(probe.labels), _FITS_AT_ONCE):
                 some = probe.labels[start : start + _FITS_AT_ONCE]
-                fits = torch.arange(start, start + len(some))
-                parts = probe.weights[fits, some.T] @ inner
+                place = torch.arange(start, start + len(some))
+                parts = probe.weights[place, some.T] @ inner
                 own = one_hot(some, n_classes).float()
-                sums[probe.place + fits, :, layer] += torch.einsum("ftc,tfh->fch", own, parts)
+                sums[probe.place + place, :, layer] += torch.einsum("ftc,tfh->fch", own, parts)
         if progress is not None:
             progress(1)
     return sums / counts.clamp_min(1)[..., None, None]

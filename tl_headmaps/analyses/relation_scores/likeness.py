@@ -56,7 +56,8 @@ def _units(
         linked = directions[own] @ directions[own].T > ALIKE_COSINE
         linked |= same_stem[own, None] == same_stem[own]
         label[own] = own[_first_linked(linked)]
-    return label.unique(return_inverse=True)[1]
+    numbers: Tensor = label.unique(return_inverse=True)[1]
+    return numbers
 
 
 def _first_linked(linked: Bool[Tensor, "item item"]) -> Int[Tensor, " item"]:

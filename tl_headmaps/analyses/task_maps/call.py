@@ -319,7 +319,8 @@ def _result(weights: HeadWeights, found: _Found, design: _Design, tasks: Tasks, 
 
 
 def _renumbered(clusters: Int[Tensor, " item"]) -> Int[Tensor, " item"]:
-    return clusters.unique(return_inverse=True)[1]
+    numbers: Tensor = clusters.unique(return_inverse=True)[1]
+    return numbers
 
 
 def _standing_out(
