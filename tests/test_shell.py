@@ -97,6 +97,16 @@ def plain(result: Result) -> dict[str, Any]:
     return values
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_checkpoint(source_model("llama"), tmp_path_factory.mktemp("printing") / "llama")
+
+
+@pytest.fixture(scope="module")
+def results(model: Any) -> dict[str, Result]:
+    return {name: call(model) for name, call in ANALYSES.items()}
+
+
 class TestAmbientState:
     @pytest.mark.parametrize("analysis", ANALYSES)
     def test_results_do_not_depend_on_it(self, analysis: str, model: Any, tmp_path: Path) -> None:
@@ -208,10 +218,6 @@ def grid_command(folder: Path, *out: Path) -> list[str]:
 
 
 class TestPrinting:
-    @pytest.fixture(scope="class")
-    def folder(self, tmp_path_factory: pytest.TempPathFactory) -> Path:
-        return save_checkpoint(source_model("llama"), tmp_path_factory.mktemp("printing") / "llama")
-
     @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
     def test_a_full_disk_behind_stdout_loses_no_file(self, folder: Path, tmp_path: Path) -> None:
         with Path("/dev/full").open("w") as full:
@@ -235,9 +241,10 @@ class TestPrinting:
         assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr
         assert Result.load(tmp_path / "a.json").kind == "token_grid"
 
-    @pytest.mark.parametrize("name", ["x" * 300 + ".json", "a\0b.json"], ids=["long", "null"])
-    def test_names_that_cannot_be(self, run: Any, name: str) -> None:
-        run("grid", "--head", "L0H0", "--sources", "a", "--targets", "b", "--out", name).assert_refused(2, "--out")
+    def test_names_that_cannot_be(self, run: Any) -> None:
+        run("grid", "--head", "L0H0", "--sources", "a", "--targets", "b", "--out", "x" * 300 + ".json").assert_refused(
+            2, "--out"
+        )
 
     def test_options_of_the_verification_are_checked_first(self, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(tl_headmaps, "load_model", lambda *_: pytest.fail("the long work was started"))
@@ -369,11 +376,11 @@ class TestFilesOfOthers:
 
     def test_task_tables_with_line_breaks_in_cells(self, tmp_path: Path) -> None:
         path = tmp_path / "tasks.csv"
-        rows = [[f"{n}\u2028+\n1", str(n), function] for n in range(10) for function in ("retrieval", "inference")]
+        questions = [(f"{n}\u2028+\n{f}", f) for n in range(10) for f in ("retrieval", "inference")]
+        rows = [[question, "a", function] for question, function in questions]
         path.write_text(csv_text(["question", "answer", "function"], rows), newline="")
-        assert [item.question for item in Tasks.from_file(path, template="{question}", duplicates="drop").items] == [
-            f"{n}\u2028+\n1" for n in range(10)
-        ] or len(Tasks.from_file(path, template="{question}")) == 20
+        items = Tasks.from_file(path, template="{question}").items
+        assert [item.question for item in items] == [question for question, _ in questions]
 
     def test_a_pipe_is_refused_at_once(self, tmp_path: Path) -> None:
         for suffix in (".json", ".csv", ".txt", ".safetensors"):
@@ -406,10 +413,6 @@ class TestFilesOfOthers:
 
 
 class TestResults:
-    @pytest.fixture(scope="class")
-    def results(self, model: Any) -> dict[str, Result]:
-        return {name: call(model) for name, call in ANALYSES.items()}
-
     def test_shapes_and_axes_are_checked_against_each_other(self, results: dict[str, Result], tmp_path: Path) -> None:
         """Whatever loads can be printed, listed and saved again."""
         generator = np.random.default_rng(0)
