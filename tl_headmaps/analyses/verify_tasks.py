@@ -394,7 +394,7 @@ def _own_heads(
 
 @dataclass(frozen=True)
 class _Draws:
-    """Sets of heads like the own ones of a function, fold by fold; how many heads a layer shares with its neighbours."""
+    """Sets like the own heads of a function, fold by fold, and how many of these are pooled with a neighbouring layer."""
 
     masks: Bool[Tensor, "draw fold layer head"]
     n_moved: int
