@@ -394,7 +394,7 @@ def _own_heads(
 
 @dataclass(frozen=True)
 class _Draws:
-    """Sets like the own heads of a function, fold by fold, and how many of these are pooled with a neighbouring layer."""
+    """Sets like the own heads of a function, fold by fold, and how many of these heads are of pooled layers."""
 
     masks: Bool[Tensor, "draw fold layer head"]
     n_moved: int
