@@ -6,6 +6,7 @@
 import re
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 import torch
 from architectures import ARCHITECTURES, HOOKED, N_VOCAB, Architecture, Dense, Running, booted
 from planted import TL_MAJOR, needs_hooked, word
+from reading import read_once
 from torch import Tensor
 
 from tl_headmaps import (
@@ -162,24 +164,27 @@ CHECKS: dict[str, Callable[[Any, HeadWeights, Architecture, Dense], None]] = {
 
 def outcomes(row: Architecture, processed: bool, host: str = "bridge") -> dict[str, str]:
     """For each analysis ``""`` if it is right, or the sentence it is refused with; anything else raises."""
-    try:
-        model = booted(row, processed=processed, host=host)
-        weights = HeadWeights.from_model(model)
-    except HeadMapsError as error:
-        return dict.fromkeys(CHECKS, str(error))
-    except RuntimeError as error:
-        if not processed or "does not support compatibility mode" not in str(error):
-            raise
-        return outcomes(row, processed=False)
-    dense = dense_of(row.name)
-    found = {}
-    for name, check in CHECKS.items():
+    with ExitStack() as stack:
         try:
-            check(model, weights, row, dense)
-            found[name] = "" if n_mapped(weights) == weights.n_layers or name in _OF_THE_RUN else weights.mlp_refusal
+            model = booted(row, processed=processed, host=host)
+            weights = stack.enter_context(read_once(model))
         except HeadMapsError as error:
-            found[name] = str(error)
-    return found
+            return dict.fromkeys(CHECKS, str(error))
+        except RuntimeError as error:
+            if not processed or "does not support compatibility mode" not in str(error):
+                raise
+            # There is no such model: the row says what the raw one gives.
+            return outcomes(row, processed=False)
+        dense = dense_of(row.name)
+        found = {}
+        for name, check in CHECKS.items():
+            try:
+                check(model, weights, row, dense)
+                mapped = n_mapped(weights) == weights.n_layers or name in _OF_THE_RUN
+                found[name] = "" if mapped else weights.mlp_refusal
+            except HeadMapsError as error:
+                found[name] = str(error)
+        return found
 
 
 _OF_THE_RUN = ("value mixing", "ablation", "components")

@@ -5,9 +5,10 @@ positions add the same vector to every token.
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -83,7 +84,7 @@ def forward_pass(model: Model, layers: Sequence[int]) -> ForwardPass:
     calls: dict[int, tuple[tuple[Any, ...], dict[str, Any]]] = {}
     known = model.hook_dict
     hooks = [
-        (name, _keep(seen[layer], short))
+        (name, partial(_keep, seen[layer], short))
         for layer in layers
         for short, hook in _HOOKS.items()
         if (name := f"blocks.{layer}.{hook}") in known
@@ -94,9 +95,9 @@ def forward_pass(model: Model, layers: Sequence[int]) -> ForwardPass:
             attn = getattr(model.blocks[layer], "attn", None)
             if attn is None:
                 continue
-            take = _keep_input(seen[layer], calls, layer)
+            take = partial(_keep_input, seen[layer], calls, layer)
             stack.callback(attn.register_forward_pre_hook(take, with_kwargs=True).remove)
-            stack.callback(attn.register_forward_hook(_keep_result(seen[layer])).remove)
+            stack.callback(attn.register_forward_hook(partial(_keep_result, seen[layer])).remove)
         stack.enter_context(model.hooks(fwd_hooks=hooks))
         logits = model(tokens, return_type="logits", **options)
     return ForwardPass(tokens, seen, logits.detach(), bool(options), calls)
@@ -111,29 +112,27 @@ def _at_zero(model: Model, tokens: Tensor) -> dict[str, Tensor]:
     return {"position_ids": torch.zeros_like(tokens), "attention_mask": torch.ones_like(tokens)}
 
 
-def _keep(seen: dict[str, Tensor], name: str) -> Callable[..., None]:
-    def hook(value: Tensor, hook: Any) -> None:
-        if isinstance(value, Tensor):
-            # Some hosts add to a tensor in place after they have shown it.
-            seen[name] = value.detach().clone()
-
-    return hook
+def _keep(seen: dict[str, Tensor], name: str, value: Any, hook: Any) -> None:
+    if isinstance(value, Tensor):
+        # Some hosts add to a tensor in place after they have shown it.
+        seen[name] = value.detach().clone()
 
 
-def _keep_result(seen: dict[str, Tensor]) -> Callable[..., None]:
-    def hook(module: Any, given: tuple[Any, ...], output: Any) -> None:
-        value = output[0] if isinstance(output, tuple) else output
-        if isinstance(value, Tensor):
-            seen["attn_result"] = value.detach().clone()
-
-    return hook
+def _keep_result(seen: dict[str, Tensor], module: Any, given: tuple[Any, ...], output: Any) -> None:
+    value = output[0] if isinstance(output, tuple) else output
+    if isinstance(value, Tensor):
+        seen["attn_result"] = value.detach().clone()
 
 
-def _keep_input(seen: dict[str, Tensor], calls: dict[int, Any], layer: int) -> Callable[..., None]:
-    def hook(module: Any, given: tuple[Any, ...], named: dict[str, Any]) -> None:
-        calls[layer] = (given, dict(named))
-        value = next(x for x in (*given, *named.values()) if isinstance(x, Tensor))
-        # With use_attn_in every head gets its own copy of the same input.
-        seen["attn_in"] = (value[:, :, 0] if value.ndim == 4 else value).detach().clone()
-
-    return hook
+def _keep_input(
+    seen: dict[str, Tensor],
+    calls: dict[int, Any],
+    layer: int,
+    module: Any,
+    given: tuple[Any, ...],
+    named: dict[str, Any],
+) -> None:
+    calls[layer] = (given, dict(named))
+    value = next(x for x in (*given, *named.values()) if isinstance(x, Tensor))
+    # With use_attn_in every head gets its own copy of the same input.
+    seen["attn_in"] = (value[:, :, 0] if value.ndim == 4 else value).detach().clone()

@@ -181,13 +181,14 @@ class LayerWeights:
     def _projected(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, norm: Norm | None, heads: Sequence[int]
     ) -> list[Tensor]:
-        def plain(head: int) -> Tensor:
-            projected = x @ weight[head]
-            return projected if bias is None else projected + bias[head]
-
-        if norm is not None and norm.is_joint(len(weight), weight.shape[-1]):
-            return self.normed([plain(head) for head in range(len(weight))], norm, heads)
-        return [self.clipped(plain(head) if norm is None else norm.of_head(head)(plain(head))) for head in heads]
+        joint = norm is not None and norm.is_joint(len(weight), weight.shape[-1])
+        chosen = range(len(weight)) if joint else heads
+        plain = [x @ weight[head] if bias is None else x @ weight[head] + bias[head] for head in chosen]
+        if norm is None:
+            return [self.clipped(projected) for projected in plain]
+        if joint:
+            return self.normed(plain, norm, heads)
+        return [self.clipped(norm.of_head(head)(projected)) for head, projected in zip(heads, plain, strict=True)]
 
     def normed(self, every: Sequence[Tensor], norm: Norm, heads: Sequence[int]) -> list[Tensor]:
         """Some heads of queries or keys that are normed together."""

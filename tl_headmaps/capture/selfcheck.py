@@ -368,14 +368,11 @@ def mixing_difference(layer: LayerWeights, here: Mapping[str, Tensor]) -> tuple[
     if z.numel() != math.prod(shape):
         return Difference(math.inf), ""
     v = here["v"].reshape(*z.shape[:2], len(layer.W_V), -1)
-
-    def mixed(values: Tensor) -> Tensor:
-        per_group = len(layer.W_Q) // len(layer.W_V)
-        return torch.einsum("bhqk,bkhd->bqhd", pattern, values.repeat_interleave(per_group, 2))
-
-    plain = compared(mixed(v), z)
-    candidates = [(plain, "")]
-    believed = mixed(layer.mixed(v))
+    plain, believed = (
+        torch.einsum("bhqk,bkhd->bqhd", pattern, values.repeat_interleave(len(layer.W_Q) // len(layer.W_V), 2))
+        for values in (v, layer.mixed(v))
+    )
+    candidates = [(compared(plain, z), "")]
     if layer.v_norm is not None or layer.clip is not None:
         candidates.append((compared(believed, z), "after a norm or clipping of the values"))
     if layer.z_norm is not None:

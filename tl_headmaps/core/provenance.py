@@ -3,6 +3,7 @@
 import platform
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -11,13 +12,16 @@ _RECORDED_PACKAGES = ("tl-headmaps", "transformer-lens", "torch", "transformers"
 
 def package_versions() -> dict[str, str]:
     """Versions of Python and of the packages that can change a number."""
-    versions = {"python": platform.python_version()}
-    for name in _RECORDED_PACKAGES:
-        try:
-            versions[name] = version(name)
-        except PackageNotFoundError:
-            versions[name] = "not installed"
-    return versions
+    return {"python": platform.python_version()} | {name: _version(name) for name in _RECORDED_PACKAGES}
+
+
+# Looking one up parses the package's whole metadata, and a process imports one version only.
+@cache
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"
 
 
 def _now() -> str:
