@@ -21,7 +21,7 @@ coverage: .venv/tested
 
 # The figures in a real browser; a missing one is a failure here (apt-get install chromium).
 test-browser: .venv/tested
-	TL_HEADMAPS_BROWSER=required .venv/bin/python -m pytest tests -m browser
+	TL_HEADMAPS_BROWSER=required .venv/bin/python -m pytest $$(grep -l browser tests/test_*.py) -m browser
 
 lint: .venv/linted
 	.venv/bin/ruff check .
@@ -44,9 +44,11 @@ wheel: .venv/tested
 		--out dist/grid.json --out dist/grid.html
 	.venv-wheel/bin/tl-headmaps cite dist/grid.json
 
-# What never meets TransformerLens is not run twice, nor are examples of docstrings; a new file runs here until it is listed.
-WITHOUT_HOST = analyses citations cli_signatures drawings examples package ranking relations renderers renderers_cli renderers_notebook \
-	results tasks texts vocabulary
+# Not run twice: what never meets TransformerLens, what it does not decide (checkpoints, run folders, the tour, statistics), examples of
+# docstrings. A new file runs here until it is listed.
+WITHOUT_HOST = analyses calibration checkpoint checkpoint_families citations cli_checkpoint cli_signatures component_spectra demo docs drawings \
+	examples hub mapped naming package prompts ranking relations renderers renderers_cli renderers_notebook reproduce results runs statistics \
+	tasks texts vocabulary
 
 test-tl3: .venv-tl3/tested
 	$(call PYTEST,.venv-tl3) tests -m 'not browser' $(WITHOUT_HOST:%=--ignore=tests/test_%.py)
