@@ -13,7 +13,7 @@ from conftest import TL_MAJOR
 from planted import quiet, save_checkpoint, source_model
 
 from tl_headmaps import HeadWeights, Relation, relation_scores, token_grid
-from tl_headmaps.capture.host import parameters_digest
+from tl_headmaps.capture.anatomy import parameters_digest
 from tl_headmaps.circuits.extremes import row_norms, top_k
 from tl_headmaps.circuits.maps import CircuitMaps
 

@@ -34,7 +34,7 @@ from tl_headmaps import (
 )
 from tl_headmaps.analyses.verify_tasks import _random_heads
 from tl_headmaps.capture import tensors
-from tl_headmaps.capture.host import parameters_digest
+from tl_headmaps.capture.anatomy import parameters_digest
 from tl_headmaps.capture.running.activations import run
 from tl_headmaps.capture.running.answers import _runs, answer_likelihoods, encode_question
 from tl_headmaps.capture.running.head_features import capture_head_features

@@ -31,8 +31,8 @@ from tl_headmaps import (
     token_grid,
     value_mixing,
 )
+from tl_headmaps.capture.anatomy import parameters_digest
 from tl_headmaps.capture.components.matrices import component_source
-from tl_headmaps.capture.host import parameters_digest
 from tl_headmaps.capture.parts import LayerWeights
 from tl_headmaps.capture.tensors import joint_digest, tensor_digests
 from tl_headmaps.circuits.extremes import entries

@@ -33,9 +33,9 @@ from tl_headmaps import (
     task_maps,
     validate,
 )
+from tl_headmaps.capture.anatomy import parameters_digest
 from tl_headmaps.capture.components.gradients import mean_loss
 from tl_headmaps.capture.components.matrices import ModelComponents
-from tl_headmaps.capture.host import parameters_digest
 from tl_headmaps.capture.running.activations import prepends_bos, run
 from tl_headmaps.capture.running.answers import encode_question
 from tl_headmaps.capture.running.batches import token_batches

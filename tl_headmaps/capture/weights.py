@@ -25,9 +25,11 @@ from torch import Tensor
 from ..core.errors import HeadMapsError, UnsupportedModelError, UsageError, WeightBasisError
 from ..core.provenance import Provenance
 from ..core.types import Basis, Circuit, HeadIndex, HeadLike, Model, Preset, head_list
+from .anatomy import host_error, parameters_digest
 from .checkpoint.reader import CheckpointOrigin, open_checkpoint
 from .forward import weights_loaded
-from .host import evaluating, host_error, parameters_digest, read_model
+from .host import read_model
+from .isolation import evaluating
 from .mapped import rows_of
 from .parts import MLP, LayerWeights, Norm
 from .selfcheck import SelfCheck, self_check

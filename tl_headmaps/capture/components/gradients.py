@@ -21,7 +21,7 @@ from tqdm.auto import tqdm
 
 from ...core.errors import UnsupportedModelError
 from ...core.types import Model
-from ..host import all_modules, isolated
+from ..isolation import all_modules, isolated
 from ..running.batches import TextBatch, TextBatches
 from .matrices import Location, ModelComponents, n_parts
 

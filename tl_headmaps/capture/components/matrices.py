@@ -21,7 +21,7 @@ from torch import Tensor
 from ...core.errors import UnsupportedModelError, UsageError
 from ...core.provenance import Provenance
 from ...core.types import ATTENTION_COMPONENTS, MLP_COMPONENTS, Model
-from ..host import mlp_module
+from ..anatomy import mlp_module
 from ..tensors import check_finite, joint_digest, tensor_digests
 from ..weights import HeadWeights
 

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from ...core.errors import UnsupportedModelError
 from ...core.types import MLP_COMPONENTS
-from ..host import evaluating, mlp_module
+from ..anatomy import mlp_module
+from ..isolation import evaluating
 from ..running.batches import TextBatch
 from .matrices import ModelComponents, heads_of
 

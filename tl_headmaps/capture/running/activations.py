@@ -26,7 +26,8 @@ from torch import Tensor
 
 from ...core.errors import UsageError
 from ...core.types import Model, Preset
-from ..host import evaluating, layers_with_heads
+from ..anatomy import layers_with_heads
+from ..isolation import evaluating
 
 Activation: TypeAlias = Literal["pattern", "q", "k", "v", "z", "gate", "resid_pre", "attn_out", "mlp_out"]
 

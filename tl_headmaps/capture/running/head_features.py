@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ...core.files import cache_folder, replacing
 from ...core.types import Model
-from ..host import layers_with_heads
+from ..anatomy import layers_with_heads
 from .activations import DEFAULT_BUDGET, LayerActivations, check_prompts, run
 
 _CHUNK = 128

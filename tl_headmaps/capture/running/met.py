@@ -31,7 +31,7 @@ from ...core.errors import UnsupportedModelError, UsageError
 from ...core.files import cache_folder, replacing
 from ...core.runs import DamagedPieceError, pack, unpack
 from ...data.prompts import neutral_prompts
-from ..host import keeps_states
+from ..anatomy import keeps_states
 from ..parts import LayerWeights
 from ..weights import HeadWeights
 from .activations import check_prompts, encode_prompt, hook_name, model_device, prepends_bos, state_restored

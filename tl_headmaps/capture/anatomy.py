@@ -1,0 +1,112 @@
+"""The parts of a loaded TransformerLens model: which layers have heads, what the others have, where its MLPs are."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core.errors import UnsupportedModelError
+from ..core.types import Model
+from .forward import weights_loaded
+from .isolation import roots
+from .tensors import joint_digest, tensor_digests
+
+_MIXERS = {
+    "linear_attn": "linear attention",
+    "mamba": "Mamba",
+    "conv": "convolution",
+    "recurrent": "recurrence",
+    "mixer": "Mamba",
+    "ssm": "a state space model",
+}
+"""What TransformerLens calls the part of a block that mixes tokens without heads, and what maps call it."""
+
+
+def layers_with_heads(model: Model) -> list[int]:
+    """Layers whose tokens are mixed by attention heads; in hybrid models others have linear attention, Mamba, ..."""
+    return [layer for layer, block in enumerate(model.blocks) if _has_heads(block)]
+
+
+def _has_heads(block: Any) -> bool:
+    try:
+        return hasattr(block, "attn") and hasattr(block.attn, "W_V")
+    except (NotImplementedError, ValueError):
+        # TransformerLens raises these for weights that exist but are not in memory, or cannot be split into heads.
+        return True
+
+
+def mixer_of(block: Any) -> str:
+    """What mixes the tokens of a layer without heads."""
+    parts = dict(block.named_children())
+    return next((name for part, name in _MIXERS.items() if part in parts), type(block).__name__)
+
+
+def keeps_states(model: Model) -> bool:
+    """Whether some layer carries a state from token to token, beside or instead of keys and values."""
+    return any(part in dict(block.named_children()) for block in model.blocks for part in _MIXERS)
+
+
+def mlp_module(block: Any) -> Any:
+    """The MLP of a block, or None: Granite 4 without experts calls it its shared MLP."""
+    module = getattr(block, "mlp", None)
+    return getattr(block, "shared_mlp", None) if module is None and not hasattr(block, "moe") else module
+
+
+def unread_mlp(block: Any) -> str | None:
+    """Name of a part that looks like an MLP, in a block in which none was found."""
+    inner = getattr(block, "original_component", None)
+    children = [name for owner in (block, inner) if owner is not None for name, _ in owner.named_children()]
+    return next((name for name in children if any(word in name for word in ("mlp", "moe", "ffn", "feed", "fc"))), None)
+
+
+def architecture_of(model: Model) -> str:
+    """Name of the model's class, as far as the host knows it."""
+    named = getattr(model.cfg, "architecture", None) or getattr(model.cfg, "original_architecture", None)
+    return str(named or type(model).__name__)
+
+
+def config_of(model: Model) -> Any:
+    """The configuration of the transformers model inside a bridge."""
+    return getattr(getattr(model, "original_model", None), "config", None)
+
+
+def is_processed(model: Model) -> bool:
+    """Whether the host says that it processed the weights."""
+    norm_type = str(getattr(model.cfg, "normalization_type", ""))
+    return norm_type.endswith("Pre") or bool(getattr(model, "_weights_processed", False))
+
+
+def inner_part(attn: Any, name: str) -> Any:
+    """A part of the transformers module inside an attention bridge."""
+    return getattr(getattr(attn, "original_component", None), name, None)
+
+
+def host_error(model: Model, error: Exception) -> UnsupportedModelError:
+    """What a user is told when TransformerLens, or a model in it, fails in its own code."""
+    reason = str(error).strip().splitlines()
+    return UnsupportedModelError(
+        f"{architecture_of(model)} could not be read: {type(error).__name__}"
+        f"{': ' + reason[0].rstrip('.') if reason else ''}. Head maps need attention made of W_Q, W_K, W_V and W_O, "
+        "and a model that runs on a few tokens. Try model(tokens) by itself, or use another model."
+    )
+
+
+def parameters_digest(model: Model) -> str:
+    """SHA-256 over all parameters and buffers of a model, by the names TransformerLens gives them.
+
+    It differs between raw and processed weights, and between a TransformerBridge and a HookedTransformer.
+    """
+    loaded: dict[str, Tensor] = {}
+    digests = {"host": type(model).__name__}
+    for prefix, module in [part for root in roots(model) for part in root.named_modules()]:
+        if any(tensor.is_meta for tensor in _own_tensors(prefix, module).values()):
+            with weights_loaded(module):
+                digests |= tensor_digests(_own_tensors(prefix, module))
+        else:
+            loaded |= _own_tensors(prefix, module)
+    return joint_digest(digests | tensor_digests(loaded))
+
+
+def _own_tensors(prefix: str, module: torch.nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers of a module, not of the modules inside it."""
+    return dict([*module.named_parameters(prefix, recurse=False), *module.named_buffers(prefix, recurse=False)])

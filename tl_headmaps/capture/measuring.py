@@ -1,0 +1,129 @@
+"""What is outside all modules, measured by a short forward pass: factors of embedding, stream, scores and logits."""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from ..core.types import Model
+from .anatomy import config_of
+from .forward import ForwardPass
+from .norms import NormReader
+from .parts import LayerWeights, Norm
+from .seams import (
+    attention_output,
+    compared,
+    embedding_difference,
+    logit_cap,
+    logit_columns,
+    output_bias,
+    sampled_logits,
+    score_difference,
+    without_positions,
+)
+from .tensors import in_float64
+
+
+class Measurements:
+    """What one forward pass of a model says about its factors."""
+
+    def __init__(self, model: Model, norms: NormReader, seen: ForwardPass) -> None:
+        self.model, self.norms, self.seen = model, norms, seen
+        self.device, self.sample, self.d_model = norms.device, norms.sample, norms.d_model
+        self.dtype = norms.sample.dtype
+
+    def embed_scale(self) -> float:
+        token = torch.tensor([[0, 1]], device=self.sample.device)
+        embedded = in_float64(self.model.embed(token)).flatten()
+        plain = in_float64(self.sample[:2]).flatten()
+        scale = float(embedded @ plain / (plain @ plain).clamp_min(1e-30))
+        # A measurement close to a factor that models use is that factor, in the precision of the stored type.
+        known = (1.0, float(torch.tensor(self.d_model**0.5, dtype=self.dtype, device="cpu")))
+        return next((factor for factor in known if abs(scale / factor - 1) < 1e-3), scale)
+
+    def embedding(self, W_E: Tensor) -> tuple[float, Norm | None]:
+        """Factor and norm of the embedding, by what enters layer 0; what does not fit is left to the self-check."""
+        plain = W_E[self.seen.tokens.to(self.device)].to(torch.float32)
+        scale = self.embed_scale()
+        candidates: list[tuple[float, Norm | None]] = [(scale, None)]
+        norm = self.norms.norm(getattr(self.model, "embed_ln", None))
+        if norm is not None:
+            candidates.append((scale, norm))
+        stream = self.seen.layers[0].get("resid_pre")
+        if stream is not None and stream.shape == plain.shape:
+            ours, theirs = (without_positions(self.model, self.seen, x.to(plain)) for x in (plain, stream))
+            known = (self.d_model**0.5, *self.stated("embedding_multiplier"))
+            candidates.append((_factor(ours, theirs, known), None))
+        for centres in (False, True):
+            ones = torch.ones(self.d_model, device=self.device)
+            candidates.append((scale, Norm(centres, ones, torch.zeros_like(ones), float(self.model.cfg.eps))))
+        for factor, norm in candidates:
+            x = plain * factor
+            if embedding_difference(self.model, self.seen, x if norm is None else norm(x)).fits(self.dtype):
+                return factor, norm
+        return candidates[0]
+
+    def residual_scale(self, layer: LayerWeights) -> float:
+        """The factor of what attention adds to the stream."""
+        here = self.seen.layers[layer.layer]
+        if not {"z", "attn_out"} <= set(here):
+            return 1.0
+        z, theirs = (here[name].to(self.device, torch.float32) for name in ("z", "attn_out"))
+        ours = attention_output(layer, z, output_bias(self.model.blocks[layer.layer]))
+        return self.fitting_factor(ours, theirs, "residual_multiplier")
+
+    def logit_scale(self, W_U: Tensor, ln_final: Norm | None) -> float:
+        """The factor of the logits after the unembedding."""
+        x = self.seen.layers[len(self.model.blocks) - 1].get("resid_post")
+        if x is None or self.seen.logits.shape[-1] != W_U.shape[0]:
+            return 1.0
+        columns = logit_columns(W_U.shape[0], self.device)
+        ours, bias = sampled_logits(W_U, ln_final, self.model, x.to(self.device, torch.float32), columns)
+        theirs = self.seen.logits.to(self.device, torch.float32)[..., columns]
+        cap = logit_cap(self.model)
+        if cap is not None and float(theirs.abs().max()) < cap:
+            uncapped = cap * torch.atanh(theirs / cap)
+            if not compared(ours, theirs).fits(self.dtype):
+                theirs = uncapped
+        theirs = theirs if bias is None else theirs - bias
+        return self.fitting_factor(ours, theirs, "logit_scale", "logits_scaling")
+
+    def here(self, layer: int) -> dict[str, Tensor]:
+        """What a layer computed, as float32 where weights are."""
+        return {name: value.to(self.device, torch.float32) for name, value in self.seen.layers[layer].items()}
+
+    def fitting_factor(self, ours: Tensor, theirs: Tensor, name: str, divisor: str = "") -> float:
+        """1, or another factor if only that makes two tensors equal; a configured one in its exact value."""
+        if compared(ours, theirs).fits(self.dtype):
+            return 1.0
+        known = (*self.stated(name), *(1 / stated for stated in self.stated(divisor)))
+        factor = _factor(ours, theirs, known, 1e-3 if self.dtype.itemsize > 2 else 1e-2)
+        return factor if compared(ours * factor, theirs).fits(self.dtype) else 1.0
+
+    def stated(self, name: str) -> tuple[float, ...]:
+        """A factor that the model's configuration states, if it does."""
+        value = getattr(config_of(self.model), name, None)
+        return (float(value),) if isinstance(value, int | float) and value else ()
+
+    def score_factor(self, layer: LayerWeights) -> float:
+        """What scores must be multiplied by to be the model's, if nothing stated says so."""
+        here = self.here(layer.layer)
+        block = self.model.blocks[layer.layer]
+        if "attn_in" not in here:
+            return 1.0
+        difference, factor = score_difference(self.model, block, layer, here, self.seen.at_zero)
+        if difference.fits(self.dtype) or factor <= 0:
+            return 1.0
+        # GPT-Neo does not divide by sqrt(d_head).
+        root = layer.W_Q.shape[-1] ** 0.5
+        factor = root if abs(factor / root - 1) < 1e-2 else factor
+        scaled = replace(layer, score_scale=layer.score_scale * factor)
+        difference, _ = score_difference(self.model, block, scaled, here, self.seen.at_zero)
+        return factor if difference.fits(self.dtype) else 1.0
+
+
+def _factor(ours: Tensor, theirs: Tensor, known: tuple[float, ...], rounding: float = 1e-3) -> float:
+    """The factor that makes one tensor most like another; a known one in its exact value."""
+    one, other = in_float64(ours).flatten(), in_float64(theirs).flatten()
+    factor = float(one @ other / (one @ one).clamp_min(1e-30))
+    return next((exact for exact in known if abs(factor / exact - 1) < rounding), factor)

@@ -1,0 +1,123 @@
+"""What a model must have before it is read; each refusal says what was found, what is needed and what to do."""
+
+import torch
+
+from ..core.errors import UnsupportedModelError, UsageError, WeightBasisError
+from ..core.types import Model
+from .anatomy import architecture_of, config_of, inner_part, is_processed, layers_with_heads, mixer_of
+from .forward import ForwardPass, weights_loaded
+from .parts import LayerWeights
+from .seams import TOLERANCE, compared
+
+_CACHES = ("past_key_values", "past_key_value", "layer_past")
+"""Names under which transformers hands a cache of keys and values to attention."""
+
+
+def require_decoder(model: Model) -> None:
+    """Refuse what is not a decoder of TransformerLens with attention heads."""
+    name = type(model).__name__
+    is_module = isinstance(model, torch.nn.Module)
+    if not (is_module and hasattr(model, "cfg") and hasattr(model, "embed")):
+        raise UsageError(
+            f"{name} is not a TransformerLens model. Pass a TransformerBridge (TransformerLens 4) "
+            "or a HookedTransformer (TransformerLens 3)."
+        )
+    architecture = architecture_of(model)
+    if not hasattr(model, "blocks") or "Encoder" in name:
+        raise UnsupportedModelError(
+            f"{architecture} is not a decoder-only language model: it has no single stack of blocks with an "
+            "unembedding. Head maps need a causal language model such as GPT-2, Llama or Gemma."
+        )
+    bidirectional = getattr(model.cfg, "attention_dir", "causal") != "causal"
+    if bidirectional or "MaskedLM" in architecture or not hasattr(model, "unembed"):
+        raise UnsupportedModelError(
+            f"{architecture} is an encoder (its attention is not causal). Head maps need a causal language model such "
+            "as GPT-2, Llama or Gemma."
+        )
+    if not layers_with_heads(model):
+        raise UnsupportedModelError(
+            f"{architecture} has no attention heads that TransformerLens shows: its layer 0 is "
+            f"{mixer_of(model.blocks[0])}. Head maps need a model with attention in at least one layer, and W_Q, W_K, "
+            "W_V and W_O of it."
+        )
+
+
+def require_even_heads(model: Model, layers: list[int]) -> None:
+    """Refuse layers whose heads differ in number or width from those of the others."""
+    for name in ("q", "v"):
+        parts = {layer: getattr(model.blocks[layer].attn, name, None) for layer in layers}
+        stored = {layer: getattr(part, "weight", None) for layer, part in parts.items()}
+        shapes = {layer: list(getattr(weight, "shape", ())) for layer, weight in stored.items()}
+        first = layers[0]
+        other = next((layer for layer in layers if shapes[layer] != shapes[first]), None)
+        if other is not None:
+            raise UnsupportedModelError(
+                f"{architecture_of(model)}: the heads of layer {other} differ from those of layer {first} in "
+                f"number or width (W_{name.upper()} is stored as {shapes[other]} there and as {shapes[first]} "
+                "here). Head maps need the same heads in every layer that has any, and TransformerLens does not "
+                "split others into heads. Use another model of this family."
+            )
+
+
+def require_heads(model: Model, layer: int) -> None:
+    """Refuse latent attention, and embeddings of another width than the stream."""
+    attn, name = model.blocks[layer].attn, architecture_of(model)
+    if type(attn).__name__.startswith("MLA"):
+        raise UnsupportedModelError(
+            f"{name} has latent attention: its queries, keys and values come from compressed vectors that all "
+            "heads share. Head maps need W_Q, W_K, W_V and W_O of each head. Use a model with plain or grouped "
+            "heads."
+        )
+    with weights_loaded(attn):
+        widths = (model.embed.W_E.shape[1], attn.W_Q.shape[1], model.unembed.W_U.shape[0])
+    if len(set(widths)) > 1:
+        raise UnsupportedModelError(
+            f"{name} has embeddings of width {widths[0]}, a stream of width {widths[1]} and an unembedding of "
+            f"width {widths[2]}, with projections in between. Head maps need one width. Use another model of this "
+            "family."
+        )
+
+
+def require_whole(model: Model, layer: LayerWeights) -> None:
+    """Refuse weights whose processing changed what the model computes, so that nothing is left to compare with."""
+    attn = model.blocks[layer.layer].attn
+    reasons = {
+        "learned sinks, so its attention does not sum to one": inner_part(attn, "sinks") is not None,
+        "a norm before W_O": layer.z_norm is not None,
+        # TransformerLens 4.3 takes its fused projection apart in the order of other Falcon models.
+        "queries, keys and values in one matrix, group by group": bool(
+            getattr(config_of(model), "new_decoder_architecture", False)
+        ),
+    }
+    for what, found in reasons.items():
+        if is_processed(model) and found:
+            raise WeightBasisError(
+                f"The weights of {architecture_of(model)} were processed, and it has {what}: processing then "
+                "changes what the model computes. Load the model without processing "
+                "(TransformerBridge.boot_transformers(...) without enable_compatibility_mode())."
+            )
+
+
+def require_same_attention(model: Model, seen: ForwardPass) -> None:
+    """Refuse a bridge whose attention is not that of the transformers module inside it.
+
+    Bridges take fused projections apart and compute attention anew. Processing leaves the module inside as it was,
+    so processed weights cannot be compared with it.
+    """
+    for layer, (given, named) in seen.calls.items():
+        inner = getattr(model.blocks[layer].attn, "original_component", None)
+        theirs = seen.layers[layer].get("attn_result")
+        if inner is None or is_processed(model) or theirs is None:
+            continue
+        # The cache of the first call would let these tokens see themselves twice.
+        named = {name: None if name in _CACHES else value for name, value in named.items()}
+        with weights_loaded(inner):
+            own = inner(*given, **named)
+        result = (own[0] if isinstance(own, tuple) else own).float()
+        difference = compared(result, theirs.detach().to(result)).largest
+        if difference > TOLERANCE.get(model.embed.W_E.dtype, 1e-3):
+            raise UnsupportedModelError(
+                f"{architecture_of(model)}: the attention of layer {layer} in TransformerLens differs from that "
+                f"of the transformers model inside it by {difference:.2g} of the largest value, so nothing it "
+                "computes there is the model's. Use another version of TransformerLens, or another model."
+            )
