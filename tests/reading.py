@@ -18,8 +18,8 @@ def read_once(model: Any) -> Iterator[HeadWeights]:
         read: HeadWeights = usual.__get__(None, cls)(asked, device)
         return read
 
-    HeadWeights.from_model = classmethod(from_model)  # type: ignore[method-assign, assignment]
+    HeadWeights.from_model = classmethod(from_model)
     try:
         yield weights
     finally:
-        HeadWeights.from_model = usual  # type: ignore[method-assign]
+        HeadWeights.from_model = usual
