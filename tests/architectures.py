@@ -65,6 +65,7 @@ class Architecture:
         changes: What differs from the common small sizes, and what makes the row interesting.
         post: Name of the norm after attention inside a block, if there is one.
         gate: What a gate of the heads' outputs lets through when its weights are zero.
+        mixer: In a hybrid, the module that mixes tokens in layers 0 and 2, which have no heads.
         free_scale: Whether what heads write is known up to a positive factor per token (a norm before W_O).
     """
 
@@ -74,6 +75,7 @@ class Architecture:
     post: str | None = None
     gate: float = 1.0
     free_scale: bool = False
+    mixer: str | None = None
 
 
 def _row(
@@ -87,7 +89,28 @@ def _row(
     return Architecture(name, model_type or name, changes, post, gate, free_scale)
 
 
+def _hybrid(name: str, model_type: str, mixer: str, gate: float = 1.0, **changes: Any) -> Architecture:
+    """Four layers, of which 1 and 3 have heads."""
+    return Architecture(
+        name, model_type, {"num_hidden_layers": 4} | changes, changes.pop("post", None), gate, mixer=mixer
+    )
+
+
 _SANDWICH = "post_attention_layernorm"
+_LINEAR: dict[str, Any] = {
+    "layer_types": ["linear_attention", "full_attention"] * 2,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}
+_MAMBA: dict[str, Any] = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_chunk_size": 8}
+_MULTIPLIED: dict[str, Any] = {
+    "embedding_multiplier": 7.0,
+    "residual_multiplier": 0.3,
+    "attention_multiplier": 0.2,
+    "logits_scaling": 4.0,
+}
 
 ARCHITECTURES: tuple[Architecture, ...] = (
     _row("llama"),
@@ -111,8 +134,8 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     _row("gpt_oss"),
     _row("phi", num_key_value_heads=4),
     _row("phi3"),
-    _row("granite", embedding_multiplier=7.0, residual_multiplier=0.3, attention_multiplier=0.2, logits_scaling=4.0),
-    _row("granitemoe", embedding_multiplier=7.0, residual_multiplier=0.3, attention_multiplier=0.2, logits_scaling=4.0),
+    _row("granite", **_MULTIPLIED),
+    _row("granitemoe", **_MULTIPLIED),
     _row("afmoe", post=_SANDWICH, gate=0.5, mup_enabled=True, num_dense_layers=1),
     _row("laguna", gate=math.log(2), mlp_layer_types=["dense", "sparse"]),
     _row("nanochat"),
@@ -166,6 +189,59 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     _row("smollm3", no_rope_layers=[1, 0]),
     _row("starcoder2"),
     _row("hrm_text"),
+    # Heads of another number or width in some layers.
+    _row("gemma4 with wide heads", "gemma4_text", post=_SANDWICH, hidden_size_per_layer_input=0, global_head_dim=16),
+    _row("laguna by layer", "laguna", mlp_layer_types=["dense", "dense"], num_attention_heads_per_layer=[4, 8]),
+    # Hybrids: attention in some layers only.
+    _hybrid("qwen3_5", "qwen3_5_text", "linear_attn", gate=0.5, **_LINEAR),
+    _hybrid("qwen3_next", "qwen3_next", "linear_attn", gate=0.5, mlp_only_layers=[0, 1, 2, 3], **_LINEAR),
+    _hybrid("lfm2", "lfm2", "conv", layer_types=["conv", "full_attention"] * 2, block_auto_adjust_ff_dim=False),
+    _hybrid(
+        "granite 4",
+        "granitemoehybrid",
+        "mamba",
+        layer_types=["mamba", "attention"] * 2,
+        position_embedding_type="rope",
+        num_local_experts=0,
+        shared_intermediate_size=48,
+        **_MULTIPLIED,
+        **_MAMBA,
+    ),
+    _hybrid(
+        "jamba",
+        "jamba",
+        "mamba",
+        attn_layer_period=2,
+        attn_layer_offset=1,
+        num_experts=1,
+        mamba_d_state=8,
+        mamba_dt_rank=4,
+        use_mamba_kernels=False,
+    ),
+    _hybrid("bamba", "bamba", "mamba", attn_layer_indices=[1, 3], mamba_n_groups=1, **_MAMBA),
+    _hybrid("olmo_hybrid", "olmo_hybrid", "linear_attn", post=_SANDWICH, **_LINEAR),
+    _row(
+        "nemotron_h",
+        num_hidden_layers=None,
+        layers_block_type=["mamba", "attention", "mlp", "attention"],
+        mamba_num_heads=4,
+        mamba_head_dim=16,
+        ssm_state_size=8,
+        n_groups=1,
+        chunk_size=8,
+    ),
+    _row("recurrent_gemma", lru_width=32, attention_window_size=16, block_types=["recurrent", "attention"]),
+    _row(
+        "zamba2",
+        num_hidden_layers=4,
+        layers_block_type=["mamba", "hybrid"] * 2,
+        mamba_d_state=8,
+        mamba_headdim=16,
+        n_mamba_heads=4,
+        mamba_ngroups=1,
+        chunk_size=8,
+        num_mem_blocks=1,
+    ),
 )
 
 
@@ -176,7 +252,7 @@ def configuration(row: Architecture) -> Any:
     kind = CONFIG_MAPPING[row.model_type]
     known = {*kind.__dataclass_fields__, *kind.attribute_map}
     sizes = {name: value for name, value in _SIZES.items() if name in known}
-    return kind(**sizes | dict(row.changes))
+    return kind(**{name: value for name, value in (sizes | dict(row.changes)).items() if value is not None})
 
 
 def source(row: Architecture, seed: int = 0) -> Any:
@@ -239,6 +315,7 @@ class Dense:
         self.row, self.model = row, source(row, seed)
         config = self.config = self.model.config
         self.n_heads, self.n_layers = config.num_attention_heads, config.num_hidden_layers
+        self.with_heads = list(range(1, self.n_layers, 2) if row.mixer else range(self.n_layers))
         modules = dict(self.model.named_modules())
         self.layers = next(
             part for part in modules.values() if isinstance(part, torch.nn.ModuleList) and len(part) == self.n_layers
@@ -259,6 +336,9 @@ class Dense:
                 parameter.data.fill_(-1e4)
             if row.gate != 1 and name.rsplit(".", 2)[-2] in ("gate_proj", "g_proj") and "attn" in name:
                 parameter.data.zero_()
+            if row.mixer and row.gate != 1 and name.endswith("q_proj.weight"):
+                # The second half of each head's queries is its gate.
+                parameter.data.view(self.n_heads, 2, -1, parameter.shape[-1])[:, 1] = 0
 
     def out(self, layer: int) -> Any:
         """The output projection of a layer's attention."""
@@ -286,9 +366,11 @@ class Dense:
     def vectors(self, layer: int) -> Tensor:
         """What layer ``layer`` is given for every token without context: above 0, as if layer 0 had no attention."""
         seen: list[Tensor] = []
-        hooks = [(self.layers[layer], "before", _taking(seen))]
+        # Weights alone say no more about layers above 1 than about layer 1.
+        hooks = [(self.layers[min(layer, 1)], "before", _taking(seen))]
         if layer:
-            hooks.append((self.out(0), "after", lambda module, given, named, output: torch.zeros_like(output)))
+            mixing = self.out(0) if 0 in self.with_heads else getattr(self.layers[0], str(self.row.mixer))
+            hooks.append((mixing, "after", _nothing))
         with self._hooked(*hooks):
             self._run(self._every_token)
         return seen[0][:, 0]
@@ -360,9 +442,14 @@ class Dense:
                 if self.config.model_type in _NO_POSITION_IDS
                 else {"position_ids": torch.zeros_like(sequences), "attention_mask": torch.ones_like(sequences)}
             )
-            pattern = self._run(sequences, output_attentions=True, **options).attentions[layer]
+            patterns = self._run(sequences, output_attentions=True, **options).attentions
+            pattern = patterns[self.place(layer, patterns)]
         logs = pattern.clamp_min(1e-30).log()
         return logs - logs.diagonal(dim1=-2, dim2=-1)[..., None]
+
+    def place(self, layer: int, patterns: Sequence[Tensor]) -> int:
+        """Where a layer's pattern is: some hybrids give patterns of layers with heads only."""
+        return self.with_heads.index(layer) if len(patterns) == len(self.with_heads) else layer
 
 
 _NO_POSITION_IDS = ("bloom", "mpt")
@@ -373,6 +460,13 @@ def _taking(seen: list[Tensor]) -> Any:
         seen.append((given[0] if given else named["hidden_states"]).detach())
 
     return hook
+
+
+def _nothing(module: Any, given: Any, named: Any, output: Any) -> Any:
+    """Zeros instead of what a module gives."""
+    if isinstance(output, tuple):
+        return (torch.zeros_like(output[0]), *output[1:])
+    return torch.zeros_like(output)
 
 
 def _giving(x: Tensor) -> Any:
@@ -409,13 +503,28 @@ class Running(Dense):
             if isinstance(part, torch.nn.ModuleList) and len(part) == self.n_layers
         )
 
-    def heads(self, ids: list[int]) -> tuple[list[Tensor], list[Tensor]]:
+    def heads(self, ids: list[int]) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
         """By layer, patterns [head, query, key] and outputs [head, query, d_head]."""
-        seen: list[list[Tensor]] = [[] for _ in range(self.n_layers)]
-        with self._hooked(*((self.out(layer), "before", _taking(seen[layer])) for layer in range(self.n_layers))):
-            ran = self._run(torch.tensor([ids]), output_attentions=True)
-        outputs = [z[0][0].unflatten(-1, (self.n_heads, -1)).transpose(0, 1) for z in seen]
-        return [pattern[0] for pattern in ran.attentions], outputs
+        seen: dict[int, list[Tensor]] = {layer: [] for layer in self.with_heads}
+        with self._hooked(*((self.out(layer), "before", _taking(seen[layer])) for layer in self.with_heads)):
+            ran = self._run(torch.tensor([ids]), output_attentions=True).attentions
+        outputs = {n: z[0][0].unflatten(-1, (self.n_heads, -1)).transpose(0, 1) for n, z in seen.items()}
+        return {n: ran[self.place(n, ran)][0] for n in self.with_heads}, outputs
+
+    def gates(self, ids: list[int]) -> dict[int, Tensor]:
+        """By layer [head, query, d_head], what the gates of a gated hybrid let through."""
+        seen: dict[int, Tensor] = {}
+
+        def taking(layer: int) -> Any:
+            def hook(module: Any, given: Any, named: Any, output: Tensor) -> None:
+                seen[layer] = output[0].unflatten(-1, (self.n_heads, 2, -1))[:, :, 1].sigmoid().transpose(0, 1)
+
+            return hook
+
+        projections = {n: dict(self.layers[n].named_modules())["self_attn.q_proj"] for n in self.with_heads}
+        with self._hooked(*((part, "after", taking(n)) for n, part in projections.items())):
+            self._run(torch.tensor([ids]))
+        return seen
 
     def next_tokens(self, prompts: Tensor, off: Sequence[tuple[int, int]]) -> Tensor:
         """The most likely next token of each prompt, with some heads giving nothing at the last position."""
@@ -429,6 +538,6 @@ class Running(Dense):
 
             return hook
 
-        with self._hooked(*((self.out(layer), "before", without(layer)) for layer in range(self.n_layers))):
+        with self._hooked(*((self.out(layer), "before", without(layer)) for layer in self.with_heads)):
             found: Tensor = self._run(prompts).logits[:, -1].argmax(-1)
             return found
