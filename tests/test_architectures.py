@@ -250,8 +250,8 @@ What is right, checked against the transformers model's own forward pass, for sm
 TransformerLens 4 boots; raw weights and, where they differ, weights in compatibility mode ("processed"). "layer 0" is
 for models whose first MLP cannot be computed for a token alone (a mixture of experts, for example): maps from the
 weights alone stop at layer 0, and `preset="met"` goes on. "by head" is for maps of attention components alone,
-"checkpoint" for families that `HeadWeights.from_checkpoint` reads without building the model. Hybrids, with attention in
-some layers only, are at the end. Not in this table, but tested on other small models: `preset="maps"` and `"met"`,
+"checkpoint" for families that `HeadWeights.from_checkpoint` reads without building the model. Hybrids, with attention
+in some layers only, are at the end. Not in this table, but tested on other small models: `preset="maps"` and `"met"`,
 `validate`, `head_trust`. Written by `python tests/test_architectures.py`.
 
 | architecture | {" | ".join(CHECKS)} | checkpoint | why not |
