@@ -17,6 +17,7 @@ from tl_headmaps import (
     ablate,
     association_heads,
     attention_groups,
+    compare_attention,
     component_map,
     grouping_profile,
     reproduce,
@@ -46,6 +47,9 @@ CALLS: dict[str, Callable[..., Any]] = {
     "ablate": lambda model, **options: ablate(model, RELATION, "L0H0", controls=None, n_random=0, **options),
     "association_heads": lambda model, **options: association_heads(model, TEXT, "word9", "word7", **options),
     "attention_groups": lambda model, **options: attention_groups(model, TEXT, n_null=0, **options),
+    "compare_attention": lambda model, **options: compare_attention(
+        model, {" word7 word8": "word8", " word7 word5 word9": "word9"}, "word7", **options
+    ),
     "component_map": lambda model, **options: component_map(model, "output_share", TEXT, **options),
     "grouping_profile": lambda model, **options: grouping_profile(model, [TEXT], **options),
     "validate": lambda model, **options: validate(model, RELATION, **options),

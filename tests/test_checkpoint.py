@@ -463,7 +463,7 @@ class TestBadInput:
 
     def test_a_config_with_rubbish_elsewhere(self, single: Path) -> None:
         change_config(single, rms_norm_eps="small", architectures="Llama")
-        self.refused(single, UnsupportedModelError, "rms_norm_eps is 'small', but a positive number was expected")
+        self.refused(single, UnsupportedModelError, "rms_norm_eps is 'small', but a positive number")
 
     def test_heads_that_do_not_fit(self, single: Path) -> None:
         change_config(single, num_key_value_heads=3)

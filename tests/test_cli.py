@@ -41,7 +41,7 @@ class TestGrid:
         header, rows = lines[2], lines[4:7]
         assert header.split() == ["Cairo", "Paris", "Berlin"]
         assert [row.split()[0] for row in rows] == ["France", "Germany", "Egypt"]
-        for target, row, rank in (("Paris", rows[0], 2), ("Berlin", rows[1], 8), ("Cairo", rows[2], 6)):
+        for target, row, rank in (("Paris", rows[0], 3), ("Berlin", rows[1], 9), ("Cairo", rows[2], 7)):
             end = header.index(target) + len(target)
             assert row[:end].endswith(f" #{rank}"), "columns are right-aligned under their titles"
             assert row.count("*") == 1

@@ -115,6 +115,7 @@ def test_wrong_usage(run: Run, checkpoint: Path, relation: str, tmp_path: Path) 
 
 RUNNING = {
     "association": ("--text", "a b", "--query", "a", "--key", "b"),
+    "compare-attention": ("--phrases", "a b=b", "--phrases", "a c=c", "--key", "a"),
     "groups": ("--text", "a b"),
     "mixing": ("--text", "a b", "--head", "L0H0"),
     "profile": ("--texts", "x.txt"),

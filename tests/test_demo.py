@@ -137,7 +137,7 @@ def test_progress_goes_to_stderr_and_the_story_to_stdout(toured: Toured) -> None
 
 def test_what_is_said_is_what_was_planted(toured: Toured) -> None:
     assert f"{KNOWING} scores highest on country_to_capital: for 100% of 3 pairs" in toured.text
-    assert "France → Paris (rank 0), Germany → Berlin (rank 0), Egypt → Cairo (rank 0)" in toured.text
+    assert "France → Paris (rank 1), Germany → Berlin (rank 1), Egypt → Cairo (rank 1)" in toured.text
     assert "Left out, because no pair is single tokens of this model: country_to_language" in toured.text
     assert "The model answers 100% of 3 prompts 'The capital of <X> is' right." in toured.text
     assert "0% are left; 1 is enough to lose half." in toured.text
@@ -216,7 +216,7 @@ class TestLeftOut:
         assert done.run.code == 0, done.run
         assert done.files == [f"{name}.json" for name in NAMES if name not in RUNNING]
         assert {path.name for path in done.folder.iterdir()} == {*done.files, "index.html"}
-        assert "France → Paris (rank 0)" in done.text
+        assert "France → Paris (rank 1)" in done.text
         sentences = re.findall(r'<p class="story-text story-refused">(.*?)</p>', done.page)
         assert len(sentences) == len(RUNNING)
         assert done.run.out.count("Left out: ") == len(RUNNING)
@@ -359,5 +359,5 @@ def test_the_head_that_knows_capitals(default_weights: Any, monkeypatch: pytest.
     done = tour_of(tmp_path, default_weights)
     assert done.run.code == 0, done.run
     assert "L23H4 scores highest on country_to_capital: for 76% of 42 pairs" in done.text
-    assert "France → Paris (rank 2), Germany → Berlin (rank 8), Egypt → Cairo (rank 6)" in done.text
+    assert "France → Paris (rank 3), Germany → Berlin (rank 9), Egypt → Cairo (rank 7)" in done.text
     assert done.commands[2][:4] == ["tl-headmaps", "grid", "--head", "L23H4"]

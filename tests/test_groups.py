@@ -178,7 +178,7 @@ class TestAffinity:
         assert sink_share(torch.tensor([[1.0, 0], [0.25, 0.75]])) == pytest.approx(0.25)
 
     def test_there_may_be_several_sinks_but_a_block_is_none(self) -> None:
-        pattern = torch.full((10, 10), 0.01, dtype=torch.float64).tril() + torch.eye(10) * 0.2
+        pattern = torch.full((10, 10), 0.01, dtype=torch.float64).tril() + torch.eye(10) * 0.05
         pattern[1:, 0] += 0.4
         pattern[4:, 3] += 0.4
         pattern /= pattern.sum(1, keepdim=True)
@@ -263,7 +263,9 @@ class TestClustering:
         assert found.formers() == []
 
     def test_which_heads_form_groups(self) -> None:
-        same = torch.arange(12)[:, None] % 3 == torch.arange(12)[None, :] % 3
+        # Not every third token: that would depend on distance alone.
+        kinds = torch.tensor([0, 1, 1, 0, 2, 0, 2, 2, 1, 0, 1, 2])
+        same = kinds[:, None] == kinds
         noise = random_pattern(3, 12, 4, causal=False, sharp=0.5)
         found = AttentionGroups.from_pattern(
             torch.cat([torch.where(same, 1.0, 0.05)[None].double(), noise]), n_null=199

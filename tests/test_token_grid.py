@@ -1,5 +1,6 @@
 """The first public call: planted heads are found, values equal a dense reference, bad input gets a sentence."""
 
+import inspect
 from dataclasses import replace
 from typing import Any
 
@@ -311,12 +312,7 @@ class TestBadInput:
     def test_unknown_option(self, model: Any, option: str, value: str, choices: str) -> None:
         sentence = f"{option}='{value}' is not known. Choose one of: {choices}"
         with pytest.raises(UsageError, match=sentence):
-            unchecked(token_grid)(model, "L1H0", ["word4"], ["word5"], **{option: value})
-
-
-def unchecked(function: Any) -> Any:
-    """The function as users have it: under pytest jaxtyping wraps it, and its Literal check would come first."""
-    return getattr(function, "__wrapped__", function)
+            inspect.unwrap(token_grid)(model, "L1H0", ["word4"], ["word5"], **{option: value})
 
 
 def test_every_kind_is_either_grouped_or_not() -> None:

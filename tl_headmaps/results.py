@@ -256,7 +256,11 @@ class Result(ABC):
                 f"{', '.join(sorted(kinds()))}."
             )
         try:
-            return _checked(result_class.from_dict(values), values)
+            result = _checked(result_class.from_dict(values), values)
+            if _writes_own_form(result_class) and path.suffix.lower() == ".json":
+                # Numbers that no JSON can hold come in as text that a form of its own turns into numbers.
+                result.to_json()
+            return result
         except (KeyError, TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RuntimeError) as error:
             if newer is not None:
                 raise _from_newer(path, newer, f"all of this {kind!r}") from error
@@ -314,6 +318,8 @@ def _checked(result: _Any_Result, values: Mapping[str, Any]) -> _Any_Result:
     for entry in _fields(type(result)):
         value, hint = getattr(result, entry.name), annotations_of(type(result))[entry.name]
         require_fit(value, hint, entry.name, sizes, nullable=own_form or entry.name in result.nullable)
+    # A number beyond all floats (1e400) is read as infinity, which no file can hold again.
+    json.dumps(result.provenance.to_dict(), allow_nan=False)
     str(result)
     for _ in result.to_rows():
         pass

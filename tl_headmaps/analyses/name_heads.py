@@ -68,6 +68,11 @@ class HeadNames(Result):
         return self._map("score")
 
     @property
+    def axes(self) -> dict[str, list[Any]]:
+        """Layers, and heads of the layer with most of them."""
+        return {"layer": list(range(len(self.names))), "head": list(range(self._width))}
+
+    @property
     def _width(self) -> int:
         return max(map(len, self.names))
 
@@ -114,7 +119,7 @@ class HeadNames(Result):
         return {
             "kind": self.kind,
             "circuit": self.circuit,
-            "axes": {"layer": list(range(len(self.names))), "head": list(range(self._width))},
+            "axes": self.axes,
             "coverage": self.coverage(),
             "heads": [{"head": str(head), **entry.to_dict()} for head, entry in self._entries()],
             "left_out": self.left_out,

@@ -68,7 +68,8 @@ def _median_factor(ours: Tensor, theirs: Tensor) -> float:
     Not least squares: a stream may consist of a few entries a thousand times larger than all others, and the rounding
     of these alone would decide.
     """
-    chosen = ours != 0
+    # What is not finite is found by the largest difference.
+    chosen = (ours != 0) & ours.isfinite() & theirs.isfinite()
     sizes = ours[chosen].abs()
     if sizes.numel() == 0:
         return 1.0

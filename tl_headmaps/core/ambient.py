@@ -118,6 +118,7 @@ def steady(public: _Public) -> _Public:
         with steady_torch():
             return public(*arguments, **options)
 
+    vars(call)["is_steady"] = True
     return call  # type: ignore[return-value]
 
 

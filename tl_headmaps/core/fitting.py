@@ -22,14 +22,14 @@ def annotations_of(annotated: type) -> dict[str, Any]:
     return typing.get_type_hints(annotated)
 
 
-def require_fit(value: Any, hint: Any, name: str, sizes: dict[str, int], nullable: bool) -> None:
+def require_fit(value: Any, hint: Any, name: str, sizes: dict[str, Any], nullable: bool) -> None:
     """Raise MisfitError unless a value has the type of its annotation, arrays in their shape.
 
     Args:
         value: The value of a field.
         hint: Its annotation.
         name: Its name, for the message.
-        sizes: Length of each axis by its name; axes that are not there yet are added.
+        sizes: Length of each axis by its name (``*name``: the whole shape); axes that are not there yet are added.
         nullable: Whether NaN may stand for a value that is not there.
     """
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
@@ -71,7 +71,10 @@ def require_fit(value: Any, hint: Any, name: str, sizes: dict[str, int], nullabl
         raise MisfitError(f"{name} = {value!r:.60}")
 
 
-def _has_axes(value: Tensor, axes: list[str], sizes: dict[str, int]) -> bool:
+def _has_axes(value: Tensor, axes: list[str], sizes: dict[str, Any]) -> bool:
+    if len(axes) == 1 and axes[0].startswith("*"):
+        # Any number of axes, the same ones wherever the name stands.
+        return bool(sizes.setdefault(axes[0], value.shape) == value.shape)
     if value.ndim != len(axes):
         return False
     named = [(axis, n) for axis, n in zip(axes, value.shape, strict=True) if axis.isidentifier() and axis != "_"]

@@ -10,7 +10,7 @@ import difflib
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -72,36 +72,19 @@ class Relation:
     licence: str = ""
 
     def __post_init__(self) -> None:
-        self._require_texts()
+        _require_texts(self.name, vars(self))
         if not self.pairs:
             raise RelationDataError(f"Relation {self.name!r} is empty; it needs at least one (source, target) pair.")
         for number, (source, target) in enumerate(self.pairs):
             for word in (source, target):
                 if isinstance(word, str) and not word.strip():
                     raise RelationDataError(f"Relation {self.name!r}, pair {number}: {word!r} is an empty word.")
-        if isinstance(self.k, bool) or not isinstance(self.k, int) or not 1 <= self.k <= _LARGEST_INT:
-            raise RelationDataError(
-                f"Relation {self.name!r}: k is {self.k!r:.40}, but a whole number of at least 1 was expected. Write "
-                "for example 10."
-            )
+        _require_k(self.name, self.k)
         for template in (*self.neutral_templates, *self.eliciting_templates):
             if not isinstance(template, str) or template.count(PLACEHOLDER) != 1:
                 raise RelationDataError(
                     f"Relation {self.name!r}: the template {template!r} must contain {PLACEHOLDER} exactly once."
                 )
-
-    def _require_texts(self) -> None:
-        """Refuse what is not text, and text that no tokenizer reads."""
-        for part in ("name", "title", "category", "description", "source", "licence"):
-            if not isinstance(value := getattr(self, part), str):
-                raise RelationDataError(f"Relation {self.name!r:.60}: {part} is {value!r:.60}; it must be text.")
-        try:
-            for value in vars(self).values():
-                require_whole_characters(value)
-        except UnreadableError as error:
-            raise RelationDataError(
-                f"Relation {self.name!r:.60}: {error}. Write the character out, or remove it."
-            ) from error
 
     @property
     def digest(self) -> str:
@@ -163,13 +146,14 @@ class Relation:
             "eliciting": (),
             **_checked_templates(path, {} if content.get("templates") is None else content["templates"]),
         }
-        details = {
-            name: content[name]
-            for name in ("title", "category", "description", "k", "source", "licence")
-            if name in content
-        }
+        details = {name: content[name] for name in (*_TEXTS[1:], "k") if name in content}
+        name = content.get("name", path.stem)
+        # What a file holds is checked before it meets a signature that promises types.
+        _require_texts(name, {"name": name, **details})
+        if "k" in details:
+            _require_k(name, details["k"])
         return cls._from_untrusted(
-            content.get("name", path.stem),
+            name,
             content["pairs"],
             neutral_templates=tuple(templates["neutral"]),
             eliciting_templates=tuple(templates["eliciting"]),
@@ -191,6 +175,28 @@ class Relation:
 
 
 RelationLike: TypeAlias = Relation | str | Path
+
+_TEXTS = ("name", "title", "category", "description", "source", "licence")
+"""Fields of a relation that are text."""
+
+
+def _require_texts(name: object, fields: Mapping[str, Any]) -> None:
+    """Refuse what is not text, and text that no tokenizer reads."""
+    for part in _TEXTS:
+        if not isinstance(value := fields.get(part, ""), str):
+            raise RelationDataError(f"Relation {name!r:.60}: {part} is {value!r:.60}; it must be text.")
+    try:
+        for value in fields.values():
+            require_whole_characters(value)
+    except UnreadableError as error:
+        raise RelationDataError(f"Relation {name!r:.60}: {error}. Write the character out, or remove it.") from error
+
+
+def _require_k(name: object, k: object) -> None:
+    if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= _LARGEST_INT:
+        raise RelationDataError(
+            f"Relation {name!r}: k is {k!r:.40}, but a whole number of at least 1 was expected. Write for example 10."
+        )
 
 
 def _is_token(word: object) -> bool:

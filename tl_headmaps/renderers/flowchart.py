@@ -1,7 +1,7 @@
 """Which tokens each head binds together: a flowchart whose token boxes are the rows of the attention matrix beside it.
 
 >>> flow(["It", "I", "is"], {"Head 0": [([0, 1], 1.0)]}, matrix=[[1, 1, 0], [1, 1, 0], [0, 0, 1]])
-Figure('Heads and token groups', Flow, 4 KB)
+Figure('Heads and token groups', Flow, 3 KB)
 """
 
 from collections.abc import Mapping, Sequence

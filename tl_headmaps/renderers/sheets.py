@@ -33,7 +33,7 @@ def lines_of(text: str, room: float, size: float = TICK_SIZE) -> list[str]:
 
     Example:
         >>> lines_of("Decision-making and math", 0.8)
-        ['Decision-', 'making', 'and math']
+        ['Decision-', 'making and', 'math']
     """
     lines = [""]
     for piece in re.findall(r"[^ \-_/]*[ \-_/]?", text)[:-1]:

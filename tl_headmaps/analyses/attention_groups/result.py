@@ -261,10 +261,10 @@ class AttentionGroups(Result):
 
         Example:
             >>> from tl_headmaps import AttentionGroups
-            >>> same = torch.arange(12)[:, None] % 3 == torch.arange(12)[None, :] % 3
-            >>> groups = AttentionGroups.from_pattern(torch.where(same, 1.0, 0.05))
-            >>> groups.formers()  # every third token, whatever the distance
-            [(HeadIndex(layer=0, head=0), 0.0010000000474974513)]
+            >>> kinds = torch.tensor([0, 1, 1, 0, 2, 0, 2, 2, 1, 0, 1, 2])
+            >>> groups = AttentionGroups.from_pattern(torch.where(kinds[:, None] == kinds, 1.0, 0.05))
+            >>> groups.formers()  # tokens of a kind, whatever the distance; q is one of 4,000
+            [(HeadIndex(layer=0, head=0), 0.0002500000118743628)]
         """
         if bool(self.p_value.isnan().all()) and any(len(groups) > 1 for groups in self.head_groups):
             raise UsageError(

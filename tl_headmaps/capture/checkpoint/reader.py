@@ -56,8 +56,8 @@ def require_config(name: str, folder: Path) -> None:
     except UnreadableError as error:
         raise UsageError(
             f"{name!r:.200} is not a folder with a checkpoint: there is no config.json in it ({error}). Give the "
-            "folder of a Hugging Face checkpoint (config.json and .safetensors), or a name on the hub such as "
-            "'meta-llama/Llama-3.1-70B'."
+            "folder of a Hugging Face checkpoint (config.json and .safetensors), a name on the hub such as "
+            "'meta-llama/Llama-3.1-70B', or leave --model out for the default model."
         ) from error
 
 

@@ -1,0 +1,142 @@
+"""Task maps and their verification: labels that mean nothing, halves of the contents, and random sets of heads."""
+
+import itertools
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import torch
+
+from calibration.rows import Bench, Measured, row
+from tl_headmaps import HeadIndex, TaskMaps, Tasks, load_tasks
+from tl_headmaps.analyses.task_maps.call import _Design, _probed, _result
+from tl_headmaps.capture.running.activations import prepends_bos
+from tl_headmaps.capture.running.answers import answer_likelihoods, encode_question
+from tl_headmaps.capture.running.head_features import capture_head_features
+from tl_headmaps.scorers.ablation import masks_of
+from tl_headmaps.scorers.statistics import permuted_within, rank_p_value, sets_like
+from tl_headmaps.scorers.tasks import Features
+
+N_ITEMS = 30
+"""Items of each function; the bundled ones are 150."""
+
+QUICK = ("knowledge_recall", "retrieval", "inference")
+"""Functions of the quick slice."""
+
+N_NULL = 99
+N_FOLDS = 5
+T4, T8 = 2.7764451, 2.3060041
+"""Student's 97.5% points: the interval of one half, and that of a difference of two."""
+
+
+@cache
+def captured(quick: bool) -> tuple[Bench, Tasks, torch.Tensor]:
+    """Items, and z of every head at their answers: [layer, item, head * d_head]."""
+    bench = Bench(quick)
+    tasks = load_tasks(QUICK).sample(24) if quick else load_tasks().sample(N_ITEMS)
+    bos = prepends_bos(bench.model, None)
+    asked = [encode_question(bench.model, item.prompt, (item.answer, *item.alternatives), bos) for item in tasks.items]
+    found = capture_head_features(
+        bench.model,
+        [question.answered for question in asked],
+        [(len(question.prompt), len(question.answered)) for question in asked],
+        parameters=bench.weights.parameters_digest,
+    )
+    return bench, tasks, torch.stack([found.layer(layer) for layer in found.layers])
+
+
+def maps_of(bench: Bench, places: list[int], shuffle: np.random.Generator | None = None, n_null: int = 1) -> TaskMaps:
+    """Task maps of some of the items; with labels exchanged within matched sets, if a generator is given."""
+    owner, tasks, values = captured(bench.quick)
+    chosen = replace(tasks, items=tuple(tasks.items[place] for place in places))
+    design = _Design.of(chosen, N_FOLDS, bench.seed)
+    if shuffle is not None:
+        design = replace(design, labels=design.labels[permuted_within(design.groups, shuffle)])
+    features = Features(lambda layer: values[layer, places], len(values), owner.weights.n_heads)
+    seed = bench.seed if shuffle is None else int(shuffle.integers(1 << 30))
+    found = _probed(features, design, n_null=n_null, seed=seed, progress=lambda n: None)
+    provenance = owner.weights.provenance(options={"n_null": n_null}, seed=seed)
+    return _result(owner.weights, found, design, chosen, positions="answer", provenance=provenance)
+
+
+@cache
+def on_shuffled_labels(quick: bool) -> list[TaskMaps]:
+    bench, tasks, _ = captured(quick)
+    generator = bench.generator()
+    n_null = bench.count(N_NULL, 19)
+    return [maps_of(bench, list(range(len(tasks))), generator, n_null) for _ in range(bench.count(20, 2))]
+
+
+@row("task_maps", "p_value", "q_value", null="labels exchanged within matched sets")
+def importance_p_values(bench: Bench) -> Measured:
+    return Measured.of_p_values(torch.stack([maps.p_value for maps in on_shuffled_labels(bench.quick)]))
+
+
+@row("task_maps", "standing_out", null="labels exchanged within matched sets: some head of some function")
+def heads_that_stand_out(bench: Bench) -> Measured:
+    return Measured.of_verdicts(any(map(len, maps.standing_out)) for maps in on_shuffled_labels(bench.quick))
+
+
+@cache
+def on_halves(quick: bool) -> list[tuple[TaskMaps, TaskMaps]]:
+    """Maps of two halves that share no content, for several ways to halve the contents."""
+    bench, tasks, _ = captured(quick)
+    contents = sorted({item.content for item in tasks.items})
+    generator, pairs = bench.generator(), []
+    for _ in range(bench.count(12, 1)):
+        first = set(generator.permutation(contents)[: len(contents) // 2].tolist())
+        sides: tuple[list[int], list[int]] = ([], [])
+        for place, item in enumerate(tasks.items):
+            sides[item.content not in first].append(place)
+        pairs.append((maps_of(bench, sides[0]), maps_of(bench, sides[1])))
+    return pairs
+
+
+def differ_as_told(one: TaskMaps, other: TaskMaps) -> torch.Tensor:
+    """Whether importances differ by no more than their intervals say of the difference."""
+    errors = [(maps.interval_high - maps.importance) / T4 for maps in (one, other)]
+    width = T8 * (errors[0].square() + errors[1].square()).sqrt()
+    return (one.importance - other.importance).abs() <= width
+
+
+@row("task_maps", "interval_low", "interval_high", null="the same head in two disjoint halves of the contents")
+def importance_intervals(bench: Bench) -> Measured:
+    return Measured.of_intervals(torch.stack([differ_as_told(*pair) for pair in on_halves(bench.quick)]))
+
+
+@row(
+    "task_maps",
+    "probe_low",
+    "probe_high",
+    null="the same function in two disjoint halves of the contents",
+    why="over the tested contents alone: a probe trained on other contents differs too, as the docstring says",
+)
+def accuracy_intervals(bench: Bench) -> Measured:
+    covered = []
+    for one, other in on_halves(bench.quick):
+        # Newcombe's interval of a difference, from the intervals of both shares.
+        above = (one.probe_accuracy - one.probe_low).square() + (other.probe_high - other.probe_accuracy).square()
+        below = (one.probe_high - one.probe_accuracy).square() + (other.probe_accuracy - other.probe_low).square()
+        difference = one.probe_accuracy - other.probe_accuracy
+        covered.append((difference <= above.sqrt()) & (-difference <= below.sqrt()))
+    return Measured.of_intervals(torch.stack(covered))
+
+
+@row("verify_tasks", "p_value", "q_value", "verdicts", null="random heads called own, 19 sets")
+def random_heads_called_own(bench: Bench) -> Measured:
+    """Each two heads of a layer in turn, ranked among sets like them by the margin of the right answer."""
+    owner, tasks, _ = captured(bench.quick)
+    weights = owner.weights
+    items = [tasks.items[place] for place in bench.generator().permutation(len(tasks))[: bench.count(4, 1)]]
+    asked = [encode_question(owner.model, item.prompt, (item.answer, *item.alternatives), True) for item in items]
+    p_values = []
+    for layer in (20,) if bench.quick else (5, 12, 20, 27):
+        sets = list(itertools.combinations([HeadIndex(layer, head) for head in range(weights.n_heads)], 2))
+        masks = masks_of(sets, weights.n_layers, weights.n_heads).repeat_interleave(len(asked), 0)
+        told = answer_likelihoods(owner.model, asked * len(sets), ablated=masks)
+        margins = torch.tensor([values[0] - max(values[1:]) for values in told], dtype=torch.float64)
+        mean = dict(zip(map(frozenset, sets), margins.view(len(sets), -1).mean(1).tolist(), strict=True))
+        for own in sets:
+            rivals = sets_like(own, weights.chosen_heads(), 19, seed=bench.seed).sets
+            p_values.append(rank_p_value(mean[frozenset(own)], [mean[frozenset(heads)] for heads in rivals], "less"))
+    return Measured.of_p_values(p_values)
