@@ -261,10 +261,10 @@ class AttentionGroups(Result):
 
         Example:
             >>> from tl_headmaps import AttentionGroups
-            >>> same = torch.arange(12)[:, None] % 3 == torch.arange(12)[None, :] % 3
-            >>> groups = AttentionGroups.from_pattern(torch.where(same, 1.0, 0.05))
-            >>> groups.formers()  # every third token, whatever the distance
-            [(HeadIndex(layer=0, head=0), 0.0010000000474974513)]
+            >>> group = torch.tensor([0, 1, 2, 0, 0, 1, 2, 2, 1, 0, 1, 2])
+            >>> pattern = torch.where(group[:, None] == group[None, :], 1.0, 0.05)
+            >>> [(str(head), round(q, 3)) for head, q in AttentionGroups.from_pattern(pattern, n_null=199).formers()]
+            [('L0H0', 0.005)]
         """
         if bool(self.p_value.isnan().all()) and any(len(groups) > 1 for groups in self.head_groups):
             raise UsageError(
