@@ -306,7 +306,7 @@ def _(data: Flow, sheet: Any) -> None:
                 axes.add_patch(drawn)
                 drawn.set_linewidth(line_width(share) * inch * 72)
     for (head, links), y in zip(data.heads, place.head_at, strict=True):
-        box(2, y, place.left, head, SERIES[data.colours[links[0][0]]] if links else "0.6")
+        box(2.0, y, place.left, head, SERIES[data.colours[links[0][0]]] if links else "0.6")
     for row, token in enumerate(data.tokens):
         number = data.token_colour(row)
         box(place.token, place.middle(row), place.right, token, "0.6" if number is None else SERIES[number])

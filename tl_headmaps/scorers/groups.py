@@ -251,7 +251,7 @@ class Grouping:
             return math.nan
         if index is not None:
             self.distance_weights[index] = torch.tensor(of_groups) / total
-        return within_own / total
+        return float(within_own / total)
 
     def _classes(self, alone: tuple[int, ...]) -> Tensor:
         sinks = torch.zeros(self._n, dtype=torch.bool)

@@ -96,7 +96,7 @@ class RunningRatio:
             ...     mean.add(torch.tensor(value))
             ...     mean.next_unit()
             >>> round(float(mean.p_value()), 4)
-            0.0082
+            0.0081
         """
         n, ratio = self._count, self.ratio()
         if n < LEAST_UNITS:
