@@ -9,11 +9,17 @@ from calibration.run import load_rows, stored
 ROWS = load_rows()
 
 
+@pytest.fixture(scope="module")
+def bench(default_model: Any) -> Bench:
+    """One for all rows: some share what they measure."""
+    quick = Bench(quick=True)
+    quick.model = default_model
+    return quick
+
+
 @pytest.mark.model
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_a_quick_look_does_not_contradict_the_table(row: Row, default_model: Any) -> None:
-    bench = Bench(quick=True)
-    bench.model = default_model
+def test_a_quick_look_does_not_contradict_the_table(row: Row, bench: Bench) -> None:
     measured = row.measure(bench)
     assert measured.n > 0
     if row.why:

@@ -178,9 +178,9 @@ class TestAffinity:
         assert sink_share(torch.tensor([[1.0, 0], [0.25, 0.75]])) == pytest.approx(0.25)
 
     def test_there_may_be_several_sinks_but_a_block_is_none(self) -> None:
-        pattern = torch.full((10, 10), 0.01, dtype=torch.float64).tril() + torch.eye(10) * 0.05
-        pattern[1:, 0] += 0.4
-        pattern[4:, 3] += 0.4
+        pattern = torch.full((10, 10), 0.01, dtype=torch.float64).tril() + torch.eye(10) * 0.2
+        pattern[1:, 0] += 0.6
+        pattern[4:, 3] += 0.6
         pattern /= pattern.sum(1, keepdim=True)
         found = AttentionGroups.from_pattern(pattern)
         assert found.sinks == (0, 3) and found.sink == 0 and found.kept == (1, 2, 4, 5, 6, 7, 8, 9)
@@ -263,9 +263,8 @@ class TestClustering:
         assert found.formers() == []
 
     def test_which_heads_form_groups(self) -> None:
-        # Not every third token: that would depend on distance alone.
-        kinds = torch.tensor([0, 1, 1, 0, 2, 0, 2, 2, 1, 0, 1, 2])
-        same = kinds[:, None] == kinds
+        labels = torch.tensor([0, 1, 2, 0, 0, 1, 2, 2, 1, 0, 1, 2])
+        same = labels[:, None] == labels[None, :]
         noise = random_pattern(3, 12, 4, causal=False, sharp=0.5)
         found = AttentionGroups.from_pattern(
             torch.cat([torch.where(same, 1.0, 0.05)[None].double(), noise]), n_null=199
@@ -275,6 +274,11 @@ class TestClustering:
         assert float(found.q_value[0]) == pytest.approx(5 / 200)
         with pytest.raises(UsageError, match="No draws were made for these 12 tokens"):
             AttentionGroups.from_pattern(torch.where(same, 1.0, 0.05), n_null=0).formers()
+
+    def test_every_third_token_is_a_matter_of_distance(self) -> None:
+        same = torch.arange(12)[:, None] % 3 == torch.arange(12)[None, :] % 3
+        found = AttentionGroups.from_pattern(torch.where(same, 1.0, 0.05), n_null=39)
+        assert len(found.groups) == 3 and float(found.p_value[0]) == 1 and found.formers() == []
 
     def test_a_head_has_the_same_p_value_whichever_others_there_are(self) -> None:
         pattern = random_pattern(11, 10, 3, causal=True)

@@ -30,10 +30,9 @@ T4, T8 = 2.7764451, 2.3060041
 
 
 @cache
-def captured(quick: bool) -> tuple[Bench, Tasks, torch.Tensor]:
+def captured(bench: Bench) -> tuple[Tasks, torch.Tensor]:
     """Items, and z of every head at their answers: [layer, item, head * d_head]."""
-    bench = Bench(quick)
-    tasks = load_tasks(QUICK).sample(24) if quick else load_tasks().sample(N_ITEMS)
+    tasks = load_tasks(QUICK).sample(24) if bench.quick else load_tasks().sample(N_ITEMS)
     bos = prepends_bos(bench.model, None)
     asked = [encode_question(bench.model, item.prompt, (item.answer, *item.alternatives), bos) for item in tasks.items]
     found = capture_head_features(
@@ -42,26 +41,26 @@ def captured(quick: bool) -> tuple[Bench, Tasks, torch.Tensor]:
         [(len(question.prompt), len(question.answered)) for question in asked],
         parameters=bench.weights.parameters_digest,
     )
-    return bench, tasks, torch.stack([found.layer(layer) for layer in found.layers])
+    return tasks, torch.stack([found.layer(layer) for layer in found.layers])
 
 
 def maps_of(bench: Bench, places: list[int], shuffle: np.random.Generator | None = None, n_null: int = 1) -> TaskMaps:
     """Task maps of some of the items; with labels exchanged within matched sets, if a generator is given."""
-    owner, tasks, values = captured(bench.quick)
+    tasks, values = captured(bench)
     chosen = replace(tasks, items=tuple(tasks.items[place] for place in places))
     design = _Design.of(chosen, N_FOLDS, bench.seed)
     if shuffle is not None:
         design = replace(design, labels=design.labels[permuted_within(design.groups, shuffle)])
-    features = Features(lambda layer: values[layer, places], len(values), owner.weights.n_heads)
+    features = Features(lambda layer: values[layer, places], len(values), bench.weights.n_heads)
     seed = bench.seed if shuffle is None else int(shuffle.integers(1 << 30))
     found = _probed(features, design, n_null=n_null, seed=seed, progress=lambda n: None)
-    provenance = owner.weights.provenance(options={"n_null": n_null}, seed=seed)
-    return _result(owner.weights, found, design, chosen, positions="answer", provenance=provenance)
+    provenance = bench.weights.provenance(options={"n_null": n_null}, seed=seed)
+    return _result(bench.weights, found, design, chosen, positions="answer", provenance=provenance)
 
 
 @cache
-def on_shuffled_labels(quick: bool) -> list[TaskMaps]:
-    bench, tasks, _ = captured(quick)
+def on_shuffled_labels(bench: Bench) -> list[TaskMaps]:
+    tasks, _ = captured(bench)
     generator = bench.generator()
     n_null = bench.count(N_NULL, 19)
     return [maps_of(bench, list(range(len(tasks))), generator, n_null) for _ in range(bench.count(20, 2))]
@@ -69,18 +68,18 @@ def on_shuffled_labels(quick: bool) -> list[TaskMaps]:
 
 @row("task_maps", "p_value", "q_value", null="labels exchanged within matched sets")
 def importance_p_values(bench: Bench) -> Measured:
-    return Measured.of_p_values(torch.stack([maps.p_value for maps in on_shuffled_labels(bench.quick)]))
+    return Measured.of_p_values(torch.stack([maps.p_value for maps in on_shuffled_labels(bench)]))
 
 
 @row("task_maps", "standing_out", null="labels exchanged within matched sets: some head of some function")
 def heads_that_stand_out(bench: Bench) -> Measured:
-    return Measured.of_verdicts(any(map(len, maps.standing_out)) for maps in on_shuffled_labels(bench.quick))
+    return Measured.of_verdicts(any(map(len, maps.standing_out)) for maps in on_shuffled_labels(bench))
 
 
 @cache
-def on_halves(quick: bool) -> list[tuple[TaskMaps, TaskMaps]]:
+def on_halves(bench: Bench) -> list[tuple[TaskMaps, TaskMaps]]:
     """Maps of two halves that share no content, for several ways to halve the contents."""
-    bench, tasks, _ = captured(quick)
+    tasks, _ = captured(bench)
     contents = sorted({item.content for item in tasks.items})
     generator, pairs = bench.generator(), []
     for _ in range(bench.count(12, 1)):
@@ -101,7 +100,7 @@ def differ_as_told(one: TaskMaps, other: TaskMaps) -> torch.Tensor:
 
 @row("task_maps", "interval_low", "interval_high", null="the same head in two disjoint halves of the contents")
 def importance_intervals(bench: Bench) -> Measured:
-    return Measured.of_intervals(torch.stack([differ_as_told(*pair) for pair in on_halves(bench.quick)]))
+    return Measured.of_intervals(torch.stack([differ_as_told(*pair) for pair in on_halves(bench)]))
 
 
 @row(
@@ -113,7 +112,7 @@ def importance_intervals(bench: Bench) -> Measured:
 )
 def accuracy_intervals(bench: Bench) -> Measured:
     covered = []
-    for one, other in on_halves(bench.quick):
+    for one, other in on_halves(bench):
         # Newcombe's interval of a difference, from the intervals of both shares.
         above = (one.probe_accuracy - one.probe_low).square() + (other.probe_high - other.probe_accuracy).square()
         below = (one.probe_high - one.probe_accuracy).square() + (other.probe_accuracy - other.probe_low).square()
@@ -125,15 +124,15 @@ def accuracy_intervals(bench: Bench) -> Measured:
 @row("verify_tasks", "p_value", "q_value", "verdicts", null="random heads called own, 19 sets")
 def random_heads_called_own(bench: Bench) -> Measured:
     """Each two heads of a layer in turn, ranked among sets like them by the margin of the right answer."""
-    owner, tasks, _ = captured(bench.quick)
-    weights = owner.weights
+    tasks, _ = captured(bench)
+    weights = bench.weights
     items = [tasks.items[place] for place in bench.generator().permutation(len(tasks))[: bench.count(4, 1)]]
-    asked = [encode_question(owner.model, item.prompt, (item.answer, *item.alternatives), True) for item in items]
+    asked = [encode_question(bench.model, item.prompt, (item.answer, *item.alternatives), True) for item in items]
     p_values = []
     for layer in (20,) if bench.quick else (5, 12, 20, 27):
         sets = list(itertools.combinations([HeadIndex(layer, head) for head in range(weights.n_heads)], 2))
         masks = masks_of(sets, weights.n_layers, weights.n_heads).repeat_interleave(len(asked), 0)
-        told = answer_likelihoods(owner.model, asked * len(sets), ablated=masks)
+        told = answer_likelihoods(bench.model, asked * len(sets), ablated=masks)
         margins = torch.tensor([values[0] - max(values[1:]) for values in told], dtype=torch.float64)
         mean = dict(zip(map(frozenset, sets), margins.view(len(sets), -1).mean(1).tolist(), strict=True))
         for own in sets:

@@ -62,7 +62,9 @@ class GroupingProfile(Result):
         scores: Names of the scores: previous_token, duplicate_token, first_token, induction, syntactic_neighbour,
             sentence_block.
         values: Mean share of a head's attention on the pairs each score is about.
-        interval_low, interval_high: 95% interval of that mean over texts (Student's); NaN for a single text.
+        interval_low, interval_high: 95% interval of that mean over texts (Student's); NaN for a single text. Few texts
+            repeat a token, so those of duplicate_token and induction are too narrow (85% with 20 texts, above 90% with
+            100).
         where_possible: Mean attention on such pairs of the queries that have one (NaN if there is none in any text).
         where_possible_low, where_possible_high: Its interval.
         null: What ``values`` would be if the head's attention depended on distance alone: its own distance profile,
@@ -187,6 +189,7 @@ class GroupingProfile(Result):
             "(previous and first token, which are positions: if it were even); p: share above null, over texts"
             f"{'' if self.n_texts >= LEAST_UNITS else _TOO_FEW};\n"
             "q: over all scores and heads; even: the share of even attention;\n"
+            f"{_NARROW if self.n_texts < _MANY else ''}"
             "where possible: mean attention on such pairs from the queries that have one; queries: share of those "
             "queries"
         )
@@ -197,6 +200,8 @@ _NULL = (
     "Null: what the head's own distance profile would give (for the previous and the first token: even attention). p: "
     "share above its null, over texts; q over all scores and heads."
 )
+_MANY = 100
+_NARROW = f"95%: too narrow for duplicate_token and induction below {_MANY} texts (about 85% with 20);\n"
 _TOO_FEW = f" (fewer than {LEAST_UNITS} texts, so there is no p)"
 
 

@@ -4,6 +4,7 @@
 Figure('Heads and token groups', Flow, 3 KB)
 """
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -220,7 +221,7 @@ def layout(chart: Flow) -> Layout:
     for _, links in chart.heads:
         rows = [place for tokens, _ in links for place in tokens]
         ideal.append(top + row * (sum(rows) / len(rows) + 0.5) if rows else top + row / 2)
-    head_at = _head_places(ideal, row, (top, top + row * max(n, len(ideal))))
+    head_at = _head_places(ideal, [links for _, links in chart.heads], row, (top, top + row * max(n, len(ideal))))
     left = 18 + _LETTER * max((len(head) for head, _ in chart.heads), default=0)
     token = 2 + left + _GAP
     right = 14 + _LETTER * widest
@@ -232,23 +233,29 @@ def layout(chart: Flow) -> Layout:
     return Layout(row, cell, top, left, token, right, matrix, head_at, upright, width, body + below)
 
 
-def _head_places(ideal: Sequence[float], row: float, ends: tuple[float, float]) -> tuple[float, ...]:
+def _head_places(
+    ideal: Sequence[float], bound: Sequence[tuple[Link, ...]], row: float, ends: tuple[float, float]
+) -> tuple[float, ...]:
     """Middles of head boxes: beside what they bind, or evenly over the height if that would crowd them."""
     order = sorted(range(len(ideal)), key=lambda head: ideal[head])
-    places = [0.0] * len(ideal)
-    apart = sorted(set(ideal))
-    shared = [ideal.count(place) for place in apart]
-    needed = [place - row * (count - 1) / 2 for place, count in zip(apart, shared, strict=True)]
-    last = [first + row * (count - 1) for first, count in zip(needed, shared, strict=True)]
-    room = all(after - before >= row for before, after in zip(last[:-1], needed[1:], strict=True))
-    if ideal and room and needed[0] >= ends[0] + row / 2 and last[-1] <= ends[1] - row / 2:
-        for number, head in enumerate(order):
-            first = apart.index(ideal[head])
-            places[head] = needed[first] + row * (number - sum(shared[:first]))
-    else:
-        for number, head in enumerate(order):
-            places[head] = ends[0] + (ends[1] - ends[0]) * (number + 0.5) / len(order)
-    return tuple(places)
+    alike: list[list[int]] = []
+    for head in order:
+        # Heads that bind the same tokens stand together.
+        if alike and [tokens for tokens, _ in bound[head]] == [tokens for tokens, _ in bound[alike[-1][0]]]:
+            alike[-1].append(head)
+        else:
+            alike.append([head])
+    places = {
+        head: ideal[head] + row * (number - (len(together) - 1) / 2)
+        for together in alike
+        for number, head in enumerate(together)
+    }
+    inside = all(ends[0] + row / 2 <= place <= ends[1] - row / 2 for place in places.values())
+    apart = all(places[after] - places[before] >= row - 1e-6 for before, after in itertools.pairwise(order))
+    if not (inside and apart):
+        step = (ends[1] - ends[0]) / max(1, len(order))
+        places = {head: ends[0] + step * (number + 0.5) for number, head in enumerate(order)}
+    return tuple(places[head] for head in range(len(ideal)))
 
 
 def _drawing(chart: Flow) -> str:

@@ -261,10 +261,10 @@ class AttentionGroups(Result):
 
         Example:
             >>> from tl_headmaps import AttentionGroups
-            >>> kinds = torch.tensor([0, 1, 1, 0, 2, 0, 2, 2, 1, 0, 1, 2])
-            >>> groups = AttentionGroups.from_pattern(torch.where(kinds[:, None] == kinds, 1.0, 0.05))
-            >>> groups.formers()  # tokens of a kind, whatever the distance; q is one of 4,000
-            [(HeadIndex(layer=0, head=0), 0.0002500000118743628)]
+            >>> group = torch.tensor([0, 1, 2, 0, 0, 1, 2, 2, 1, 0, 1, 2])
+            >>> pattern = torch.where(group[:, None] == group[None, :], 1.0, 0.05)
+            >>> [(str(head), round(q, 3)) for head, q in AttentionGroups.from_pattern(pattern, n_null=199).formers()]
+            [('L0H0', 0.005)]
         """
         if bool(self.p_value.isnan().all()) and any(len(groups) > 1 for groups in self.head_groups):
             raise UsageError(
