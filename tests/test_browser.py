@@ -186,7 +186,7 @@ def test_the_switch_changes_the_map_and_its_scale(scores: Shown) -> None:
     )
     assert scores.hover(5, 5, SCORES.shape).startswith("L5H5 · name_copying\nlogit")
     bar = scores.browser.text(".tlhm-bar")
-    assert "logit" in bar and "\n0\n" in bar
+    assert "logit" in bar and "\n0.00\n" in bar
     scores.check_quiet()
 
 

@@ -52,7 +52,7 @@ class TestGrid:
     def test_options_reach_the_analysis(self, run: Any, loaded: Any, tmp_path: Path) -> None:
         done = run(*GRID, "--preset", "maps", "--model", "some/name", "--device", "cpu")
         assert done.code == 0
-        assert "preset maps" in done.out and "#18" in done.out
+        assert "preset maps" in done.out and "#19" in done.out
         assert loaded == [("some/name", "cpu")]
 
     def test_qk(self, run: Any, loaded: Any, tmp_path: Path) -> None:

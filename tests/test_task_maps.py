@@ -617,17 +617,24 @@ def test_heads_are_chosen_without_the_item_they_are_ablated_for(planted: Any, pl
     torch.testing.assert_close(other.own - plain.own, in_order)
 
 
-def test_draws_are_other_heads_of_the_same_layers_fold_by_fold() -> None:
+def test_draws_are_sets_like_the_own_heads_fold_by_fold() -> None:
     own = torch.zeros(3, 4, 5, dtype=torch.bool)
     own[0, 1, 2] = own[0, 3, 0] = own[1, 1, 1] = own[1, 1, 3] = own[2, 0, 0] = own[2, 2, 4] = True
     everything = [HeadIndex(layer, head) for layer in range(4) for head in range(5)]
     draws = _matched(own, everything, 12, 0)
-    # In the second fold both heads are in one layer: three others there make three pairs, which bounds all folds.
-    assert draws.masks.shape == (3, 3, 4, 5) and draws.n_moved == 0
-    assert not bool((draws.masks & own).any())
-    assert torch.equal(draws.masks.sum(-1), own.sum(-1).expand(3, -1, -1))
+    # Two heads of a layer of five have nine other pairs, too few: in the second fold a neighbour is pooled with it.
+    assert draws.masks.shape == (12, 3, 4, 5) and draws.n_moved == 2
+    for fold in range(3):
+        sets = draws.masks[:, fold]
+        assert len(sets.unique(dim=0)) == 12 and not bool((sets == own[fold]).all((-1, -2)).any()), "different sets"
+        layers = sets.sum(-1)
+        assert torch.equal(layers.sum(-1), torch.full((12,), 2))
+        if fold != 1:
+            assert torch.equal(layers, own[fold].sum(-1).expand(12, -1))
+    assert bool((draws.masks[:, 0] & own[0]).any()), "they may share heads with the own set, which is one like them"
+    assert not bool(draws.masks[:, 1, 3].any()), "the layer farthest off stays out"
     alone = _matched(own[:1, :, :1] | torch.tensor([[[False], [True], [False], [False]]]), everything[::5], 12, 0)
-    assert alone.n_moved == 2
+    assert alone.n_moved == 2 and len(alone.masks) == 5, "all other pairs of four heads"
 
 
 def test_the_p_value_is_the_rank_of_the_own_heads_not_of_the_items(planted: Any, planted_maps: TaskMaps) -> None:

@@ -325,7 +325,7 @@ class AblationCurves(Result):
         lines = [Line("its heads", self.curve.accuracy, self.curve.low, self.curve.high)]
         if self.random_curves:
             drawn = torch.stack([one.accuracy for one in self.random_curves])
-            label = f"random heads, {len(drawn)} draws: mean and range"
+            label = f"random heads, {len(drawn)} draws: mean and range" if len(drawn) > 1 else "random heads, one draw"
             lines.append(Line(label, drawn.mean(0), drawn.amin(0), drawn.amax(0)))
         for control in self.controls:
             label = f"control {control.relation}, same heads"
