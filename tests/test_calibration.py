@@ -1,12 +1,28 @@
 """Statements of the package on heads that know nothing: the slice for CI, and whether every statement has its row."""
 
+import inspect
+import re
+from dataclasses import fields
+from importlib import import_module
 from typing import Any
 
 import pytest
 from calibration.rows import Bench, Row
 from calibration.run import load_rows, stored
+from test_analyses import NOT_A_QUESTION, QUESTIONS, modules
+
+from tl_headmaps.results import Result
 
 ROWS = load_rows()
+
+STATEMENT = re.compile(r"(^|_)(p_value|q_value|p_values|low|high)$")
+"""Fields of a result that say how sure it is."""
+
+WITHOUT_A_ROW = {
+    "head_trust": "each draw of documents runs the model over the bundled text again; its null is beside each share",
+    "value_mixing": "turned_low and turned_high are where counts in turned bases lie, no statement of how sure one is",
+    "reproduce": "repeats the statements of relation_scores, validate and ablate",
+}
 
 
 @pytest.fixture(scope="module")
@@ -33,3 +49,20 @@ def test_a_quick_look_does_not_contradict_the_table(row: Row, bench: Bench) -> N
 def test_every_row_is_in_the_table() -> None:
     missing = [row.name for row in ROWS if row.name not in stored()]
     assert not missing, f"run make calibrate; not measured yet: {missing}"
+
+
+@pytest.mark.parametrize("question", [name for name in QUESTIONS if name not in NOT_A_QUESTION])
+def test_a_question_whose_results_say_how_sure_they_are_has_a_row(question: str) -> None:
+    found = set()
+    for module in modules(question):
+        for value in vars(import_module(f"tl_headmaps.{module}")).values():
+            if inspect.isclass(value) and issubclass(value, Result) and value.__module__ == f"tl_headmaps.{module}":
+                found |= {entry.name for entry in fields(value) if STATEMENT.search(entry.name)}
+    rows = {row.analysis for row in ROWS}
+    if question in WITHOUT_A_ROW:
+        assert question not in rows, f"take {question} out of WITHOUT_A_ROW: it has a row"
+        return
+    assert not found or question in rows, (
+        f"{question} has {sorted(found)}: add to tests/calibration a module with @row({question!r}, ...) that tries "
+        "them where nothing is there, then make calibrate"
+    )

@@ -29,7 +29,7 @@ def _rotation(size: int, generator: torch.Generator) -> Tensor:
     return turned
 
 
-def _inner(W_O: Tensor, generator: torch.Generator) -> Tensor:
+def inner_rotation(W_O: Tensor, generator: torch.Generator) -> Tensor:
     """Spectra and subspaces stay; which direction is written for which is drawn."""
     return torch.stack([_rotation(len(head), generator) @ head for head in W_O])
 
@@ -38,7 +38,7 @@ def _outer(W_O: Tensor, generator: torch.Generator) -> Tensor:
     return W_O @ _rotation(W_O.shape[-1], generator)
 
 
-def _gaussian(W_O: Tensor, generator: torch.Generator) -> Tensor:
+def gaussian_outputs(W_O: Tensor, generator: torch.Generator) -> Tensor:
     return torch.randn(W_O.shape, generator=generator) * W_O.std()
 
 
@@ -83,12 +83,12 @@ def _all_p_values(scores: RelationScores) -> Tensor:
 
 @row("relation_scores", "p_value", "q_value", "suppress_p_value", "suppress_q_value", null="W_O turned inside d_head")
 def inner(bench: Bench) -> Measured:
-    return Measured.of_p_values(_all_p_values(null_scores(bench, _inner, few=False, k=10)))
+    return Measured.of_p_values(_all_p_values(null_scores(bench, inner_rotation, few=False, k=10)))
 
 
 @row("relation_scores", "p_value", null="W_O turned inside d_head, relations with fewer than 10 targets, k = 100")
 def inner_few(bench: Bench) -> Measured:
-    return Measured.of_p_values(_all_p_values(null_scores(bench, _inner, few=True, k=100)))
+    return Measured.of_p_values(_all_p_values(null_scores(bench, inner_rotation, few=True, k=100)))
 
 
 @row("relation_scores", "p_value", null="output turned in d_model, relations with fewer than 10 targets, k = 100")
@@ -98,17 +98,17 @@ def outer_few(bench: Bench) -> Measured:
 
 @row("relation_scores", "p_value", null="Gaussian W_O, relations with fewer than 10 targets, k = 100")
 def gaussian_few(bench: Bench) -> Measured:
-    return Measured.of_p_values(_all_p_values(null_scores(bench, _gaussian, few=True, k=100)))
+    return Measured.of_p_values(_all_p_values(null_scores(bench, gaussian_outputs, few=True, k=100)))
 
 
 @row("relation_scores", "neighbour_p_value", null="W_O turned inside d_head, heads with a hit, few targets, k = 100")
 def neighbours(bench: Bench) -> Measured:
-    return Measured.of_p_values(null_scores(bench, _inner, few=True, k=100).neighbour_p_value)
+    return Measured.of_p_values(null_scores(bench, inner_rotation, few=True, k=100).neighbour_p_value)
 
 
 @row("relation_scores", "implements", null="W_O turned inside d_head, relations with fewer than 10 targets, k = 100")
 def implements(bench: Bench) -> Measured:
-    scores = null_scores(bench, _inner, few=True, k=100)
+    scores = null_scores(bench, inner_rotation, few=True, k=100)
     n_said = sum(len(heads) for heads in scores.implements().values())
     n_asked = int((~scores.promote.isnan()).sum())
     return Measured.of_verdicts([True] * n_said + [False] * (n_asked - n_said))
