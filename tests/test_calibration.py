@@ -19,7 +19,6 @@ STATEMENT = re.compile(r"(^|_)(p_value|q_value|p_values|low|high)$")
 """Fields of a result that say how sure it is."""
 
 WITHOUT_A_ROW = {
-    "head_trust": "each draw of documents runs the model over the bundled text again; its null is beside each share",
     "value_mixing": "turned_low and turned_high are where counts in turned bases lie, no statement of how sure one is",
     "reproduce": "repeats the statements of relation_scores, validate and ablate",
 }
