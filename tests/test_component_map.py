@@ -60,8 +60,9 @@ def test_hosts_agree_on_text(kind: str, name: str) -> None:
             component_map(shared_model(kind, host=host), name, TEXTS, by_head=by_head, prepend_bos=False).values
             for host in ("bridge", "hooked")
         )
-        # The norm of queries and keys leaves rounding alone in contribution.
-        assert torch.allclose(ours, theirs, rtol=1e-3, atol=1e-6, equal_nan=True)
+        # A norm behind a matrix leaves nothing but rounding in its contribution: it is compared as a share of the map.
+        atol = 1e-4 if name == "contribution" else 1e-6
+        assert torch.allclose(ours, theirs, rtol=1e-3, atol=atol, equal_nan=True)
 
 
 def test_weights_give_the_attention_columns() -> None:
