@@ -56,11 +56,12 @@ def main() -> int:
                 begun = time.monotonic()
                 tried[kind] += 1
                 try:
-                    held = TRIES[kind](shop, random.Random(f"{options.seed} {kind} {number}"))
-                    refused[kind] += not held
-                except HeadMapsError as error:
-                    refused[kind] += 1
-                    check_sentence(error)
+                    try:
+                        held = TRIES[kind](shop, random.Random(f"{options.seed} {kind} {number}"))
+                        refused[kind] += not held
+                    except HeadMapsError as error:
+                        refused[kind] += 1
+                        check_sentence(error)
                 except BaseException as error:
                     if isinstance(error, KeyboardInterrupt):
                         raise

@@ -95,7 +95,7 @@ def item_fields(record: Mapping[str, Any], index: int, where: str) -> dict[str, 
     values: dict[str, Any] = {name: _text(record.get(name), name, index, where) for name in _TEXT_FIELDS}
     for part in ("question", "answer"):
         if not values[part]:
-            fields = ", ".join(map(repr, record))
+            fields = f"{', '.join(map(repr, record)):.200}"
             raise TaskDataError(
                 f"{where}, item {index} has no {part} (its fields are {fields}). Fill it in, or give its column the "
                 f"name {part!r}."
