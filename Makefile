@@ -38,7 +38,7 @@ wheel: .venv/tested
 	.venv/bin/python -m build --no-isolation --outdir dist .
 	$(PYTHON) -m venv .venv-wheel
 	.venv-wheel/bin/python $(PIP_INSTALL) torch
-	.venv-wheel/bin/python $(PIP_INSTALL) dist/*.whl
+	.venv-wheel/bin/python $(PIP_INSTALL) "$$(ls dist/*.whl)[demo]"
 	.venv-wheel/bin/tl-headmaps --version
 	.venv-wheel/bin/tl-headmaps grid --head L23H4 --sources France,Egypt --targets Paris,Cairo \
 		--out dist/grid.json --out dist/grid.html

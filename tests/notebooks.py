@@ -92,7 +92,7 @@ def few_colours(image: str) -> str:
 
     smaller = io.BytesIO()
     with Image.open(io.BytesIO(base64.b64decode(image))) as picture:
-        picture.convert("RGB").quantize(64, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(
+        picture.convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(
             smaller, "png", optimize=True
         )
     return base64.b64encode(smaller.getvalue()).decode()
