@@ -124,7 +124,9 @@ def main(folder: Path, order: list[str]) -> None:
         for label, function in enumerate(("retrieval", "inference"))
     ]
     analyses: dict[str, Callable[[], Any]] = {
-        "relation_scores": lambda: relation_scores(model, relation, run_dir=folder / "run", progress=False),
+        "relation_scores": lambda: relation_scores(
+            model, relation, run_dir=folder / "run", progress=False, preset="folded"
+        ),
         "component_map": lambda: component_map(model, "contribution", [text], progress=False),
         "component_map of the weights": lambda: component_map(model, "stable_rank", progress=False),
         "task_maps": lambda: task_maps(

@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass
 
 GRID = ["grid", "--head", "L23H4", "--sources", "France,Germany,Egypt", "--targets", "Cairo,Paris,Berlin"]
+GRID += ["--preset", "folded"]
 CREATED = re.compile(rb'"created": "[^"]*"')
 
 

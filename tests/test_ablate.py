@@ -135,7 +135,7 @@ def zeroing(off: Tensor) -> Any:
 
 
 def test_the_planted_head_is_the_one_that_knows(knowing: Any) -> None:
-    result = ablate(knowing, CAPITAL, controls=[FOLLOW], n_random=3, max_heads=1, progress=False)
+    result = ablate(knowing, CAPITAL, controls=[FOLLOW], n_random=3, max_heads=1, progress=False, preset="folded")
     assert result.status == "tested"
     assert result.heads == (HeadIndex(0, 1),) and result.scores == (1.0,)
     assert result.curve.accuracy.tolist() == [1.0, 0.0]
@@ -168,7 +168,9 @@ class TestVerdict:
         assert "p = 0.083: rank 1 of 12" in str(result) and "p = 0.083" in result.figure().html
 
     def test_is_about_all_heads_that_were_named(self, knowing: Any) -> None:
-        result = ablate(knowing, CAPITAL, ["L0H0", "L0H1", "L1H2"], controls=None, n_random=7, progress=False)
+        result = ablate(
+            knowing, CAPITAL, ["L0H0", "L0H1", "L1H2"], controls=None, n_random=7, progress=False, preset="folded"
+        )
         assert result.verdict is not None and result.verdict.n_heads == 3 and len(result.verdict.sets) == 7
         assert not result.verdict.exact
         for heads in result.verdict.sets:
@@ -180,7 +182,16 @@ class TestVerdict:
     def test_accuracies_of_the_sets_are_those_of_whole_passes(self) -> None:
         model = shared_model("gpt2")
         relation = answered_by_half(model)
-        result = ablate(model, relation, ["L1H3", "L2H0"], controls=None, n_random=4, prepend_bos=False, progress=False)
+        result = ablate(
+            model,
+            relation,
+            ["L1H3", "L2H0"],
+            controls=None,
+            n_random=4,
+            prepend_bos=False,
+            progress=False,
+            preset="folded",
+        )
         assert result.verdict is not None
         for heads, share in zip(result.verdict.sets, result.verdict.set_accuracy.tolist(), strict=True):
             assert share == pytest.approx(by_hand(model, relation, list(heads), False)[-1])
@@ -198,7 +209,7 @@ class TestVerdict:
 
     def test_needs_heads_that_implement_the_relation(self, knowing: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(RelationScores, "implements", lambda self: {"capital": []})
-        result = ablate(knowing, CAPITAL, controls=None, max_heads=2, progress=False)
+        result = ablate(knowing, CAPITAL, controls=None, max_heads=2, progress=False, preset="folded")
         assert result.status == "tested" and result.verdict is None and result.n_verdict == 0
         assert "No verdict: no head implements the relation" in str(result)
 
@@ -209,7 +220,7 @@ class TestSplit:
     def test_heads_are_chosen_on_pairs_they_are_not_tested_on(self) -> None:
         model = knowing_model({1: self.MAPPING})
         relation = named(self.MAPPING, "capital")
-        result = ablate(model, relation, controls=None, split=True, max_heads=1, progress=False)
+        result = ablate(model, relation, controls=None, split=True, max_heads=1, progress=False, preset="folded")
         assert (result.n_pairs, result.n_chosen_on) == (4, 4) and result.provenance.options["split"] is True
         assert result.heads == (HeadIndex(0, 1),) and result.curve.accuracy.tolist() == [1.0, 0.0]
         assert "4 pairs in 4 clusters, heads chosen on 4 others" in str(result)
@@ -222,7 +233,7 @@ class TestSplit:
     def test_needs_four_clusters(self, knowing: Any) -> None:
         three = named({3: 10, 4: 11, 5: 12, 6: 12}, "three")
         with pytest.raises(UsageError, match=r"at least 4 clusters of pairs to halve, but 'three' has 3.*Leave split"):
-            ablate(knowing, three, controls=None, split=True, progress=False)
+            ablate(knowing, three, controls=None, split=True, progress=False, preset="folded")
 
 
 def test_the_logit_difference_is_to_the_mean_of_the_other_answers() -> None:
@@ -233,7 +244,9 @@ def test_the_logit_difference_is_to_the_mean_of_the_other_answers() -> None:
 
 
 def test_a_relation_with_one_answer_has_no_logit_difference(knowing: Any, tmp_path: Path) -> None:
-    result = ablate(knowing, named({3: 10}, "one"), ["L0H1"], controls=None, n_random=1, progress=False)
+    result = ablate(
+        knowing, named({3: 10}, "one"), ["L0H1"], controls=None, n_random=1, progress=False, preset="folded"
+    )
     assert result.curve.logit_difference.isnan().all()
     values = json.loads(result.save(tmp_path / "a.json").read_text())
     assert values["logit_difference"] == [None, None] and values["verdict"]["logit_difference"] is None
@@ -277,7 +290,17 @@ def test_curves_are_those_of_whole_passes_with_heads_replaced_by_hand(kind: str,
     model = shared_model(kind)
     relation = answered_by_half(model)
     heads = [HeadIndex(2, 1), HeadIndex(0, 0), HeadIndex(1, 3), HeadIndex(0, 2), HeadIndex(2, 0)]
-    result = ablate(model, relation, heads, controls=None, n_random=2, method=method, prepend_bos=False, progress=False)
+    result = ablate(
+        model,
+        relation,
+        heads,
+        controls=None,
+        n_random=2,
+        method=method,
+        prepend_bos=False,
+        progress=False,
+        preset="folded",
+    )
     assert result.curve.accuracy.tolist() == pytest.approx(by_hand(model, relation, heads, method == "mean"))
     for drawn, curve in zip(result.random_heads, result.random_curves, strict=True):
         assert curve.accuracy.tolist() == pytest.approx(by_hand(model, relation, list(drawn), method == "mean"))
@@ -302,7 +325,7 @@ def test_nothing_known_is_not_testable_and_nothing_lost_is_not_a_number() -> Non
     model = shared_model("llama")
     answers = {s: int(model(torch.tensor([[18, s]]))[0, -1].argmax()) for s in range(20, 40)}
     relation = named({s: 3 if answer != 3 else 4 for s, answer in answers.items()}, "unknown")
-    result = ablate(model, relation, prepend_bos=False, progress=False)
+    result = ablate(model, relation, prepend_bos=False, progress=False, preset="folded")
     assert result.status == "not testable" and result.heads == ()
     assert result.curve.accuracy.tolist() == [0.0]
     assert result.random_curves == () and result.controls == ()
@@ -360,7 +383,9 @@ class TestControls:
 
     def test_scores_not_known_are_computed_for_the_ablated_heads(self, knowing: Any) -> None:
         """No static scores handed over: the planted head of the other relation is not this one's."""
-        result = ablate(knowing, CAPITAL, ["L0H1"], controls=[FOLLOW, named(CAPITALS, "again")], progress=False)
+        result = ablate(
+            knowing, CAPITAL, ["L0H1"], controls=[FOLLOW, named(CAPITALS, "again")], progress=False, preset="folded"
+        )
         assert {control.relation: control.overlap for control in result.controls} == {"follow": 0.0, "again": 1.0}
 
 
@@ -370,7 +395,7 @@ def test_automatic_controls_come_from_the_folder_of_relations(knowing: Any, tmp_
     for relation in (CAPITAL, FOLLOW):
         content = {"name": relation.name, "k": 1, "pairs": relation.pairs, "templates": {"eliciting": [TEMPLATE]}}
         (folder / f"{relation.name}.json").write_text(json.dumps(content))
-    result = ablate(knowing, "capital", ["L0H1"], data_dir=tmp_path, progress=False)
+    result = ablate(knowing, "capital", ["L0H1"], data_dir=tmp_path, progress=False, preset="folded")
     assert [control.relation for control in result.controls] == ["follow"]
     data = result.provenance.data
     assert data.pop("parameters") == parameters_digest(knowing)
@@ -380,15 +405,23 @@ def test_automatic_controls_come_from_the_folder_of_relations(knowing: Any, tmp_
 def test_a_relation_is_asked_with_the_template_the_model_answers_best(knowing: Any) -> None:
     """Five tokens that are no source dilute what the heads say; a source of the other relation talks over it."""
     relation = named(CAPITALS, "capital", eliciting_templates=(" word16 <X> word16 word16", TEMPLATE, " word19 <X>"))
-    result = ablate(knowing, relation, ["L0H1"], controls=None, n_random=0, progress=False)
+    result = ablate(knowing, relation, ["L0H1"], controls=None, n_random=0, progress=False, preset="folded")
     assert (result.template, result.base_accuracy) == (TEMPLATE, 1.0)
-    first = ablate(knowing, relation, ["L0H1"], template=" word16 <X> word16 word16", controls=None, progress=False)
+    first = ablate(
+        knowing,
+        relation,
+        ["L0H1"],
+        template=" word16 <X> word16 word16",
+        controls=None,
+        progress=False,
+        preset="folded",
+    )
     assert first.base_accuracy == 0.0
 
 
 def test_saved_curves_load_back_equal(knowing: Any, tmp_path: Path) -> None:
     heads = ["L0H1", "L0H0", "L1H2"]
-    result = ablate(knowing, CAPITAL, heads, controls=[FOLLOW], n_random=2, progress=False)
+    result = ablate(knowing, CAPITAL, heads, controls=[FOLLOW], n_random=2, progress=False, preset="folded")
     assert Result.load(result.save(tmp_path / "a.json")) == result
     assert Result.load(result.save(tmp_path / "a.safetensors")) == result
     values = json.loads((tmp_path / "a.json").read_text())
@@ -409,7 +442,7 @@ def test_the_model_is_left_as_found(knowing: Any) -> None:
     calls = []
     with knowing.hooks(fwd_hooks=[("blocks.0.attn.hook_z", lambda value, hook: calls.append(1))]):
         before = torch.get_rng_state()
-        ablate(knowing, CAPITAL, max_heads=2, n_random=1, controls=None, progress=False)
+        ablate(knowing, CAPITAL, max_heads=2, n_random=1, controls=None, progress=False, preset="folded")
         assert calls == [] and torch.equal(torch.get_rng_state(), before)
         knowing(torch.tensor([[1, 2]]))
         assert calls == [1]
@@ -440,7 +473,7 @@ def test_bad_input_is_refused_with_a_sentence(
 
 def test_a_model_without_a_tokenizer_is_asked_for_one() -> None:
     with pytest.raises(UsageError, match=r"has no tokenizer.*set model\.tokenizer"):
-        ablate(random_model("llama", tokenizer=False), CAPITAL)
+        ablate(random_model("llama", tokenizer=False), CAPITAL, preset="folded")
 
 
 def test_command(knowing: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp_path: Path) -> None:
@@ -449,7 +482,7 @@ def test_command(knowing: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp
     pairs.write_text("source,target\n" + "\n".join(f"{word(s)},{word(t)}" for s, t in CAPITALS.items()))
 
     def run(*arguments: str) -> int:
-        monkeypatch.setattr(sys, "argv", ["tl-headmaps", "ablate", str(pairs), *arguments])
+        monkeypatch.setattr(sys, "argv", ["tl-headmaps", "ablate", str(pairs), "--preset", "folded", *arguments])
         try:
             main()
         except SystemExit as leaving:

@@ -74,7 +74,7 @@ def mapped(weights: HeadWeights) -> list[int]:
 
 def check_ov(model: Any, weights: HeadWeights, row: Architecture, dense: Dense) -> None:
     for layer in mapped(weights):
-        grids = [token_grid(weights, (layer, head), SOME, OTHERS) for head in range(weights.n_heads)]
+        grids = [token_grid(weights, (layer, head), SOME, OTHERS, preset="folded") for head in range(weights.n_heads)]
         expected = dense.ov(layer)[:, SOME][..., OTHERS]
         ours = torch.stack([grid.values for grid in grids])
         if row.free_scale:
@@ -85,10 +85,10 @@ def check_ov(model: Any, weights: HeadWeights, row: Architecture, dense: Dense) 
 def check_qk(model: Any, weights: HeadWeights, row: Architecture, dense: Dense) -> None:
     tokens = torch.tensor([[3, 4, 5, 6, 7], [8, 9, 3, 10, 4], [5, 7, 9, 11, 10]])
     for layer in mapped(weights):
-        token_grid(weights, (layer, 0), SOME, SOME, circuit="qk")
+        token_grid(weights, (layer, 0), SOME, SOME, circuit="qk", preset="folded")
         expected = dense.preferences(layer, tokens)
         for head in range(weights.n_heads):
-            grid = token_grid(weights, (layer, head), SOME, SOME, circuit="qk").values
+            grid = token_grid(weights, (layer, head), SOME, SOME, circuit="qk", preset="folded").values
             ours = torch.stack([grid[sequence][:, sequence] for sequence in tokens - SOME[0]])
             if dense.score_cap is not None:
                 ours = dense.score_cap * torch.tanh(ours / dense.score_cap)
@@ -103,7 +103,9 @@ def check_scores(model: Any, weights: HeadWeights, row: Architecture, dense: Den
     layers = mapped(weights)
     pairs = [(token, (token * 7) % 50 + 3) for token in SOME]
     heads = [(layer, head) for layer in layers for head in range(weights.n_heads)]
-    found = relation_scores(weights, Relation.from_pairs("own", pairs), heads=heads, k=10, progress=False)
+    found = relation_scores(
+        weights, Relation.from_pairs("own", pairs), heads=heads, k=10, progress=False, preset="folded"
+    )
     listed = [(layer, 2) for layer in layers]
     operations = salient_operations(weights, listed, n_tokens=6, n_targets=1, progress=False)
     sources, targets = torch.tensor(pairs).T
@@ -143,7 +145,17 @@ def check_ablation(model: Any, weights: HeadWeights, row: Architecture, dense: D
     # Heads are listed with their scores from the weights, which some models have in layer 0 only.
     first, last = (mapped(weights) or weights.layers_with_heads)[0], (mapped(weights) or weights.layers_with_heads)[-1]
     heads = [(first, 1), (last, 2), (last, 0)]
-    curves = ablate(model, relation, heads, controls=None, n_random=0, method="zero", prepend_bos=False, progress=False)
+    curves = ablate(
+        model,
+        relation,
+        heads,
+        controls=None,
+        n_random=0,
+        method="zero",
+        prepend_bos=False,
+        progress=False,
+        preset="folded",
+    )
     expected = [(running.next_tokens(prompts, heads[:n]) == answers).float().mean() for n in range(4)]
     assert_same("ablation", curves.values.float(), torch.stack(expected))
 
@@ -275,14 +287,14 @@ def test_the_table_has_these_rows() -> None:
 @pytest.mark.parametrize("name", ["afmoe", "laguna"])
 def test_a_gate_is_said_in_the_result(name: str) -> None:
     model = booted(next(row for row in ARCHITECTURES if row.name == name))
-    grid = token_grid(model, "L0H1", [3, 4], [5, 6])
+    grid = token_grid(model, "L0H1", [3, 4], [5, 6], preset="folded")
     assert grid.provenance.seams["mixing"] == "fits up to a gate that depends on the query"
     line = "OV maps, their scores and the values shown here are right only up to it."
     assert str(grid).endswith(line)
     operations = salient_operations(model, "L0H1", n_tokens=3, n_targets=2, progress=False)
-    scores = relation_scores(model, Relation.from_pairs("own", [(3, 4)]), heads="L0H1", progress=False)
+    scores = relation_scores(model, Relation.from_pairs("own", [(3, 4)]), heads="L0H1", progress=False, preset="folded")
     assert line in str(operations) and str(scores).endswith(line)
-    assert line not in str(token_grid(model, "L0H1", [3, 4], [5, 6], circuit="qk"))
+    assert line not in str(token_grid(model, "L0H1", [3, 4], [5, 6], circuit="qk", preset="folded"))
 
 
 @needs_bridge

@@ -44,7 +44,9 @@ TASKS = Tasks(
     )
 )
 CALLS: dict[str, Callable[..., Any]] = {
-    "ablate": lambda model, **options: ablate(model, RELATION, "L0H0", controls=None, n_random=0, **options),
+    "ablate": lambda model, **options: ablate(
+        model, RELATION, "L0H0", **{"controls": None, "n_random": 0, "preset": "folded"} | options
+    ),
     "association_heads": lambda model, **options: association_heads(model, TEXT, "word9", "word7", **options),
     "attention_groups": lambda model, **options: attention_groups(model, TEXT, n_null=0, **options),
     "compare_attention": lambda model, **options: compare_attention(
@@ -52,7 +54,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     ),
     "component_map": lambda model, **options: component_map(model, "output_share", TEXT, **options),
     "grouping_profile": lambda model, **options: grouping_profile(model, [TEXT], **options),
-    "validate": lambda model, **options: validate(model, RELATION, **options),
+    "validate": lambda model, **options: validate(model, RELATION, **{"preset": "folded"} | options),
     "value_mixing": lambda model, **options: value_mixing(model, TEXT, "L0H0", **options),
 }
 

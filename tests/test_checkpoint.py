@@ -105,7 +105,7 @@ class TestSameAsTheLoadedModel:
         loaded, read = HeadWeights.from_model(hosted(source, kind)), HeadWeights.from_checkpoint(tmp_path)
         for preset, circuit in (("maps", "ov"), ("folded", "ov"), ("folded", "qk")):
             assert_same_scores(loaded, read, circuit=circuit, preset=preset)
-        one, other = (token_grid(weights, "L1H3", [5, 9], [7, 100]) for weights in (loaded, read))
+        one, other = (token_grid(weights, "L1H3", [5, 9], [7, 100], preset="folded") for weights in (loaded, read))
         assert torch.equal(one.ranks, other.ranks) and torch.equal(one.values, other.values)
 
     @pytest.mark.parametrize("kind", ["llama", "neox", "gpt2"])
@@ -114,7 +114,7 @@ class TestSameAsTheLoadedModel:
         source = source_model(kind, n_vocab=131).bfloat16()
         save_checkpoint(source, tmp_path)
         loaded, read = HeadWeights.from_model(hosted(source.float(), kind)), HeadWeights.from_checkpoint(tmp_path)
-        one, other = (relation_scores(w, RELATION, ranks=True, progress=False) for w in (loaded, read))
+        one, other = (relation_scores(w, RELATION, ranks=True, progress=False, preset="folded") for w in (loaded, read))
         for name in ("promote_ranks", "suppress_ranks"):
             assert torch.equal(getattr(one, name)[0], getattr(other, name)[0])
         assert one.provenance.fingerprint != other.provenance.fingerprint
@@ -179,9 +179,9 @@ class TestSameAsTheLoadedModel:
         save_checkpoint(source, tmp_path)
         read = HeadWeights.from_checkpoint(tmp_path)
         assert read.mlp is None and "'tanh' is not known here" in str(read.mlp_refusal)
-        relation_scores(read, RELATION, heads="L0H1", progress=False)
+        relation_scores(read, RELATION, heads="L0H1", progress=False, preset="folded")
         with pytest.raises(UnsupportedModelError, match="only layer 0 can be mapped"):
-            relation_scores(read, RELATION, heads="L1H1", progress=False)
+            relation_scores(read, RELATION, heads="L1H1", progress=False, preset="folded")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -297,7 +297,7 @@ class TestOtherFormsOnDisk:
         loaded = HeadWeights.from_model(hosted(source, "llama"))
         assert_same_scores(loaded, read)
         with pytest.raises(UsageError, match=r"The model has no tokenizer.*or give token ids"):
-            relation_scores(read, Relation.from_pairs("words", [("big", "small")]), progress=False)
+            relation_scores(read, Relation.from_pairs("words", [("big", "small")]), progress=False, preset="folded")
 
 
 @pytest.fixture

@@ -64,7 +64,9 @@ class TestGrid:
         assert json.loads(out.read_text())["circuit"] == "qk"
 
     def test_ids_and_words_with_spaces(self, run: Any, loaded: Any) -> None:
-        done = run("grid", "--head", "l23h4", "--sources", "#4649, France ,", "--targets", "Paris")
+        done = run(
+            "grid", "--head", "l23h4", "--sources", "#4649, France ,", "--targets", "Paris", "--preset", "folded"
+        )
         assert done.code == 0
         rows = done.out.splitlines()[4:6]
         assert rows[0].split() == rows[1].split(), "token 4649 is France"
@@ -170,7 +172,7 @@ class TestTopLevel:
 
 def grid_with(**options: str) -> list[str]:
     """The usual command with some options changed."""
-    chosen = {"head": "L23H4", "sources": "France", "targets": "Paris", **options}
+    chosen = {"head": "L23H4", "sources": "France", "targets": "Paris", "preset": "folded", **options}
     return ["grid", *(part for name, value in chosen.items() for part in (f"--{name}", value))]
 
 

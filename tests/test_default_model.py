@@ -100,9 +100,9 @@ def test_the_capitals_head(default_weights: HeadWeights, preset: Any) -> None:
 
 
 def test_heads_and_words_may_be_written_in_several_ways(default_weights: HeadWeights) -> None:
-    named = token_grid(default_weights, HEAD, ["France"], CAPITALS)
-    spaced = token_grid(default_weights, (23, 4), [" France"], [f" {word}" for word in CAPITALS])
-    numbered = token_grid(default_weights, HEAD, named.source_ids, named.target_ids)
+    named = token_grid(default_weights, HEAD, ["France"], CAPITALS, preset="folded")
+    spaced = token_grid(default_weights, (23, 4), [" France"], [f" {word}" for word in CAPITALS], preset="folded")
+    numbered = token_grid(default_weights, HEAD, named.source_ids, named.target_ids, preset="folded")
     for other in (spaced, numbered):
         assert torch.equal(other.values, named.values)
         assert torch.equal(other.ranks, named.ranks)
@@ -178,8 +178,8 @@ def boot_bridge() -> Any:
 
 def assert_processed_copy_agrees(raw: HeadWeights, processed: HeadWeights) -> None:
     assert processed.basis == "folded"
-    expected = token_grid(raw, HEAD, COUNTRIES, CAPITALS)
-    found = token_grid(processed, HEAD, COUNTRIES, CAPITALS)
+    expected = token_grid(raw, HEAD, COUNTRIES, CAPITALS, preset="folded")
+    found = token_grid(processed, HEAD, COUNTRIES, CAPITALS, preset="folded")
     assert torch.equal(ranks_of(found), ranks_of(expected))
     torch.testing.assert_close(found.values, expected.values, rtol=PROCESSED, atol=0)
     # Deep in a row entries lie closer than rounding; near its top they do not.

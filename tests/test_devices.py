@@ -57,7 +57,9 @@ def test_weights_on_disk_are_brought_in_as_needed(here: tuple[str, ...], tmp_pat
     assert weights.device.type == "cpu"
     assert weights.fingerprint == expected.fingerprint
     assert weights.parameters_digest == parameters_digest(offloaded(folder, PARTS))
-    one, other = (relation_scores(w, RELATION, ranks=True, progress=False) for w in (weights, expected))
+    one, other = (
+        relation_scores(w, RELATION, ranks=True, progress=False, preset="folded") for w in (weights, expected)
+    )
     for name in ("promote_ranks", "suppress_ranks"):
         assert torch.equal(getattr(one, name)[0], getattr(other, name)[0])
     still = [name for name, value in model.original_model.named_parameters() if value.is_meta]
@@ -67,13 +69,13 @@ def test_weights_on_disk_are_brought_in_as_needed(here: tuple[str, ...], tmp_pat
 @pytest.mark.parametrize("circuit", ["ov", "qk"])
 def test_no_tensor_is_made_on_torchs_default_device(weights: HeadWeights, circuit: Any) -> None:
     """Everything an analysis makes says where: beside the weights, or on the CPU for the result."""
-    expected = relation_scores(weights, RELATION, circuit=circuit, progress=False)
-    grid = token_grid(weights, "L2H1", [5, 6], [7, 8], circuit=circuit)
+    expected = relation_scores(weights, RELATION, circuit=circuit, progress=False, preset="folded")
+    grid = token_grid(weights, "L2H1", [5, 6], [7, 8], circuit=circuit, preset="folded")
     fresh = HeadWeights.from_checkpoint(weights.model_name)
     with torch.device("meta"):
         assert torch.zeros(1).is_meta
-        found = relation_scores(fresh, RELATION, circuit=circuit, progress=False)
-        again = token_grid(fresh, "L2H1", [5, 6], [7, 8], circuit=circuit)
+        found = relation_scores(fresh, RELATION, circuit=circuit, progress=False, preset="folded")
+        again = token_grid(fresh, "L2H1", [5, 6], [7, 8], circuit=circuit, preset="folded")
         maps = CircuitMaps(fresh, torch.arange(20, device="cpu"), circuit=circuit).layer(1)
         assert not top_k(maps, 3).values.is_meta
         assert not row_norms(maps.left_of(0), maps.columns.factor(0)).is_meta

@@ -47,7 +47,7 @@ def values_of(figure: Any, name: str) -> torch.Tensor:
 
 
 def test_validation(model: Any, relation: Relation) -> None:
-    found = validate(model, relation, progress=False)
+    found = validate(model, relation, progress=False, preset="folded")
     figure = found.figure()
     assert isinstance(figure, Figure)
     series = {one.name: one for one in figure.data.series}
@@ -67,7 +67,7 @@ def test_ablation_curves() -> None:
         for name, pairs in mappings.items()
     )
     model = knowing_model({1: mappings["capital"], 3: mappings["follow"]})
-    curves = ablate(model, capital, ["L0H1", "L0H0"], controls=[follow], n_random=2, progress=False)
+    curves = ablate(model, capital, ["L0H1", "L0H0"], controls=[follow], n_random=2, progress=False, preset="folded")
     figure = curves.figure()
     own, random, control, sets = figure.data.series
     # Two heads of a layer of few leave one other pair for a curve; sets of the verdict may be of neighbours, too.
@@ -86,7 +86,7 @@ def test_ablation_curves() -> None:
     assert curves.verdict is not None and list(sets.x) == [2, 2] and tuple(sets.y) == tuple(curves.verdict.range)
     assert "Order: L0H1 L0H0. Random heads are of the same layers and none of these" in figure.html
     unknown = Relation.from_pairs("unknown", [(word(3), word(19))], k=1, eliciting_templates=(" word18 <X>",))
-    assert "not testable" in ablate(model, unknown, controls=None, progress=False).figure().html
+    assert "not testable" in ablate(model, unknown, controls=None, progress=False, preset="folded").figure().html
 
 
 def test_attention_groups() -> None:

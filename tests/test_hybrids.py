@@ -101,7 +101,7 @@ class TestWeights:
         everything = list(range(N_VOCAB))
         for layer in WITH_HEADS:
             for head in (0, 3):
-                grid = token_grid(weights, (layer, head), everything, everything, circuit=circuit)
+                grid = token_grid(weights, (layer, head), everything, everything, circuit=circuit, preset="folded")
                 theirs = (
                     reference.ov(layer, head, reference.vectors(layer))
                     if circuit == "ov"
@@ -111,7 +111,7 @@ class TestWeights:
 
     def test_relation_scores_are_dense_ranks_and_tests_count_heads_that_exist(self, kind: str) -> None:
         reference = Reference(kind)
-        scores = relation_scores(hybrid_model(kind), TOY, k=10, progress=False)
+        scores = relation_scores(hybrid_model(kind), TOY, k=10, progress=False, preset="folded")
         for layer in WITH_HEADS:
             for head in range(N_HEADS):
                 rows = reference.ov(layer, head, reference.vectors(layer))[5:25]
@@ -135,7 +135,14 @@ class TestWeights:
         for circuit in ("ov", "qk"):
             for layer in WITH_HEADS:
                 ours, theirs = (
-                    token_grid(weights, (layer, 2), list(range(N_VOCAB)), list(range(N_VOCAB)), circuit=circuit).values
+                    token_grid(
+                        weights,
+                        (layer, 2),
+                        list(range(N_VOCAB)),
+                        list(range(N_VOCAB)),
+                        circuit=circuit,
+                        preset="folded",
+                    ).values
                     for weights in (processed, raw)
                 )
                 assert relative(ours, theirs) < ROUNDING
@@ -148,9 +155,9 @@ class TestRefusals:
         model = hosted(hybrid_source("jamba", **experts), "jamba")
         sentence = "Layers above 0 read the output of the first MLP, so no layer that has heads can be mapped from the "
         for call in (
-            lambda: relation_scores(model, TOY, progress=False),
-            lambda: token_grid(model, "L1H0", [5], [6]),
-            lambda: validate(model, TOY, progress=False),
+            lambda: relation_scores(model, TOY, progress=False, preset="folded"),
+            lambda: token_grid(model, "L1H0", [5], [6], preset="folded"),
+            lambda: validate(model, TOY, progress=False, preset="folded"),
         ):
             with pytest.raises(UnsupportedModelError, match=sentence):
                 call()
@@ -162,7 +169,7 @@ class TestRefusals:
     def test_heads_that_the_host_does_not_show(self, kind: str) -> None:
         model = hosted(refused_source(kind), kind)
         with pytest.raises(UnsupportedModelError, match=REFUSED[kind].sentence):
-            relation_scores(model, TOY, progress=False)
+            relation_scores(model, TOY, progress=False, preset="folded")
         with pytest.raises(UnsupportedModelError):
             relation_scores(model, TOY, preset="met", prompts=f" {word(40)}", progress=False)
 
@@ -175,20 +182,20 @@ class TestWhatUsersSee:
         )
         model = hybrid_model(kind)
         for call in (
-            lambda: token_grid(model, "L2H1", [5], [6]),
-            lambda: relation_scores(model, TOY, heads="L2H1"),
+            lambda: token_grid(model, "L2H1", [5], [6], preset="folded"),
+            lambda: relation_scores(model, TOY, heads="L2H1", preset="folded"),
             lambda: value_mixing(model, TEXT, "L2H1"),
             lambda: attention_groups(model, TEXT, layers=[2]),
-            lambda: ablate(model, TOY, ["L2H1"]),
+            lambda: ablate(model, TOY, ["L2H1"], preset="folded"),
             lambda: HeadWeights.from_model(model).layer(2),
         ):
             with pytest.raises(UsageError, match=sentence + " with heads: 1, 3."):
                 call()
         with pytest.raises(UsageError, match="There is no head L4H0: the model has layers 0 to 3"):
-            token_grid(model, "L4H0", [5], [6])
+            token_grid(model, "L4H0", [5], [6], preset="folded")
 
     def test_results_print_save_and_load(self, kind: str, tmp_path: Path) -> None:
-        scores = relation_scores(hybrid_model(kind), TOY, progress=False)
+        scores = relation_scores(hybrid_model(kind), TOY, progress=False, preset="folded")
         for suffix in ("json", "safetensors"):
             assert Result.load(scores.save(tmp_path / f"scores.{suffix}")) == scores
         stored = json.loads((tmp_path / "scores.json").read_text())
@@ -204,9 +211,9 @@ class TestWhatUsersSee:
 
     def test_a_gate_is_said_in_the_result(self, kind: str) -> None:
         model, gated = hybrid_model(kind), KINDS[kind].gated
-        scores = relation_scores(model, TOY, progress=False)
+        scores = relation_scores(model, TOY, progress=False, preset="folded")
         names = name_heads(model, progress=False)
-        grid = token_grid(model, "L1H0", [5], [6])
+        grid = token_grid(model, "L1H0", [5], [6], preset="folded")
         for result in (scores, names, grid, salient_operations(model, "L1H0", progress=False)):
             assert ("right only up to it" in str(result)) == gated
             assert len(result.provenance.notes) == gated
@@ -266,10 +273,10 @@ class TestRunning:
         model, reference = hybrid_model(kind), Reference(kind)
         if KINDS[kind].gated:
             with refused_if_gated(kind):
-                validate(model, TOY, k=10, prepend_bos=False, progress=False)
+                validate(model, TOY, k=10, prepend_bos=False, progress=False, preset="folded")
             return
-        validation = validate(model, TOY, k=10, prepend_bos=False, progress=False)
-        scores = relation_scores(model, TOY, k=10, progress=False)
+        validation = validate(model, TOY, k=10, prepend_bos=False, progress=False, preset="folded")
+        scores = relation_scores(model, TOY, k=10, progress=False, preset="folded")
         assert torch.equal(validation.static_promote.nan_to_num(), scores.promote.nan_to_num())
         hits = torch.zeros(2, len(PAIRS), N_LAYERS, N_HEADS)
         readout = (reference.unembed * reference.final).T
@@ -300,7 +307,9 @@ class TestRunning:
         relation = Relation.from_pairs(
             "answers", [(word(5 + row), word(answer)) for row, answer in kept], eliciting_templates=("some <X> and",)
         )
-        curves = ablate(model, relation, off, controls=None, n_random=3, prepend_bos=False, progress=False)
+        curves = ablate(
+            model, relation, off, controls=None, n_random=3, prepend_bos=False, progress=False, preset="folded"
+        )
         for n in range(4):
             right = [reference.next_without(prompts[row], off[:n]) == answer for row, answer in kept]
             assert float(curves.values[n]) == pytest.approx(sum(right) / len(right))

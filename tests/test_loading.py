@@ -115,7 +115,7 @@ class TestWrongNumbers:
         retensored(folder, lambda tensors: tensors.update({name: tensors[name] * 1e25 for name in names}))
         weights = HeadWeights.from_checkpoint(folder)
         with pytest.raises(UnsupportedModelError, match="not finite"):
-            relation_scores(weights, relation, circuit=circuit, progress=False)
+            relation_scores(weights, relation, circuit=circuit, progress=False, preset="folded")
 
 
 class TestOpened:

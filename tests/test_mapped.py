@@ -136,19 +136,21 @@ def test_scores_do_not_depend_on_where_the_unembedding_lies(
     folder = save_checkpoint(source_model("llama", n_vocab=300), tmp_path / "model")
     relation = Relation.from_pairs("some", [(i, 290 - i) for i in range(60)])
     (tmp_path / "file").touch()
-    expected = relation_scores(HeadWeights.from_checkpoint(folder, device="cpu"), relation, progress=False)
+    expected = relation_scores(
+        HeadWeights.from_checkpoint(folder, device="cpu"), relation, progress=False, preset="folded"
+    )
     if way == "nowhere to write":
         monkeypatch.setattr(cache, "cache_folder", lambda: tmp_path / "file")
     elif way == "too large":
         monkeypatch.setattr(cache, "_LARGEST_COPY", 0)
     read = HeadWeights.from_checkpoint(folder)
     assert (cache_of(read).ordered_unembedding is not None) == (way == "on disk")
-    assert torch.equal(relation_scores(read, relation, progress=False).promote, expected.promote)
+    assert torch.equal(relation_scores(read, relation, progress=False, preset="folded").promote, expected.promote)
 
 
 def test_what_the_engine_keeps_is_freed_with_the_weights() -> None:
     read = HeadWeights.from_model(shared_model("llama"))
-    relation_scores(read, Relation.from_pairs("some", [(3, 4)]), progress=False)
+    relation_scores(read, Relation.from_pairs("some", [(3, 4)]), progress=False, preset="folded")
     kept = cache_of(read)
     assert kept is cache_of(read) is not cache_of(replace(read))
     gone = [weakref.ref(kept), weakref.ref(kept.ordered_unembedding)]

@@ -330,6 +330,42 @@ def test_stream_and_single_prompts_equal_what_they_are_by_themselves() -> None:
             assert float(scores.stream[number, layer]) == pytest.approx(float((rank < relation.k).float().mean()))
 
 
+class TestDefaultPreset:
+    """Met vectors wherever they can be made: OV maps of a model that can run."""
+
+    RELATION = Relation.from_pairs(
+        "next",
+        [(word(i), word(i + 1)) for i in range(20, 24)],
+        neutral_templates=("word3 <X> word4",),
+        eliciting_templates=("word3 <X>",),
+    )
+
+    def test_of_a_model(self) -> None:
+        model = shared_model("llama")
+        results = [
+            relation_scores(model, self.RELATION, heads="L1H0", progress=False),
+            relation_scores(HeadWeights.from_model(model), self.RELATION, heads="L1H0", progress=False),
+            token_grid(model, "L1H0", [word(20)], [word(21)], progress=False),
+            validate(model, self.RELATION, progress=False),
+            ablate(model, self.RELATION, "L1H0", controls=None, n_random=0, progress=False),
+        ]
+        assert [result.provenance.options["preset"] for result in results] == ["met"] * 5
+
+    def test_of_weights_alone_and_of_keys(self, tmp_path: Path) -> None:
+        model = shared_model("llama")
+        weights = HeadWeights.from_checkpoint(save_checkpoint(source_model("llama"), tmp_path / "model"))
+        vectors = MetVectors.of(model, [f" {word(20)}"], [" word5"], cache_dir=tmp_path / "met")
+        by_id = random_model("llama", tokenizer=False)
+        results = [
+            token_grid(weights, "L1H0", [word(20)], [word(21)], progress=False),
+            token_grid(model, "L1H0", [word(20)], [word(21)], circuit="qk", progress=False),
+            token_grid(by_id, "L1H0", [20], [21], progress=False),  # no tokenizer for the prompts
+            salient_operations(model, "L1H0", progress=False),
+            token_grid(weights, "L1H0", [word(20)], [word(21)], vectors=vectors, progress=False),
+        ]
+        assert [result.provenance.options["preset"] for result in results] == ["folded"] * 4 + ["met"]
+
+
 class TestBadInput:
     RELATION = Relation.from_pairs("some", [(word(20), word(30)), (word(21), word(31))])
 

@@ -95,8 +95,8 @@ def test_maps_preset_equals_the_dense_formula(kind: str) -> None:
 def test_folded_preset_does_not_depend_on_the_basis(kind: str) -> None:
     pairs = [(s, t) for s in range(3, 20) for t in (s + 1, 23 - s)]
     relation = Relation.from_pairs("all", pairs)
-    raw = relation_scores(shared_model(kind), relation, k=4)
-    folded = relation_scores(shared_model(kind, processed=True), relation, k=4)
+    raw = relation_scores(shared_model(kind), relation, k=4, preset="folded")
+    folded = relation_scores(shared_model(kind, processed=True), relation, k=4, preset="folded")
     assert raw.provenance.basis == "raw"
     assert folded.provenance.basis == "folded"
     tolerance = 1 / len(pairs) + 1e-6
@@ -110,8 +110,8 @@ def test_folded_preset_does_not_depend_on_the_basis(kind: str) -> None:
 def test_hooked_transformer_gives_the_same_scores(kind: str, processed: bool) -> None:
     pairs = [(s, t) for s in range(3, 20) for t in (s + 1, 23 - s)]
     relation = Relation.from_pairs("all", pairs)
-    bridge = relation_scores(random_model(kind), relation, k=4)
-    hooked = relation_scores(random_model(kind, host="hooked", processed=processed), relation, k=4)
+    bridge = relation_scores(random_model(kind), relation, k=4, preset="folded")
+    hooked = relation_scores(random_model(kind, host="hooked", processed=processed), relation, k=4, preset="folded")
     assert torch.allclose(bridge.promote, hooked.promote, rtol=0, atol=1 / len(pairs) + 1e-6)
 
 
@@ -332,8 +332,8 @@ def test_score_grows_with_k_and_is_one_at_the_vocabulary(seed: int) -> None:
 def test_exact_ranks_agree_with_the_scores() -> None:
     model = shared_model("llama")
     relations = [named(CAPITALS, "capitals", k=3), named(NEXT, "next", k=5)]
-    scores = relation_scores(model, relations, ranks=True)
-    plain = relation_scores(model, relations)
+    scores = relation_scores(model, relations, ranks=True, preset="folded")
+    plain = relation_scores(model, relations, preset="folded")
     assert plain.promote_ranks is None
     assert scores.promote_ranks is not None
     assert scores.suppress_ranks is not None
@@ -347,30 +347,30 @@ def test_exact_ranks_agree_with_the_scores() -> None:
 def test_sources_shared_by_relations_do_not_change_the_scores() -> None:
     model = shared_model("llama")
     relations = [named(CAPITALS, "a", k=3), named({s: 23 - s for s in CAPITALS}, "b", k=5), named(NEXT, "c", k=1)]
-    together = relation_scores(model, relations)
+    together = relation_scores(model, relations, preset="folded")
     for relation in relations:
-        alone = relation_scores(model, relation)
+        alone = relation_scores(model, relation, preset="folded")
         for name in ("promote", "suppress", "null_mean", "p_value"):
             assert torch.equal(getattr(together.select(relation.name), name), getattr(alone, name))
 
 
 def test_heads_can_be_chosen_in_any_form() -> None:
     model = shared_model("llama")
-    everything = relation_scores(model, named(CAPITALS))
+    everything = relation_scores(model, named(CAPITALS), preset="folded")
     for heads in ("L1H2", HeadIndex(1, 2), (1, 2), ["L1H2"], [(1, 2)], [HeadIndex(1, 2)]):
-        scores = relation_scores(model, named(CAPITALS), heads=heads)
+        scores = relation_scores(model, named(CAPITALS), heads=heads, preset="folded")
         assert int((~scores.promote.isnan()).sum()) == 1
         assert scores.promote[0, 1, 2] == everything.promote[0, 1, 2]
     assert torch.equal(
         everything.select(heads=["L1H2"]).promote.isnan(),
-        relation_scores(model, named(CAPITALS), heads="L1H2").promote.isnan(),
+        relation_scores(model, named(CAPITALS), heads="L1H2", preset="folded").promote.isnan(),
     )
 
 
 def test_json_has_the_agreed_names_and_loads_back(tmp_path: Path) -> None:
     model = shared_model("llama")
     scores = relation_scores(
-        model, [named(CAPITALS, "capitals"), named(NEXT, "next")], heads=["L0H0", "L2H3"], ranks=True
+        model, [named(CAPITALS, "capitals"), named(NEXT, "next")], heads=["L0H0", "L2H3"], ranks=True, preset="folded"
     )
     path = scores.save(tmp_path / "s.json")
     content = json.loads(path.read_text(encoding="utf-8"))
@@ -396,7 +396,7 @@ def test_json_has_the_agreed_names_and_loads_back(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".parquet"])
 def test_binary_forms(tmp_path: Path, suffix: str) -> None:
-    scores = relation_scores(shared_model("llama"), named(CAPITALS))
+    scores = relation_scores(shared_model("llama"), named(CAPITALS), preset="folded")
     path = scores.save(tmp_path / f"s{suffix}")
     if suffix == ".safetensors":
         assert Result.load(path).to_dict() == scores.to_dict()
@@ -407,7 +407,7 @@ def test_binary_forms(tmp_path: Path, suffix: str) -> None:
 
 
 def test_to_dataset() -> None:
-    dataset = relation_scores(shared_model("llama"), named(CAPITALS)).to_dataset()
+    dataset = relation_scores(shared_model("llama"), named(CAPITALS), preset="folded").to_dataset()
     assert dataset.num_rows == 12
     assert "promote" in dataset.column_names
 
@@ -415,18 +415,20 @@ def test_to_dataset() -> None:
 def test_several_token_targets_are_counted_or_taken_by_their_first_token() -> None:
     model = shared_model("llama")
     relation = Relation.from_pairs("mixed", [(word(3), word(4)), (word(5), f"{word(6)}-"), (f"{word(3)}-", word(4))])
-    skipped = relation_scores(model, relation)
+    skipped = relation_scores(model, relation, preset="folded")
     assert skipped.n_pairs == (3,)
     assert skipped.n_kept == (1,)
     assert [reason for _, _, reason in skipped.dropped[0]] == ["target is not one token", "source is not one token"]
-    first = relation_scores(model, relation, multi_token="first")
+    first = relation_scores(model, relation, multi_token="first", preset="folded")
     assert first.n_kept == (2,)
 
 
 def test_repeated_pairs_count_as_given() -> None:
     model = shared_model("llama")
-    once = relation_scores(model, Relation.from_pairs("r", [(3, 4), (5, 6)]), ranks=True, k=5)
-    twice = relation_scores(model, Relation.from_pairs("r", [(3, 4), (5, 6), (3, 4), (3, 9)]), ranks=True, k=5)
+    once = relation_scores(model, Relation.from_pairs("r", [(3, 4), (5, 6)]), ranks=True, k=5, preset="folded")
+    twice = relation_scores(
+        model, Relation.from_pairs("r", [(3, 4), (5, 6), (3, 4), (3, 9)]), ranks=True, k=5, preset="folded"
+    )
     assert once.promote_ranks is not None
     assert twice.promote_ranks is not None
     assert torch.equal(twice.promote_ranks[0][[0, 1]], once.promote_ranks[0])
@@ -436,7 +438,9 @@ def test_repeated_pairs_count_as_given() -> None:
 def test_ten_thousand_pairs() -> None:
     generator = torch.Generator().manual_seed(0)
     pairs = torch.randint(3, N_VOCAB, (10_000, 2), generator=generator).tolist()
-    scores = relation_scores(shared_model("llama"), Relation.from_pairs("many", pairs), k=3, heads=["L1H0"])
+    scores = relation_scores(
+        shared_model("llama"), Relation.from_pairs("many", pairs), k=3, heads=["L1H0"], preset="folded"
+    )
     assert scores.n_kept == (10_000,)
     assert 0.01 < float(scores.promote[0, 1, 0]) < 0.25
 
@@ -471,7 +475,7 @@ def test_bad_calls_stop_before_the_long_work(
 
 
 def test_asking_a_result_for_what_it_does_not_hold() -> None:
-    scores = relation_scores(shared_model("llama"), [named(CAPITALS, "a"), named(NEXT, "b")])
+    scores = relation_scores(shared_model("llama"), [named(CAPITALS, "a"), named(NEXT, "b")], preset="folded")
     with pytest.raises(UsageError, match="holds 2 relations; name one of a, b"):
         scores.top(3)
     with pytest.raises(UsageError, match="no relation 'c'; it has a, b"):
@@ -507,7 +511,7 @@ def test_default_model_knows_capitals_and_names(default_weights: HeadWeights) ->
     heads = [f"L23H{head}" for head in range(9)]
     relations = ["country_to_capital", "name_copying"]
     maps = relation_scores(default_weights, relations, preset="maps", heads=heads)
-    folded = relation_scores(default_weights, relations, heads=heads)
+    folded = relation_scores(default_weights, relations, heads=heads, preset="folded")
     for scores in (maps, folded):
         assert scores.top(1, "country_to_capital")[0][0] == HeadIndex(23, 4)
         assert scores.top(1, "name_copying")[0][0] == HeadIndex(23, 2)

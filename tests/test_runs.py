@@ -48,7 +48,7 @@ def weights(checkpoint: Path) -> HeadWeights:
 @pytest.fixture(scope="module")
 def plain(weights: HeadWeights) -> RelationScores:
     """The same scores without any of this."""
-    return relation_scores(weights, RELATION, ranks=True, progress=False)
+    return relation_scores(weights, RELATION, ranks=True, progress=False, preset="folded")
 
 
 def scores(weights: HeadWeights, run: Path | None, **options: Any) -> RelationScores:

@@ -150,12 +150,16 @@ def test_a_host_that_shows_something_else_is_caught(
 def test_only_what_depends_on_the_seam_is_refused() -> None:
     weights = factor("W_V")(HeadWeights.from_model(shared_model("llama")))
     with pytest.raises(UnsupportedModelError) as caught:
-        token_grid(weights, "L1H0", [3], [4])
+        token_grid(weights, "L1H0", [3], [4], preset="folded")
     sentence = str(caught.value)
     assert "'tiny-llama' was run on a few tokens, and the seam 'values' is not what its weights say" in sentence
     assert "it differs by 0.01 of the largest value in layer" in sentence
     assert "OV maps could be wrong" in sentence
-    assert token_grid(weights, "L1H0", [3], [4], circuit="qk").provenance.seams["values"].startswith("differs by")
+    assert (
+        token_grid(weights, "L1H0", [3], [4], circuit="qk", preset="folded")
+        .provenance.seams["values"]
+        .startswith("differs by")
+    )
 
 
 def test_it_is_recorded_and_printed(tmp_path: Any) -> None:
@@ -176,5 +180,5 @@ def test_moved_value_biases_are_no_answer_of_their_own(host: str) -> None:
     with pytest.raises(WeightBasisError, match=sentence):
         value_mixing(processed, " word3 word4 word5", "L1H0")
     with pytest.raises(WeightBasisError, match=r"switching off a head would differ.*or use method='mean'"):
-        ablate(processed, RELATION, "L1H0", controls=None, n_random=0, progress=False)
+        ablate(processed, RELATION, "L1H0", controls=None, n_random=0, progress=False, preset="folded")
     assert not HeadWeights.from_model(shared_model("llama", processed=True, host=host)).moved_biases

@@ -79,9 +79,9 @@ STATES: dict[str, Callable[[], Any]] = {
 }
 
 ANALYSES: dict[str, Callable[[Any], Result]] = {
-    "token_grid": lambda model: token_grid(model, "L1H0", [3, 4], [5, 6]),
-    "relation_scores": lambda model: relation_scores(model, NEXT, progress=False),
-    "relation_scores of QK": lambda model: relation_scores(model, NEXT, circuit="qk", progress=False),
+    "token_grid": lambda model: token_grid(model, "L1H0", [3, 4], [5, 6], preset="folded"),
+    "relation_scores": lambda model: relation_scores(model, NEXT, progress=False, preset="folded"),
+    "relation_scores of QK": lambda model: relation_scores(model, NEXT, circuit="qk", progress=False, preset="folded"),
     "attention_groups": lambda model: attention_groups(model, TEXT),
     "value_mixing": lambda model: value_mixing(model, TEXT, "L1H0"),
     "grouping_profile": lambda model: grouping_profile(model, [TEXT], progress=False),
@@ -138,7 +138,7 @@ class TestAmbientState:
             torch.enable_grad(),
         ):
             with pytest.raises(HeadMapsError):
-                token_grid(model, "L99H0", [3], [4])
+                token_grid(model, "L99H0", [3], [4], preset="folded")
             assert torch.tensor(0.5).dtype == torch.float64
             assert torch.get_float32_matmul_precision() == "medium"
             assert torch.zeros(1).is_meta and torch.is_autocast_enabled("cpu") and torch.is_grad_enabled()
@@ -484,7 +484,9 @@ class TestResults:
                 return future
 
         with pytest.raises(RunError, match="is not a result of this run"):
-            relation_scores(weights, NEXT, executor=Elsewhere(), run_dir=tmp_path / "run", progress=False)
+            relation_scores(
+                weights, NEXT, executor=Elsewhere(), run_dir=tmp_path / "run", progress=False, preset="folded"
+            )
         assert not list((tmp_path / "run").glob("layer-*"))
 
 

@@ -96,12 +96,12 @@ class TestPlantedHeads:
         assert weights.group_of(0) == weights.group_of(1)
         sources = [word(5), word(6), word(20)]
         targets = [word(t) for t in range(3, N_VOCAB)]
-        assert token_grid(weights, "L2H0", sources, targets).best() == [
+        assert token_grid(weights, "L2H0", sources, targets, preset="folded").best() == [
             ("word5", "word10"),
             ("word6", "word11"),
             ("word20", "word21"),
         ]
-        assert token_grid(weights, "L2H1", sources, targets).best() == [
+        assert token_grid(weights, "L2H1", sources, targets, preset="folded").best() == [
             ("word5", "word20"),
             ("word6", "word7"),
             ("word20", "word5"),
@@ -159,21 +159,23 @@ class TestAgainstDense:
     def test_processed_models_give_the_same_grid(self, kind: str, circuit: Any) -> None:
         parts = Anatomy(source_model(kind), kind)
         whole = dense_map(parts, 2, 3, circuit, "folded")[list(self.SOURCES)]
-        grid = token_grid(shared_model(kind, processed=True), "L2H3", self.SOURCES, self.TARGETS, circuit=circuit)
+        grid = token_grid(
+            shared_model(kind, processed=True), "L2H3", self.SOURCES, self.TARGETS, circuit=circuit, preset="folded"
+        )
         wanted = whole[:, list(self.TARGETS)]
         assert float((grid.values - wanted).abs().max()) < 1e-4 * float(whole.abs().max())
 
     def test_scores_divided_by_the_layer(self) -> None:
         changes = {"scale_attn_by_inverse_layer_idx": True}
         parts = Anatomy(source_model("gpt2", **changes), "gpt2")
-        grid = token_grid(shared_model("gpt2", **changes), "L2H0", [3, 4], [5, 6], circuit="qk")
+        grid = token_grid(shared_model("gpt2", **changes), "L2H0", [3, 4], [5, 6], circuit="qk", preset="folded")
         torch.testing.assert_close(grid.values, dense_map(parts, 2, 0, "qk", "folded")[3:5, 5:7])
 
     def test_folded_ov_is_the_direct_contribution_to_the_logits(self) -> None:
         """Independent of all the formulas: add a head's output to the stream and see the centred logits move."""
         source = source_model("gpt2")
         parts = Anatomy(source, "gpt2")
-        grid = token_grid(shared_model("gpt2"), "L1H2", [9], list(range(61)))
+        grid = token_grid(shared_model("gpt2"), "L1H2", [9], list(range(61)), preset="folded")
         heads, ln1 = parts.heads(1), parts.part(1, "ln1")
         written = (parts.vectors(1, "folded")[9] - ln1.bias) @ heads.W_V[2] @ heads.W_O[2]
         # The final norm divides by a scale; linearise it at a fixed stream by dividing it out.
@@ -192,7 +194,7 @@ class TestAgainstDense:
 class TestTheResult:
     def test_labels_ids_and_provenance(self) -> None:
         model = shared_model("llama")
-        grid = token_grid(model, "l2h3", ["word7", " word8", 9], (word(10), 1))
+        grid = token_grid(model, "l2h3", ["word7", " word8", 9], (word(10), 1), preset="folded")
         assert grid.head == HeadIndex(2, 3)
         assert grid.sources == ("word7", " word8", " word9")
         assert grid.targets == ("word10", "-")
@@ -205,12 +207,12 @@ class TestTheResult:
 
     @pytest.mark.parametrize("head", ["L2H3", "l2h3", " L2H3 ", (2, 3), [2, 3], HeadIndex(2, 3)])
     def test_ways_to_name_a_head(self, head: Any) -> None:
-        assert token_grid(shared_model("llama"), head, [5], [6]).head == HeadIndex(2, 3)
+        assert token_grid(shared_model("llama"), head, [5], [6], preset="folded").head == HeadIndex(2, 3)
 
     def test_model_and_weights_give_the_same(self) -> None:
         model = shared_model("gemma3")
-        one = token_grid(model, "L1H0", ["word4"], ["word5"])
-        other = token_grid(HeadWeights.from_model(model), "L1H0", ["word4"], ["word5"])
+        one = token_grid(model, "L1H0", ["word4"], ["word5"], preset="folded")
+        other = token_grid(HeadWeights.from_model(model), "L1H0", ["word4"], ["word5"], preset="folded")
         assert torch.equal(one.values, other.values)
         assert torch.equal(one.ranks, other.ranks)
 
@@ -221,13 +223,13 @@ class TestTheResult:
         assert again.to_dict() == grid.to_dict()
 
     def test_ids_need_no_tokenizer(self) -> None:
-        grid = token_grid(random_model("llama", tokenizer=False), "L1H0", [4], [5, 6])
+        grid = token_grid(random_model("llama", tokenizer=False), "L1H0", [4], [5, 6], preset="folded")
         assert grid.sources == ("#4",)
         assert grid.targets == ("#5", "#6")
 
     def test_keeps_no_graph(self) -> None:
         with torch.enable_grad():
-            assert not token_grid(shared_model("llama"), "L1H0", [4], [5]).values.requires_grad
+            assert not token_grid(shared_model("llama"), "L1H0", [4], [5], preset="folded").values.requires_grad
 
 
 class TestBadInput:
@@ -239,41 +241,41 @@ class TestBadInput:
     def test_unknown_head(self, model: Any, head: Any) -> None:
         sentence = "There is no head .*: the model has layers 0 to 2 with heads 0 to 3, so the last head is L2H3"
         with pytest.raises(UsageError, match=sentence):
-            token_grid(model, head, ["word4"], ["word5"])
+            token_grid(model, head, ["word4"], ["word5"], preset="folded")
 
     @pytest.mark.parametrize("head", ["23.4", "", "L2", "H3", "L2H3H4", "2,3"])
     def test_not_the_name_of_a_head(self, model: Any, head: str) -> None:
         sentence = "is not the name of a head. Heads are written like 'L23H4': layer 23, head 4, both counted from 0"
         with pytest.raises(UsageError, match=sentence):
-            token_grid(model, head, ["word4"], ["word5"])
+            token_grid(model, head, ["word4"], ["word5"], preset="folded")
 
     @pytest.mark.parametrize("head", [(1,), (1, 2, 3)])
     def test_not_a_pair(self, model: Any, head: Any) -> None:
         with pytest.raises(UsageError, match=r"is not a head. Write 'L23H4' or \(23, 4\)"):
-            token_grid(model, head, ["word4"], ["word5"])
+            token_grid(model, head, ["word4"], ["word5"], preset="folded")
 
     def test_word_of_several_tokens(self, model: Any) -> None:
         with pytest.raises(TokenError) as caught:
-            token_grid(model, "L1H0", ["word4-"], ["word5"])
+            token_grid(model, "L1H0", ["word4-"], ["word5"], preset="folded")
         assert "'word4-' is 2 tokens for this model (' word4', '-')" in str(caught.value)
         assert "Choose a word that is a single token, or give the id of one of its pieces" in str(caught.value)
 
     @pytest.mark.parametrize("blank", ["", "  "])
     def test_empty_word(self, model: Any, blank: str) -> None:
         with pytest.raises(TokenError, match=r"is an empty word\. Give a word or a token id"):
-            token_grid(model, "L1H0", [blank], ["word5"])
+            token_grid(model, "L1H0", [blank], ["word5"], preset="folded")
 
     @pytest.mark.parametrize("token_id", [-1, 61, 10**9])
     def test_id_out_of_range(self, model: Any, token_id: int) -> None:
         sentence = f"Token id {token_id} is outside the vocabulary: ids run from 0 to 60"
         with pytest.raises(TokenError, match=sentence):
-            token_grid(model, "L1H0", [token_id], ["word5"])
+            token_grid(model, "L1H0", [token_id], ["word5"], preset="folded")
         with pytest.raises(TokenError, match=sentence):
-            token_grid(model, "L1H0", ["word5"], [token_id])
+            token_grid(model, "L1H0", ["word5"], [token_id], preset="folded")
 
     def test_word_the_tokenizer_does_not_know(self, model: Any) -> None:
         with pytest.raises(TokenError):
-            token_grid(model, "L1H0", ["zebra"], ["word5"])
+            token_grid(model, "L1H0", ["zebra"], ["word5"], preset="folded")
 
     @pytest.mark.parametrize("name", ["sources", "targets"])
     @pytest.mark.parametrize("words", [[], (), "word4"])
@@ -286,7 +288,7 @@ class TestBadInput:
     def test_model_without_tokenizer(self) -> None:
         model = random_model("llama", tokenizer=False)
         with pytest.raises(UsageError) as caught:
-            token_grid(model, "L1H0", ["word4"], [5])
+            token_grid(model, "L1H0", ["word4"], [5], preset="folded")
         assert "The model has no tokenizer, so the word 'word4' has no token id" in str(caught.value)
         assert "Load the model with its tokenizer, or give token ids (integers)" in str(caught.value)
 
@@ -296,14 +298,14 @@ class TestBadInput:
 
     def test_mixture_of_experts(self) -> None:
         model = shared_model("mixtral", n_layers=2)
-        assert token_grid(model, "L0H3", [4], [5]).values.shape == (1, 1)
+        assert token_grid(model, "L0H3", [4], [5], preset="folded").values.shape == (1, 1)
         with pytest.raises(UnsupportedModelError, match="only layer 0 can be mapped from the weights alone"):
-            token_grid(model, "L1H3", [4], [5])
+            token_grid(model, "L1H3", [4], [5], preset="folded")
 
     def test_a_tokenizer_of_another_model(self) -> None:
         weights = replace(HeadWeights.from_model(shared_model("llama")), tokenizer=word_tokenizer(100))
         with pytest.raises(TokenError, match="'word80' has id 80, but the model embeds only 61 tokens"):
-            token_grid(weights, "L1H0", ["word80"], ["word5"])
+            token_grid(weights, "L1H0", ["word80"], ["word5"], preset="folded")
 
     @pytest.mark.parametrize(
         ("option", "value", "choices"),

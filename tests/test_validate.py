@@ -97,14 +97,14 @@ def test_maps_scores_are_those_of_dense_rows(kind: str) -> None:
 def test_folded_scores_are_those_of_the_direct_contribution_to_the_logits(kind: str) -> None:
     """Architectures without biases in their values: nothing constant is taken off."""
     model, parts = shared_model(kind), Anatomy(source_model(kind), kind)
-    result = validate(model, RELATION, TEMPLATES, prepend_bos=False, progress=False)
+    result = validate(model, RELATION, TEMPLATES, prepend_bos=False, progress=False, preset="folded")
     assert_scores(result, [dense(model, t, lambda layer: parts.readout(layer, "folded").T) for t in TEMPLATES])
 
 
 @pytest.mark.parametrize("kind", PROMPTED)
 def test_folded_scores_do_not_depend_on_the_basis(kind: str) -> None:
-    raw = validate(shared_model(kind), RELATION, TEMPLATES, progress=False)
-    processed = validate(shared_model(kind, processed=True), RELATION, TEMPLATES, progress=False)
+    raw = validate(shared_model(kind), RELATION, TEMPLATES, progress=False, preset="folded")
+    processed = validate(shared_model(kind, processed=True), RELATION, TEMPLATES, progress=False, preset="folded")
     assert processed.provenance.basis == "folded"
     for name in ("promote_with", "promote_without", "suppress_with", "suppress_without"):
         torch.testing.assert_close(getattr(raw, name), getattr(processed, name), rtol=0, atol=ROUNDING)
@@ -158,7 +158,7 @@ def test_without_context_is_really_forcing_the_attention_row(host: str, kind: st
 
 def test_in_layer_0_values_at_the_source_are_the_static_ones() -> None:
     """No position embedding and nothing before layer 0: there both scores ask the same vectors."""
-    result = validate(shared_model("llama"), RELATION, TEMPLATES, progress=False)
+    result = validate(shared_model("llama"), RELATION, TEMPLATES, progress=False, preset="folded")
     for template in range(len(TEMPLATES)):
         torch.testing.assert_close(
             result.promote_without[0, template, 0], result.static_promote[0, 0], rtol=0, atol=ROUNDING
@@ -180,7 +180,7 @@ def test_a_planted_head_is_found_in_prompts_too() -> None:
     capitals = {3: 10, 4: 11, 5: 12, 6: 13, 7: 14, 8: 15}
     model = planted_model({(0, 1): capitals})
     relation = words(list(capitals.items()), k=1)
-    result = validate(model, relation, " word20 <X>", progress=False)
+    result = validate(model, relation, " word20 <X>", progress=False, preset="folded")
     assert result.static_promote[0, 0, 1] == 1
     assert result.promote_without[0, 0, 0, 1] == 1
     # Nothing else in these prompts is a source: what the head mixes in from the other token is zero.
@@ -189,9 +189,9 @@ def test_a_planted_head_is_found_in_prompts_too() -> None:
 
 def test_prompts_scored_in_parts_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     model = shared_model("llama")
-    whole = validate(model, RELATION, TEMPLATES, progress=False)
+    whole = validate(model, RELATION, TEMPLATES, progress=False, preset="folded")
     monkeypatch.setattr(sys.modules["tl_headmaps.analyses.validate.call"], "_BUDGET", 40_000)
-    parts = validate(model, RELATION, TEMPLATES, progress=False)
+    parts = validate(model, RELATION, TEMPLATES, progress=False, preset="folded")
     np.testing.assert_equal(parts.agreement, whole.agreement)
     assert torch.equal(whole.promote_with, parts.promote_with)
     assert torch.equal(whole.static_promote, parts.static_promote)
@@ -199,9 +199,9 @@ def test_prompts_scored_in_parts_give_the_same(monkeypatch: pytest.MonkeyPatch) 
 
 def test_several_relations_are_what_each_is_alone() -> None:
     model, other = shared_model("llama"), words(PAIRS[:10], "other", k=3)
-    both = validate(model, [RELATION, other], TEMPLATES, progress=False)
+    both = validate(model, [RELATION, other], TEMPLATES, progress=False, preset="folded")
     for number, relation in enumerate((RELATION, other)):
-        alone = validate(model, relation, TEMPLATES, progress=False)
+        alone = validate(model, relation, TEMPLATES, progress=False, preset="folded")
         assert torch.equal(both.promote_with[number], alone.promote_with[0])
         for name, column in alone.agreement.items():
             np.testing.assert_equal(both.agreement[name][number], column[0])
@@ -210,8 +210,8 @@ def test_several_relations_are_what_each_is_alone() -> None:
 
 def test_bos_changes_scores_and_is_recorded() -> None:
     model = shared_model("llama")
-    with_bos = validate(model, RELATION, TEMPLATES, prepend_bos=True, progress=False)
-    without = validate(model, RELATION, TEMPLATES, prepend_bos=False, progress=False)
+    with_bos = validate(model, RELATION, TEMPLATES, prepend_bos=True, progress=False, preset="folded")
+    without = validate(model, RELATION, TEMPLATES, prepend_bos=False, progress=False, preset="folded")
     assert with_bos.provenance.options["prepend_bos"] is True
     assert without.provenance.options["prepend_bos"] is False
     assert not torch.equal(with_bos.promote_with, without.promote_with)
@@ -239,8 +239,8 @@ def test_sources_of_several_tokens_count_by_their_last() -> None:
 
 def test_token_ids_stand_for_their_words() -> None:
     model = shared_model("llama")
-    by_id = validate(model, Relation.from_pairs("pairs", PAIRS, k=K), TEMPLATES, progress=False)
-    by_word = validate(model, RELATION, TEMPLATES, progress=False)
+    by_id = validate(model, Relation.from_pairs("pairs", PAIRS, k=K), TEMPLATES, progress=False, preset="folded")
+    by_word = validate(model, RELATION, TEMPLATES, progress=False, preset="folded")
     assert torch.equal(by_id.promote_with, by_word.promote_with)
 
 
@@ -384,13 +384,13 @@ class TestAgreement:
 def test_too_few_clusters_are_said() -> None:
     """Sources that begin alike are one cluster: word10 to word15."""
     relation = words([(s, s + 20) for s in range(10, 16)], "few")
-    result = validate(shared_model("llama"), relation, TEMPLATES, progress=False)
+    result = validate(shared_model("llama"), relation, TEMPLATES, progress=False, preset="folded")
     assert result.agreement["n_clusters"] == (1.0,) and np.isnan(result.agreement["pearson_with_low"][0])
     assert "no interval for few: fewer than 4 clusters of pairs" in str(result)
 
 
 def test_a_saved_validation_loads_back_equal(tmp_path: Path) -> None:
-    result = validate(shared_model("llama"), RELATION, TEMPLATES, progress=False)
+    result = validate(shared_model("llama"), RELATION, TEMPLATES, progress=False, preset="folded")
     for suffix in (".json", ".safetensors"):
         assert Result.load(result.save(tmp_path / f"v{suffix}")) == result
     values = json.loads((tmp_path / "v.json").read_text())
@@ -405,7 +405,7 @@ def test_a_saved_validation_loads_back_equal(tmp_path: Path) -> None:
 
 def test_undefined_agreement_is_null_in_json_and_a_dash_in_text(tmp_path: Path) -> None:
     """k as large as the vocabulary: every score is 1 and does not vary."""
-    result = validate(shared_model("llama"), RELATION, TEMPLATES, k=61, progress=False)
+    result = validate(shared_model("llama"), RELATION, TEMPLATES, k=61, progress=False, preset="folded")
     assert np.isnan(result.agreement["pearson_with"][0])
     values = json.loads(result.save(tmp_path / "v.json").read_text())
     assert values["agreement"]["pearson_with"] == [None]
@@ -440,7 +440,7 @@ def test_bad_input_is_refused_with_a_sentence(changes: dict[str, Any], error: ty
 
 def test_weights_alone_cannot_be_run() -> None:
     with pytest.raises(UsageError, match="Pass the model itself"):
-        validate(HeadWeights.from_model(shared_model("llama")), RELATION)
+        validate(HeadWeights.from_model(shared_model("llama")), RELATION, preset="folded")
 
 
 def test_a_source_that_grows_together_with_its_neighbours_is_told() -> None:
@@ -468,7 +468,7 @@ def test_a_source_written_otherwise_in_one_template_is_left_out_with_the_reason(
 def test_relations_with_different_templates_need_a_choice() -> None:
     other = words(PAIRS, "other", neutral_templates=(" word3 <X>",))
     with pytest.raises(UsageError, match="different neutral templates"):
-        validate(shared_model("llama"), [RELATION, other])
+        validate(shared_model("llama"), [RELATION, other], preset="folded")
 
 
 def test_templates_come_from_files(tmp_path: Path) -> None:

@@ -493,8 +493,8 @@ class TestFingerprint:
         text = " word3 word4 word5 word3 word4"
         pairs = Relation.from_pairs("own", [(3, 4), (5, 6)])
         read = [describe_model(source) for source in (model, weights)]
-        read += [relation_scores(source, pairs, progress=False) for source in (model, weights)]
-        read += [token_grid(source, "L1H0", [3], [4]) for source in (model, weights)]
+        read += [relation_scores(source, pairs, progress=False, preset="folded") for source in (model, weights)]
+        read += [token_grid(source, "L1H0", [3], [4], preset="folded") for source in (model, weights)]
         read += [salient_operations(source, "L1H0", n_tokens=4, progress=False) for source in (model, weights)]
         matrices = [component_map(source, "frobenius") for source in (model, weights)]
         ran = [attention_groups(model, text), value_mixing(model, text, "L1H0"), grouping_profile(model, [text])]

@@ -102,8 +102,10 @@ class Workshop:
 
 
 ANALYSES: dict[str, Callable[[Any], Result]] = {
-    "token_grid": lambda model: token_grid(model, "L1H0", [3, 4], [5, 6]),
-    "relation_scores": lambda model: relation_scores(model, Relation.from_pairs("next", PAIRS), progress=False),
+    "token_grid": lambda model: token_grid(model, "L1H0", [3, 4], [5, 6], preset="folded"),
+    "relation_scores": lambda model: relation_scores(
+        model, Relation.from_pairs("next", PAIRS), progress=False, preset="folded"
+    ),
     "attention_groups": lambda model: attention_groups(model, TEXT),
     "value_mixing": lambda model: value_mixing(model, TEXT, "L1H0"),
     "grouping_profile": lambda model: grouping_profile(model, [TEXT], progress=False),
@@ -136,7 +138,7 @@ def relation_file(shop: Workshop, generator: random.Random) -> bool:
     else:
         path.write_bytes(mutated_bytes(b'source,target\r\nFrance,Paris\r\n"a\nb",c\r\n=1,\'x\r\n' * 2, generator))
     relation = Relation.from_file(path)
-    relation_scores(shop.model, relation, heads="L1H0", progress=False).to_json()
+    relation_scores(shop.model, relation, heads="L1H0", progress=False, preset="folded").to_json()
     return True
 
 
@@ -180,7 +182,7 @@ def checkpoint_folder(shop: Workshop, generator: random.Random) -> bool:
     outcomes = []
     for open_it in (HeadWeights.from_checkpoint, lambda path: load_model(str(path), "cpu")):
         try:
-            outcomes.append(plain(token_grid(open_it(folder), "L1H0", [3, 4], [5, 6])))
+            outcomes.append(plain(token_grid(open_it(folder), "L1H0", [3, 4], [5, 6], preset="folded")))
         except HeadMapsError as error:
             check_sentence(error)
     if len(outcomes) == 2 and kind != "tokenizer":
@@ -206,7 +208,9 @@ def result_file(shop: Workshop, generator: random.Random) -> bool:
 
 def swept(checkpoint: Path, run_dir: Path) -> Result:
     weights = HeadWeights.from_checkpoint(checkpoint)
-    return relation_scores(weights, Relation.from_pairs("next", PAIRS), run_dir=run_dir, progress=False)
+    return relation_scores(
+        weights, Relation.from_pairs("next", PAIRS), run_dir=run_dir, progress=False, preset="folded"
+    )
 
 
 def run_files(folder: Path) -> dict[str, bytes]:

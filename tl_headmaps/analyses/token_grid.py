@@ -51,7 +51,7 @@ class TokenGrid(Result):
         >>> from tl_headmaps import load_default_model, token_grid
         >>> grid = token_grid(load_default_model(), "L23H4", ["France", "Egypt"], ["Paris", "Cairo"])
         >>> grid.ranks.diagonal().tolist(), grid.n_vocab
-        ([2, 6], 49152)
+        ([8, 7], 49152)
         >>> list(grid.to_rows())[0]["target"]
         'Paris'
     """
@@ -160,7 +160,7 @@ def token_grid(
     relation: RelationLike | None = None,
     multi_token: MultiToken = "skip",
     circuit: Circuit = "ov",
-    preset: Preset = "folded",
+    preset: Preset | None = None,
     prompts: str | Sequence[str] | None = None,
     vectors: MetVectors | str | Path | None = None,
     prepend_bos: bool | None = None,
@@ -179,7 +179,8 @@ def token_grid(
         circuit: ``"ov"``: what the head writes when it attends to a source. ``"qk"``: how much a query (row)
             attends to a key (column).
         preset: ``"met"``: what each layer reads when the model meets the token behind neutral prompts. ``"folded"``:
-            what the model computes for a token without context. ``"maps"``: the published recipe.
+            what the model computes for a token without context. ``"maps"``: the published recipe. By default ``"met"``
+            for OV maps of a model that can run, ``"folded"`` for QK maps and for weights alone.
         prompts: With ``"met"``: prefixes the sources are put behind; by default eight neutral ones.
         vectors: With ``"met"``: vectors made before (:class:`MetVectors` or their folder), for weights that cannot run.
         prepend_bos: With ``"met"``: begin each prefix with BOS; by default as the model does.
@@ -191,18 +192,18 @@ def token_grid(
         >>> grid.best()
         [('France', 'Paris'), ('Egypt', 'Cairo')]
         >>> named = token_grid(
-        ...     load_default_model(), "L23H4", ["France"], ["Paris"], preset="folded", relation="country_to_capital"
+        ...     load_default_model(), "L23H4", ["France"], ["Paris"], relation="country_to_capital", progress=False
         ... )
         >>> named.relation, round(named.score, 2), named.score_pairs
-        ('country_to_capital', 0.76, 42)
-        >>> int(grid.ranks[0, 0])  # of 49,152 tokens, only two are written more strongly than Paris
-        2
+        ('country_to_capital', 0.74, 42)
+        >>> int(grid.ranks[0, 0])  # of 49,152 tokens, only eight are written more strongly than Paris
+        8
     """
     check_choice(circuit, Circuit, "circuit")
-    check_choice(preset, Preset, "preset")
     check_choice(multi_token, MultiToken, "multi_token")
     example_of = None if relation is None else resolve(relation)
     weights = HeadWeights.of(model)
+    preset = weights.preset(preset, circuit, meets=prompts is not None or vectors is not None)
     index = weights.head(head)
     for name, words in (("sources", sources), ("targets", targets)):
         if isinstance(words, str) or not len(words):

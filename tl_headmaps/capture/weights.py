@@ -25,7 +25,7 @@ from torch import Tensor
 from ..core.ambient import steady
 from ..core.errors import HeadMapsError, UnsupportedModelError, UsageError, WeightBasisError
 from ..core.provenance import Provenance
-from ..core.types import Basis, Circuit, HeadIndex, HeadLike, Model, Preset, head_list
+from ..core.types import Basis, Circuit, HeadIndex, HeadLike, Model, Preset, check_choice, head_list
 from .anatomy import host_error, parameters_digest
 from .checkpoint.reader import CheckpointOrigin, open_checkpoint
 from .forward import weights_loaded
@@ -248,6 +248,24 @@ class HeadWeights:
     def device(self) -> torch.device:
         """Where computations run."""
         return self.W_E.device
+
+    def preset(self, asked: Preset | None, circuit: Circuit = "ov", *, meets: bool = False) -> Preset:
+        """The preset asked for; where none was, the one that shows more of what heads do.
+
+        On three models, met vectors find the heads that context-free ones miss (tests/benchmarks/three_models.py), so
+        they are the default wherever they can be made: of OV maps, by a model that can run and has a tokenizer for the
+        prompts. QK maps would have to meet the whole vocabulary.
+
+        Args:
+            asked: What the caller asked for.
+            circuit: Which maps.
+            meets: Whether prompts or met vectors were given, which leave no choice.
+        """
+        if asked is not None:
+            check_choice(asked, Preset, "preset")
+            return asked
+        can_run = self.model is not None and self.tokenizer is not None
+        return "met" if meets or (can_run and circuit == "ov") else "folded"
 
     def require(self, preset: Preset, needs_mlp: bool) -> None:
         """Raise unless the weights suit a preset (and the first MLP can be computed, where it is needed)."""

@@ -51,7 +51,8 @@ PresetOption = Annotated[
     typer.Option(
         "--preset",
         help="met: what layers read when the model meets the token; folded: the token without context; maps: the "
-        "published recipe; default: folded.",
+        "published recipe. Default: met for OV maps of a model that can run, folded for QK maps, for --checkpoint, and "
+        "where the whole vocabulary is looked at (salient, name-heads).",
     ),
 ]
 PromptsOption = Annotated[

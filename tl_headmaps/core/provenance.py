@@ -54,7 +54,7 @@ class Provenance:
         >>> from tl_headmaps import Provenance, load_default_model, token_grid
         >>> provenance = token_grid(load_default_model(), "L23H4", ["France"], ["Paris"]).provenance
         >>> provenance.basis, provenance.options["preset"], len(provenance.fingerprint)
-        ('raw', 'folded', 64)
+        ('raw', 'met', 64)
         >>> Provenance.from_dict(provenance.to_dict()) == provenance
         True
     """

@@ -67,7 +67,7 @@ def ablate(
     n_random: int = 99,
     split: bool = False,
     method: AblationMethod = "zero",
-    preset: Preset = "folded",
+    preset: Preset | None = None,
     k: int | None = None,
     multi_token: MultiToken = "skip",
     prompts: str | Sequence[str] | None = None,
@@ -99,7 +99,7 @@ def ablate(
         split: Choose the heads on one half of the pairs and test them on the other; pairs that share a target or the
             beginning of their sources stay together.
         method: ``"zero"``, or ``"mean"``: what the head writes on average over the same prompts in a clean run.
-        preset: Preset of the static scores that rank the heads.
+        preset: Preset of the static scores that rank the heads; default: ``"met"``.
         k: k of the static scores; by default the relation's own.
         multi_token: ``"skip"`` leaves out targets of several tokens, ``"first"`` takes their first token.
         prompts: With ``preset="met"``: prefixes behind which static scores are taken; by default eight neutral ones.
@@ -120,7 +120,6 @@ def ablate(
         >>> len(curves.verdict.sets), curves.verdict.exact  # all other threes of the nine heads of layer 23
         (83, True)
     """
-    check_choice(preset, Preset, "preset")
     check_choice(method, AblationMethod, "method")
     check_choice(multi_token, MultiToken, "multi_token")
     check_at_least("max_heads", max_heads, 1)
@@ -130,6 +129,7 @@ def ablate(
     choose = isinstance(controls, str) and controls == "auto"
     given_controls = None if choose else resolve_relations(controls, data_dir) if controls else []
     weights = runnable_weights(model)
+    preset = weights.preset(preset)
     if method == "zero":
         weights.require_own_values("switching off a head", ", or use method='mean' (command line: --method mean)")
     listed = None if prompts is None else (prompts,) if isinstance(prompts, str) else tuple(prompts)

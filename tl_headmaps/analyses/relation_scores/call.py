@@ -32,7 +32,7 @@ def relation_scores(
     model: Model | HeadWeights,
     relations: RelationLike | Sequence[RelationLike],
     *,
-    preset: Preset = "folded",
+    preset: Preset | None = None,
     k: int | None = None,
     circuit: Circuit = "ov",
     heads: HeadLike | Iterable[HeadLike] | None = None,
@@ -53,7 +53,8 @@ def relation_scores(
         model: A TransformerBridge, a HookedTransformer, or HeadWeights.
         relations: One or several bundled names, files, or :class:`Relation` objects.
         preset: ``"met"``: what each layer reads when the model meets the token behind neutral prompts. ``"folded"``:
-            what the model computes for a token without context. ``"maps"``: the published recipe.
+            what the model computes for a token without context. ``"maps"``: the published recipe. By default ``"met"``
+            for OV maps of a model that can run, ``"folded"`` for QK maps and for weights alone.
         k: Count targets among the k strongest; by default each relation's own k (larger for large vocabularies).
         circuit: ``"ov"``: what a head writes. ``"qk"``: whether a source, as query, attends to its target as key.
         heads: Only these heads; all by default.
@@ -73,14 +74,14 @@ def relation_scores(
         >>> heads = ["L23H4", "L23H5"]
         >>> scores = relation_scores(load_default_model(), "country_to_capital", heads=heads, progress=False)
         >>> [(str(head), round(score, 2)) for head, score in scores.top(2)]
-        [('L23H4', 0.76), ('L23H5', 0.5)]
+        [('L23H4', 0.74), ('L23H5', 0.38)]
     """
     check_choice(circuit, Circuit, "circuit")
-    check_choice(preset, Preset, "preset")
     check_choice(multi_token, MultiToken, "multi_token")
     # Everything a user can get wrong is found before the long work starts.
     resolved = resolve_relations(relations, data_dir)
     weights = HeadWeights.of(model)
+    preset = weights.preset(preset, circuit, meets=prompts is not None or vectors is not None)
     named = None if heads is None else head_list(heads)
     chosen = by_layer(weights.chosen_heads(named))
     weights.require(preset, needs_mlp=max(chosen) > 0)

@@ -184,7 +184,8 @@ class Validation(Result):
         titles += ["published", "95%", "Spearman"]
         columns = [(title, "left" if title in ("relation", "context") else "right") for title in titles]
         preset = self.provenance.options["preset"]
-        title = f"Static against dynamic scores, preset {preset}, {len(self.templates)} templates"
+        n_templates = f"{len(self.templates)} template{'s' if len(self.templates) > 1 else ''}"
+        title = f"Static against dynamic scores, preset {preset}, {n_templates}"
         note = (
             "heads: correlation of static and dynamic scores over heads, layer means taken off; p: heads permuted "
             "within layers;\nactive: heads with a score above 0; confirmed: heads with a static score of .15 or more "
