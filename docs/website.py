@@ -1,7 +1,7 @@
 """The site, pages that open offline: ``make docs``.
 
-Sphinx with MyST-NB lays out what the repository holds anyway: README, guide, notebooks with their stored outputs, tables
-that the tests write. pdoc writes the reference from the docstrings of the public names.
+Sphinx with MyST-NB lays out what the repository holds anyway: README, guide, notebooks with their stored outputs, the
+tables that the tests write. pdoc writes the reference from the docstrings of the public names.
 """
 
 import inspect
@@ -20,6 +20,7 @@ import tl_headmaps.renderers
 
 ROOT = Path(__file__).parents[1]
 WIDER = """
+.content { width: 68em }
 @media (min-width: 770px) { main { width: calc(68rem + var(--sidebar-width)) } }
 .pdoc blockquote { margin-left: 0 }
 """
@@ -38,6 +39,8 @@ SETTINGS = {
     "root_doc": "index",
     "html_theme": "furo",
     "html_title": "tl_headmaps",
+    "html_static_path": ["static"],
+    "html_css_files": ["wider.css"],
     "html_show_copyright": False,
     # Notebooks show what is stored in them.
     "nb_execution_mode": "off",
@@ -47,8 +50,8 @@ SETTINGS = {
 CALIBRATION = """\
 # Calibration
 
-Every p-value, interval and verdict, tried on heads that know nothing (`make calibrate`): how often p-values fall below .05 and .01, how
-often intervals hold the true value, how often a verdict is false.
+Every p-value, interval and verdict, tried on heads that know nothing (`make calibrate`): how often p-values fall
+below .05 and .01, how often intervals hold the true value, how often a verdict is false.
 
 """
 BADGE = re.compile(r"\[!\[Open in Colab\]\([^)]*\)\]")
@@ -70,17 +73,17 @@ def reference(folder: Path) -> Path:
             search=False,
             template_directory=Path(templates),
         )
-        pdoc.pdoc("tl_headmaps", "!tl_headmaps[.](?!renderers$)", output_directory=folder)
+        pdoc.pdoc("tl_headmaps", "tl_headmaps.renderers", "!tl_headmaps[.](?!renderers$)", output_directory=folder)
     return folder / "tl_headmaps.html"
-
-
-def pages() -> dict[str, list[Path]]:
-    return {title: [path for entry in entries for path in sorted(ROOT.glob(entry))] for title, entries in SECTIONS.items()}
 
 
 def lay_out(source: Path) -> None:
     """Sphinx's sources: copies at their own paths, so that links between them hold, and the README as first page."""
-    listed = pages()
+    listed = {
+        title: [path for entry in found for path in sorted(ROOT.glob(entry))] for title, found in SECTIONS.items()
+    }
+    (source / "static").mkdir()
+    (source / "static" / "wider.css").write_text(WIDER, encoding="utf-8")
     for path in [path for paths in listed.values() for path in paths]:
         copy = source / path.relative_to(ROOT)
         copy.parent.mkdir(parents=True, exist_ok=True)
@@ -103,9 +106,10 @@ def contents() -> str:
     for package, title in ((tl_headmaps, "Analyses and results"), (tl_headmaps.renderers, "Drawings of plain arrays")):
         text += f"## {title}\n\n<ul>\n"
         for name in sorted(set(package.__all__) - {"__version__"}):
-            sentence = escape((inspect.getdoc(getattr(package, name)) or "").split("\n\n")[0].replace("\n", " "))
+            first = (inspect.getdoc(getattr(package, name)) or "").split("\n\n")[0].replace("\n", " ")
+            sentence = escape(re.sub(r":\w+:|`~?", "", first))
             address = f"reference/{package.__name__.replace('.', '/')}.html#{name}"
-            text += f'<li><a href="{address}"><code>{name}</code></a>: {sentence.replace("``", "")}</li>\n'
+            text += f'<li><a href="{address}"><code>{name}</code></a>: {sentence}</li>\n'
         text += "</ul>\n\n"
     return text
 
@@ -124,7 +128,9 @@ def build(folder: Path) -> Path:
         source.mkdir()
         lay_out(source)
         shutil.rmtree(folder, ignore_errors=True)
-        app = Sphinx(source, None, folder, Path(scratch, "doctrees"), "html", SETTINGS, status=None, warningiserror=True)
+        app = Sphinx(
+            source, None, folder, Path(scratch, "doctrees"), "html", SETTINGS, status=None, warningiserror=True
+        )
         app.build(force_all=True)
         if app.statuscode:
             raise SystemExit("The site has the faults above.")
