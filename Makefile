@@ -6,7 +6,7 @@ PYTEST = OMP_NUM_THREADS=1 $(1)/bin/python -m pytest -n 2 --dist loadfile
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo test coverage test-browser lint hooks wheel test-tl3 bench figures figures-check gallery docs clean calibrate fuzz
+.PHONY: demo test coverage test-browser lint hooks wheel test-tl3 bench figures figures-check gallery notebooks docs clean calibrate fuzz
 
 demo: .venv/installed
 	.venv/bin/tl-headmaps demo
@@ -38,7 +38,7 @@ wheel: .venv/tested
 	.venv/bin/python -m build --no-isolation --outdir dist .
 	$(PYTHON) -m venv .venv-wheel
 	.venv-wheel/bin/python $(PIP_INSTALL) torch
-	.venv-wheel/bin/python $(PIP_INSTALL) dist/*.whl
+	.venv-wheel/bin/python $(PIP_INSTALL) "$$(ls dist/*.whl)[demo]"
 	.venv-wheel/bin/tl-headmaps --version
 	.venv-wheel/bin/tl-headmaps grid --head L23H4 --sources France,Egypt --targets Paris,Cairo \
 		--out dist/grid.json --out dist/grid.html
@@ -62,9 +62,13 @@ figures-check: .venv/tested
 gallery: .venv/tested
 	PYTHONPATH=tests .venv/bin/python tests/benchmarks/gallery.py
 
-# The API reference, pages that open offline: build/reference/index.html
+# Runs the notebooks and stores what they show; ARGS="03 05" for some of them.
+notebooks: .venv/tested
+	OMP_NUM_THREADS=1 .venv/bin/python tests/notebooks.py $(ARGS)
+
+# The site, pages that open offline: build/site/index.html
 docs: .venv/documented
-	.venv/bin/python tests/reference.py build/reference
+	.venv/bin/python docs/website.py build/site
 
 # Every p-value, interval and verdict on heads that know nothing (about 20 minutes): tests/calibration/table.md
 calibrate: .venv/tested
@@ -76,11 +80,12 @@ fuzz: .venv/tested
 
 bench: .venv/tested
 	.venv/bin/python tests/benchmarks/run.py --out tests/benchmarks/figures.json
+	.venv/bin/python tests/benchmarks/figures.py --speed
 
 .venv/installed: pyproject.toml constraints.txt
 	test -x .venv/bin/python || $(PYTHON) -m venv .venv
 	.venv/bin/python $(PIP_INSTALL) torch
-	.venv/bin/python $(PIP_INSTALL) -e .
+	.venv/bin/python $(PIP_INSTALL) -e '.[demo]'
 	touch $@
 
 .venv/tested: .venv/installed

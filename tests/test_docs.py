@@ -1,5 +1,6 @@
 """What the README and the reference say is true: names exist, snippets and examples run."""
 
+import ast
 import inspect
 import re
 from dataclasses import fields, is_dataclass
@@ -7,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import reference
+import website
 
 import tl_headmaps
+import tl_headmaps.renderers
 from tl_headmaps.cli.app import app
 
 ROOT = Path(__file__).parents[1]
@@ -17,16 +19,46 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 PUBLIC = [name for name in tl_headmaps.__all__ if not name.startswith("_")]
 
 
-@pytest.mark.parametrize("name", PUBLIC)
-def test_every_public_name_stands_in_the_readme(name: str) -> None:
-    assert re.search(rf"\b{name}\b", README)
+def commands() -> set[str]:
+    from typer.main import get_command
+
+    return set(get_command(app).commands)  # type: ignore[attr-defined]
+
+
+def test_the_readme_is_one_that_people_read() -> None:
+    assert len(README.splitlines()) <= 160
+    assert len(README.split()) <= 1400
 
 
 def test_every_command_stands_in_the_readme() -> None:
-    from typer.main import get_command
+    assert [name for name in commands() if f"tl-headmaps {name}" not in README] == []
 
-    for name in get_command(app).commands:  # type: ignore[attr-defined]
-        assert f"tl-headmaps {name}" in README or f"make {name}" in README
+
+def test_calls_and_commands_in_the_table_exist() -> None:
+    """Each row's Python parses, and its names are public; so are the commands of all of the README."""
+    cells = [line.split(" | ")[1] for line in README.splitlines() if line.startswith("| ") and line.endswith(" |")]
+    calls = [code for cell in cells for code in re.findall(r"`([^`]+)`", cell)]
+    assert len(calls) > 20
+    given = {"model", "scores", "phrases", "folder"}
+    for call in calls:
+        named = {node.id for node in ast.walk(ast.parse(call)) if isinstance(node, ast.Name)}
+        assert named - given <= set(PUBLIC), call
+    assert set(re.findall(r"tl-headmaps ([a-z][a-z-]+)", README)) <= commands()
+
+
+def test_what_the_default_model_is_made_of_stands_where_its_first_number_does() -> None:
+    first = README.index("```", README.index("```console") + 3)
+    told = " ".join(README[first : first + 800].split())
+    assert "SmolLM2-135M-Instruct" in told and "Q4_1" in told and "dequantised" in told
+    assert 'load_model("HuggingFaceTB/SmolLM2-135M-Instruct")' in told
+
+
+@pytest.mark.parametrize(
+    "page", [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md")), ROOT / "tests" / "benchmarks" / "README.md"]
+)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+        assert target.startswith("https://") or (page.parent / target.partition("#")[0]).is_file(), target
 
 
 @pytest.fixture
@@ -80,8 +112,10 @@ def test_every_field_is_described(name: str) -> None:
 
 
 def test_the_reference_holds_every_public_name_and_asks_no_network(tmp_path: Path) -> None:
-    page = reference.build(tmp_path).read_text(encoding="utf-8")
+    page = website.reference(tmp_path).read_text(encoding="utf-8")
     assert [name for name in PUBLIC if f'<section id="{name}">' not in page] == []
+    drawings = (tmp_path / "tl_headmaps" / "renderers.html").read_text(encoding="utf-8")
+    assert [name for name in tl_headmaps.renderers.__all__ if f'<section id="{name}">' not in drawings] == []
     assert page.count("&gt;&gt;&gt;") >= len(PUBLIC)
     assert (tmp_path / "index.html").is_file()
     assert not re.search(r"""(?:src|href)=["']?(?:https?:)?//(?!pdoc[.]dev)""", page)

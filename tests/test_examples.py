@@ -1,4 +1,4 @@
-"""The numbered notebooks: clean as they are stored, and every one runs in a fresh kernel."""
+"""The numbered notebooks: every one runs in a fresh kernel, and is stored with what that run shows."""
 
 import re
 import sys
@@ -8,12 +8,15 @@ from typing import Any
 import nbformat
 import pytest
 from nbclient.exceptions import CellExecutionError
-from notebooks import ROOT, execute
+from notebooks import EXAMPLES, INSTALLATION, ROOT, badge, execute, make_storable, outputs_of, run
 
 import tl_headmaps
 
-EXAMPLES = sorted((ROOT / "examples").glob("*.ipynb"))
-MACHINE_PATH = re.compile(r"/(home|root|tmp|work|Users|content)/|[A-Z]:\\")
+MACHINE_PATH = re.compile(r"/(home|root|tmp|work|Users|content)/|[A-Z]:\\\\")
+NUMBER = re.compile(r"[-<]?[0-9][0-9.,e+-]*%?|─+| +")
+"""What another processor may print otherwise: digits, and the width of the columns that hold them."""
+
+LARGEST = 500_000
 UPSTREAM = re.compile(r".*TqdmWarning: IProgress not found.*\n.*import tqdm.*\n")
 """Waiting for nobody: tqdm says on import that ipywidgets would draw nicer bars; whoever has them does not see it."""
 
@@ -32,31 +35,61 @@ def sources(path: Path, kind: str = "code") -> list[str]:
 
 def test_numbers_have_no_gaps_and_nothing_else_lies_beside() -> None:
     assert [path.stem[:3] for path in EXAMPLES] == [f"{number:02d}_" for number in range(1, len(EXAMPLES) + 1)]
-    assert len(EXAMPLES) >= 8
+    assert 8 <= len(EXAMPLES) <= 10
     entries = {entry.name for entry in (ROOT / "examples").iterdir() if not entry.name.startswith(".")}
     assert entries == {"gallery", *(path.name for path in EXAMPLES)}
 
 
 @each_example
-def test_is_stored_clean(path: Path) -> None:
+def test_is_stored_as_make_notebooks_stores_it(path: Path) -> None:
     notebook = read(path)
     nbformat.validate(notebook)
     assert (notebook.nbformat, notebook.nbformat_minor) >= (4, 5)
     assert len({cell.id for cell in notebook.cells}) == len(notebook.cells)
-    for cell in notebook.cells:
-        assert cell.cell_type == "markdown" or (cell.outputs == [] and cell.execution_count is None)
-        assert not cell.metadata
-    assert not MACHINE_PATH.search(path.read_text(encoding="utf-8"))
+    assert [cell.execution_count for cell in notebook.cells if cell.cell_type == "code"] == [
+        *range(1, 1 + len(sources(path)))
+    ]
+    assert not any(cell.metadata for cell in notebook.cells)
+    shown = outputs_of(notebook)
+    assert not [output for output in shown if output.get("name") == "stderr" or output.output_type == "error"]
+    assert any("image/png" in output.get("data", {}) for output in shown), "GitHub shows no picture"
+    assert not any('class="tlhm"' in output.get("data", {}).get("text/html", "") for output in shown)
+    text = path.read_text(encoding="utf-8")
+    assert len(text) < LARGEST and not MACHINE_PATH.search(re.sub(r'"image/png": "[^"]*"', "", text))
 
 
 @each_example
-def test_starts_with_a_question_and_an_installation_on_colab_only(path: Path) -> None:
+def test_starts_with_a_question_a_badge_and_an_installation_on_colab_only(path: Path) -> None:
     first, second = read(path).cells[:2]
     assert first.cell_type == "markdown" and re.match(r"# .*\?\n", first.source)
-    assert second.cell_type == "code" and "%pip install" in second.source
-    _, _, guarded = second.source.partition('if "google.colab" in sys.modules:\n')
-    assert guarded.strip().startswith("%pip install") and "\n" not in guarded.strip()
-    assert second.source == sources(EXAMPLES[0])[0], "all notebooks install in the same way"
+    assert first.source.splitlines()[2] == badge(path.name)
+    assert second.cell_type == "code" and second.source == INSTALLATION.strip()
+
+
+@pytest.mark.parametrize(("clone", "expected"), [(True, "..[demo]"), (False, "tl-headmaps[demo]")])
+def test_on_colab_the_clone_or_the_release_is_installed(
+    clone: bool, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "examples").mkdir()
+    if clone:
+        (tmp_path / "pyproject.toml").touch()
+    monkeypatch.chdir(tmp_path / "examples")
+    code = INSTALLATION.replace('%pip install --quiet "{source}[demo]"', 'installed.append(f"{source}[demo]")')
+    installed: list[str] = []
+    exec(code, {"installed": installed})
+    assert installed == [] and capsys.readouterr().out == ""
+    monkeypatch.setitem(sys.modules, "google.colab", sys)
+    exec(code, {"installed": installed})
+    assert installed == [expected]
+    assert ("the clone" if clone else "the released package") in capsys.readouterr().out
+
+
+def test_badges_lead_to_the_sources_once_they_have_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "(https://colab.research.google.com/" in badge("01_quickstart.ipynb")
+    monkeypatch.setattr(
+        "notebooks.tomllib.loads", lambda _: {"project": {"urls": {"Source": "https://github.com/a/b"}}}
+    )
+    assert badge("x.ipynb").endswith("(https://colab.research.google.com/github/a/b/blob/main/examples/x.ipynb)")
 
 
 @each_example
@@ -103,13 +136,26 @@ def test_what_goes_to_stderr_comes_back(tmp_path: Path) -> None:
     assert "UserWarning: careful" in execute(notebook, tmp_path)
 
 
+def told(notebook: Any) -> list[list[str]]:
+    """What each cell says, in words."""
+    kinds = ("text/html", "text/markdown", "text/plain")
+    cells = []
+    for cell in notebook.cells:
+        outputs = cell.get("outputs", [])
+        texts = [output.get("data", {}).get(kind, "") for output in outputs for kind in kinds]
+        streams = "".join(output.text for output in outputs if output.output_type == "stream")
+        cells.append([NUMBER.sub(" ", text).strip() for text in (streams, *texts)])
+    return cells
+
+
 @pytest.mark.model
 @KERNEL
 @each_example
-def test_runs(path: Path, tmp_path: Path) -> None:
-    notebook = read(path)
-    complaints = UPSTREAM.sub("", execute(notebook, tmp_path))
+def test_runs_and_says_what_is_stored(path: Path, tmp_path: Path) -> None:
+    notebook, complaints = run(path, tmp_path)
+    complaints = UPSTREAM.sub("", complaints)
     assert "Warning" not in complaints, complaints
-    shown = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
-    pictures = [output for output in shown if 'class="tlhm"' in output.get("data", {}).get("text/html", "")]
+    pictures = [shown for shown in outputs_of(notebook) if 'class="tlhm"' in shown.get("data", {}).get("text/html", "")]
     assert pictures, "a notebook shows at least one picture"
+    make_storable(notebook)
+    assert told(notebook) == told(read(path)), "run make notebooks"

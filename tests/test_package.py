@@ -195,7 +195,7 @@ def test_requirements_cover_the_imports() -> None:
     project = pyproject()["project"]
     assert isinstance(project, dict)
     # What an extra brings is imported inside functions, with a sentence that names the extra.
-    listed = [*project["dependencies"], *project["optional-dependencies"]["figures"]]
+    listed = [*project["dependencies"], *project["optional-dependencies"]["demo"]]
     named = [re.match(r"[\w.-]+", requirement) for requirement in listed]
     required = {normalised(match[0]) for match in named if match}
     owners = packages_distributions()

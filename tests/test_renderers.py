@@ -51,7 +51,7 @@ from tl_headmaps.renderers.sheets import INCHES
 from tl_headmaps.renderers.static import draw
 
 FIGURES = every_figure()
-README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+GUIDE = (Path(__file__).parents[1] / "docs" / "guide.md").read_text(encoding="utf-8")
 
 
 def scores(n_layers: int = 3, n_heads: int = 4, names: tuple[str, ...] = ("capitals", "copying")) -> RelationScores:
@@ -651,7 +651,7 @@ def test_renderers_name_all_they_have() -> None:
     for name in renderers.__all__:
         value = getattr(renderers, name)
         assert callable(value) and value.__doc__ and value.__name__ == name
-        assert re.search(rf"\b{name}\(|`{name}`", README), f"{name} is not in the README"
+        assert re.search(rf"\b{name}\(|`{name}`", GUIDE), f"{name} is not in the guide"
     with pytest.raises(AttributeError, match=r"attribute.*pie"):
         _ = renderers.pie
     assert tl_headmaps.Figure is Figure

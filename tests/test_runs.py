@@ -468,7 +468,7 @@ class TestExecutors:
         with pytest.raises(ModelLoadError, match=r"\(layer 1\).*Use a folder that all workers can see"):
             layer(1)
         monkeypatch.setattr(sweeping, "package_versions", lambda: dict.fromkeys(identity["versions"], "0.0"))
-        with pytest.raises(RunError, match=r"has tl-headmaps 0.0, the process that started the sweep has 0.1.0"):
+        with pytest.raises(RunError, match=r"has tl-headmaps 0.0, the process that started the sweep has 0.2.0"):
             shipped(0)
 
 

@@ -5,7 +5,7 @@ The public names are listed once, in ``__init__.pyi``, and load on first use, so
 
 import lazy_loader as _lazy
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __getattr__, _, __all__ = _lazy.attach_stub(__name__, __file__)
 __all__ = [*__all__, "__version__"]

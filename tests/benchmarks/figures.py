@@ -1,9 +1,14 @@
-"""The blocks of the README that hold results: written by the commands above them, or compared with ``--check``."""
+"""The blocks of the README that hold results: written by the commands above them, or compared with ``--check``.
+
+What stands behind a ``|`` shortens the output, as it would in a shell. Beside them, the table of speed in this folder's
+README, out of the last ``make bench``, and the table of three models.
+"""
 
 import argparse
 import json
 import re
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,22 +17,39 @@ from typer.testing import CliRunner
 
 from tl_headmaps.cli.app import app
 
-README = Path(__file__).parents[2] / "README.md"
-BENCH_FILE = Path(__file__).parent / "figures.json"
+HERE = Path(__file__).parent
+README, SPEED = HERE.parents[1] / "README.md", HERE / "README.md"
 BENCH = re.compile(r"(<!-- bench -->\n).*?(<!-- end -->)", re.S)
 BLOCK = re.compile(r"```console\n\$ tl-headmaps (?P<command>[^\n]*)\n(?P<output>.*?)```", re.S)
+MODELS = re.compile(r"(?P<opening><!-- three_models(?: \| (?P<cut>[^\n]*))? -->\n).*?(?P<closing><!-- end -->)", re.S)
 
 
-def output_of(command: str) -> str:
+def shortened(output: str, cut: str | None) -> str:
+    if cut:
+        output = subprocess.run(cut, shell=True, input=output, stdout=subprocess.PIPE, text=True, check=True).stdout
+    return output.rstrip() + "\n"
+
+
+def output_of(line: str) -> str:
+    command, _, cut = line.partition(" | ")
     result = CliRunner().invoke(app, shlex.split(command))
     if result.exit_code:
         raise SystemExit(f"tl-headmaps {command} failed: {result.output}{result.exception}")
-    return result.stdout.rstrip() + "\n"
+    return shortened(result.stdout, cut)
+
+
+def models_table(block: re.Match[str]) -> str:
+    """What three_models.py measured on models that are not fetched here; as it is where nothing was measured."""
+    if not (HERE / "three_models.json").exists():
+        return block[0]
+    show = [sys.executable, str(HERE / "three_models.py"), "--show"]
+    shown = subprocess.run(show, stdout=subprocess.PIPE, text=True, check=True).stdout
+    return block["opening"] + shortened(shown, block["cut"]) + block["closing"]
 
 
 def bench_table() -> str:
-    """The README's table of speed, out of the last ``make bench``."""
-    figures = json.loads(BENCH_FILE.read_text(encoding="utf-8"))
+    """The table of speed, out of the last ``make bench``."""
+    figures = json.loads((HERE / "figures.json").read_text(encoding="utf-8"))
     ranks, scores = figures["ranks"], figures["relation_scores"]
     rows = [
         ("full exact ranks of 1,400 targets, three layers", f"{ranks['full_ranks_speedup']:.1f} times faster"),
@@ -125,14 +147,9 @@ def large_rows(figures: dict[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="change nothing; fail if a block would change")
-    parser.add_argument("--only", metavar="TEXT", default="", help="only blocks whose command contains this text")
-    options = parser.parse_args()
-    check, only = options.check, options.only
-    text = README.read_text(encoding="utf-8")
-    written = BLOCK.sub(
+def written(text: str, only: str) -> str:
+    """The README with new blocks."""
+    text = BLOCK.sub(
         lambda match: (
             f"```console\n$ tl-headmaps {match['command']}\n{output_of(match['command'])}```"
             if only in match["command"]
@@ -140,13 +157,26 @@ def main() -> None:
         ),
         text,
     )
-    written = BENCH.sub(lambda match: match[1] + bench_table() + match[2], written)
-    changed = written != text
-    if check and changed:
-        sys.exit("README.md shows results that its commands no longer print; run 'make figures'.")
-    if changed:
-        README.write_text(written, encoding="utf-8")
-    print(f"{len(BLOCK.findall(text))} blocks, {'rewritten' if changed else 'unchanged'}")
+    return MODELS.sub(models_table, text)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="change nothing; fail if a block would change")
+    parser.add_argument("--only", metavar="TEXT", default="", help="only blocks whose command contains this text")
+    parser.add_argument("--speed", action="store_true", help="only the table of speed")
+    options = parser.parse_args()
+    texts = {path: path.read_text(encoding="utf-8") for path in (README, SPEED)}
+    new = {SPEED: BENCH.sub(lambda match: match[1] + bench_table() + match[2], texts[SPEED])}
+    if not options.speed:
+        new[README] = written(texts[README], options.only)
+    changed = [path for path, text in new.items() if text != texts[path]]
+    if options.check and changed:
+        names = " and ".join(str(path.relative_to(HERE.parents[1])) for path in changed)
+        sys.exit(f"{names}: results that the commands no longer print; run 'make figures'.")
+    for path in changed:
+        path.write_text(new[path], encoding="utf-8")
+    print(f"{len(BLOCK.findall(texts[README]))} blocks, {'rewritten' if changed else 'unchanged'}")
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -83,6 +84,11 @@ def load_default_model(device: str | None = None) -> Model:
 def _install(folder: Path) -> None:
     from filelock import FileLock
 
+    if find_spec("gguf") is None:
+        raise ModelLoadError(
+            "The default model is stored as a GGUF file, and the package gguf, which reads it, is not installed. Run "
+            "pip install 'tl-headmaps[demo]', or choose another model: load_model(NAME), --model NAME."
+        )
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         _remove_leftovers(folder.parent)
