@@ -24,6 +24,7 @@ CALLS = {
     "components": "component_map",
     "grid": "token_grid",
     "groups": "attention_groups",
+    "head": "describe_head",
     "mixing": "value_mixing",
     "model": "describe_model",
     "name-heads": "name_heads",
@@ -34,6 +35,7 @@ CALLS = {
     "tasks": "task_maps",
     "trust": "head_trust",
     "validate": "validate",
+    "worth": "head_worth",
 }
 """The API function that a command calls."""
 

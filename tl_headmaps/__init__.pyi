@@ -11,12 +11,16 @@ from .analyses.compare_attention import compare_attention as compare_attention
 from .analyses.component_map.call import component_map as component_map
 from .analyses.component_map.result import ComponentMap as ComponentMap
 from .analyses.component_map.result import HeadComponentMap as HeadComponentMap
+from .analyses.describe_head.call import describe_head as describe_head
+from .analyses.describe_head.result import HeadCard as HeadCard
 from .analyses.describe_model import ModelDescription as ModelDescription
 from .analyses.describe_model import describe_model as describe_model
 from .analyses.grouping_profile import GroupingProfile as GroupingProfile
 from .analyses.grouping_profile import grouping_profile as grouping_profile
 from .analyses.head_trust import HeadTrust as HeadTrust
 from .analyses.head_trust import head_trust as head_trust
+from .analyses.head_worth import HeadWorth as HeadWorth
+from .analyses.head_worth import head_worth as head_worth
 from .analyses.name_heads import HeadNames as HeadNames
 from .analyses.name_heads import name_heads as name_heads
 from .analyses.relation_scores.call import relation_scores as relation_scores
@@ -41,6 +45,7 @@ from .analyses.verify_tasks import verify_tasks as verify_tasks
 from .capture.bundled import default_model_folder as default_model_folder
 from .capture.bundled import load_default_model as load_default_model
 from .capture.loading import load_model as load_model
+from .capture.running.ablated import ablated as ablated
 from .capture.running.met import MetVectors as MetVectors
 from .capture.weights import HeadWeights as HeadWeights
 from .core.citations import cite as cite

@@ -7,6 +7,8 @@ A result is a frozen dataclass, and its JSON is its fields. Three things are sai
 * ``json_extra``: properties that JSON states too, for readers without this package; ignored when read.
 * ``nullable``: fields in which NaN means *not asked for* or *not defined*, and is null in JSON. Others refuse NaN.
 
+A field may be a result itself; its JSON is then that result's own, ``kind`` and all.
+
 A field with the default None is left out of JSON when it is None. Results whose JSON is not their fields write their
 own :meth:`Result.to_dict` and :meth:`Result.from_dict`.
 """
@@ -317,6 +319,9 @@ def _checked(result: _Any_Result, values: Mapping[str, Any]) -> _Any_Result:
             sizes[name] = len(axes[name])
     for entry in _fields(type(result)):
         value, hint = getattr(result, entry.name), annotations_of(type(result))[entry.name]
+        if isinstance(value, Result):
+            _checked(value, values[entry.name])
+            continue
         require_fit(value, hint, entry.name, sizes, nullable=own_form or entry.name in result.nullable)
     # A number beyond all floats (1e400) is read as infinity, which no file can hold again.
     json.dumps(result.provenance.to_dict(), allow_nan=False)
@@ -376,6 +381,8 @@ def _plain(value: Any, nullable: bool = False) -> Any:
         return {str(name): _plain(entry, nullable) for name, entry in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(entry, nullable) for entry in value]
+    if isinstance(value, Result):
+        return value.to_dict()
     if is_dataclass(value):
         return {entry.name: _plain(getattr(value, entry.name), nullable) for entry in fields(value)}
     return value
@@ -399,6 +406,8 @@ def _typed(value: Any, hint: Any) -> Any:
         return HeadIndex.parse(value)
     if hint is Provenance:
         return Provenance.from_dict(value)
+    if isinstance(hint, type) and issubclass(hint, Result):
+        return hint.from_dict(value)
     if isinstance(hint, type) and is_dataclass(hint):
         return hint(
             **{entry.name: _typed(value[entry.name], annotations_of(hint)[entry.name]) for entry in fields(hint)}

@@ -1,7 +1,7 @@
 """What kind of tokens each head attends to, over many texts: previous, repeated, first, induced, nearby."""
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, ClassVar
@@ -17,7 +17,7 @@ from ..capture.weights import HeadWeights
 from ..core.ambient import steady
 from ..core.errors import UsageError
 from ..core.provenance import Provenance
-from ..core.types import HeadIndex, Model
+from ..core.types import HeadIndex, HeadLike, Model, by_layer, head_list, head_names
 from ..core.vocabulary import token_string
 from ..data.texts import read_texts
 from ..renderers.figure import Figure
@@ -25,6 +25,7 @@ from ..renderers.grids import MapLayer
 from ..renderers.heat import head_map
 from ..renderers.text import interval, number, table_text
 from ..results import Result, cells, largest_heads
+from ..scorers.ablation import masks_of
 from ..scorers.profile import (
     PROFILE_SCORES,
     even_pair_shares,
@@ -211,6 +212,7 @@ def grouping_profile(
     texts: Any,
     *,
     column: str = "text",
+    heads: HeadLike | Iterable[HeadLike] | None = None,
     max_texts: int | None = None,
     max_tokens: int = _LONGEST,
     prepend_bos: bool | None = None,
@@ -224,6 +226,7 @@ def grouping_profile(
         model: A TransformerBridge or HookedTransformer.
         texts: A list of strings, a text file with blank lines between texts, or a ``datasets`` dataset.
         column: The column of a dataset that holds the text.
+        heads: Only these heads; all by default. q-values are over the heads scored.
         max_texts: Stop after this many texts.
         max_tokens: Cut longer texts to this many tokens, or to the context length of the model if that is shorter.
         prepend_bos: Begin each text with BOS; by default as the model does.
@@ -244,7 +247,8 @@ def grouping_profile(
     prepend_bos = prepends_bos(model, prepend_bos)
     weights = HeadWeights.of(model)
     source = islice(read_texts(texts, column), max_texts)
-    tally = _Tally(model, weights, min(max_tokens, int(model.cfg.n_ctx)), prepend_bos)
+    named = None if heads is None else head_list(heads)
+    tally = _Tally(model, weights, weights.chosen_heads(named), min(max_tokens, int(model.cfg.n_ctx)), prepend_bos)
     with tqdm(desc="profile", unit="text", total=max_texts, disable=None if progress else True) as bar:
         while some := list(islice(source, _AT_ONCE)):
             tally.add(some)
@@ -252,15 +256,20 @@ def grouping_profile(
     if not tally.n_texts:
         raise UsageError("There is no text of at least two tokens. Give other texts, a file, or a dataset column.")
     options = {"max_texts": max_texts, "max_tokens": max_tokens, "prepend_bos": prepend_bos}
+    options["heads"] = head_names(named)
     return tally.result(weights.provenance(runs_model=True, options=options, data={"texts": tally.digest.hexdigest()}))
 
 
 class _Tally:
     """Sums over texts; their size does not depend on how many texts there are."""
 
-    def __init__(self, model: Any, weights: HeadWeights, longest: int, prepend_bos: bool) -> None:
+    def __init__(
+        self, model: Any, weights: HeadWeights, heads: Sequence[HeadIndex], longest: int, prepend_bos: bool
+    ) -> None:
         self.model, self.tokenizer = model, weights.tokenizer
         self.longest, self.prepend_bos = longest, prepend_bos
+        self.heads = by_layer(heads)
+        self.left_out = ~masks_of([heads], weights.n_layers, weights.n_heads)[0]
         shape = (weights.n_layers, weights.n_heads, len(PROFILE_SCORES))
         self.shares, self.possible, self.null, self.excess = (RunningRatio(*shape) for _ in range(4))
         self.even = torch.zeros(len(PROFILE_SCORES), dtype=torch.float64)
@@ -291,7 +300,7 @@ class _Tally:
                 self.shares.add(attention.shares, at=seen.layer)
                 self.possible.add(attention.on_pairs, queries_with_pairs(pairs[row]), at=seen.layer)
 
-        run(self.model, prompts, read=("pattern", "resid_pre"), reduce=reduce)
+        run(self.model, prompts, read=("pattern", "resid_pre"), reduce=reduce, layers=list(self.heads))
 
     def _texts_of(self, ids: list[int]) -> list[str]:
         """Texts of tokens; special tokens such as BOS have none, so they are not taken for words."""
@@ -309,16 +318,16 @@ class _Tally:
             yield ids[: self.longest]
 
     def result(self, provenance: Any) -> GroupingProfile:
+        def by_score(part: Tensor) -> Tensor:
+            return part.masked_fill(self.left_out[..., None], torch.nan).permute(2, 0, 1)
+
         def maps(running: RunningRatio) -> list[Tensor]:
             ratio, half = running.ratio(), running.half_width()
-            return [
-                part.permute(2, 0, 1).float()
-                for part in (ratio, (ratio - half).clamp(0, 1), (ratio + half).clamp(0, 1))
-            ]
+            return [by_score(part).float() for part in (ratio, (ratio - half).clamp(0, 1), (ratio + half).clamp(0, 1))]
 
         values, low, high = maps(self.shares)
         where, where_low, where_high = maps(self.possible)
-        null, p_value = (part.permute(2, 0, 1) for part in (self.null.ratio(), self.excess.p_value()))
+        null, p_value = by_score(self.null.ratio()), by_score(self.excess.p_value())
         return GroupingProfile(
             scores=PROFILE_SCORES,
             values=values,

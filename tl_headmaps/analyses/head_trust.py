@@ -28,7 +28,7 @@ from ..circuits.vectors import token_vectors
 from ..core.ambient import steady
 from ..core.errors import UsageError
 from ..core.provenance import Provenance
-from ..core.types import HeadIndex, Model, Preset
+from ..core.types import HeadIndex, HeadLike, Model, Preset, by_layer, head_list, head_names
 from ..data.prompts import neutral_prompts
 from ..data.texts import Sample, describe_source, split_texts
 from ..renderers.figure import Figure
@@ -36,6 +36,7 @@ from ..renderers.grids import MapLayer
 from ..renderers.heat import head_map
 from ..renderers.text import table_text
 from ..results import Result, cells, largest_heads
+from ..scorers.ablation import masks_of
 from ..scorers.trust import Fit, WriteSums, permuted_within_deciles, share_with_interval, sinks, unexplained
 
 VECTORS: tuple[str, ...] = ("folded", "met")
@@ -160,6 +161,8 @@ def head_trust(
     model: Model,
     texts: Any = None,
     *,
+    heads: HeadLike | Iterable[HeadLike] | None = None,
+    max_tokens: int | None = None,
     prompts: Sequence[str] | None = None,
     n_null: int = 3,
     prepend_bos: bool | None = None,
@@ -174,6 +177,8 @@ def head_trust(
     Args:
         model: A TransformerBridge or HookedTransformer with a tokenizer.
         texts: Documents (a list, a file, a dataset); the bundled text by default.
+        heads: Only these heads; all by default.
+        max_tokens: Cut documents to this many tokens; by default to what the model holds.
         prompts: Prefixes behind which tokens are met; by default the first two of the bundled ones.
         n_null: How often vectors are dealt out anew among tokens of similar frequency.
         prepend_bos: Begin documents and prefixes with BOS; by default as the model does.
@@ -193,10 +198,14 @@ def head_trust(
     check_runs(model)
     if n_null < 1:
         raise UsageError(f"n_null={n_null} must be at least 1.")
+    if max_tokens is not None and max_tokens < 3:
+        raise UsageError(f"max_tokens={max_tokens} is too short. A document needs at least 3 tokens.")
     weights = HeadWeights.from_model(model)
     weights.require_plain_mixing("Shares of a running head's outputs")
     prepend_bos = prepends_bos(model, prepend_bos)
-    documents, n_fit = _documents(model, texts, prepend_bos)
+    named = None if heads is None else head_list(heads)
+    chosen = weights.chosen_heads(named)
+    documents, n_fit = _documents(model, texts, prepend_bos, max_tokens)
     held_out = set(range(n_fit, len(documents)))
     if len(held_out) < 2 or n_fit < 2:
         raise UsageError(
@@ -208,25 +217,27 @@ def head_trust(
     met = met_vectors(
         model, [(token,) for token in tokens.ids], prefixes, weights=weights, cache_dir=cache_dir, progress=progress
     )
-    tables = _value_tables(weights, tokens, met)
-    sums = _Sums(weights, documents, tokens, tables, held_out, n_null, seed)
+    tables = _value_tables(weights, list(by_layer(chosen)), tokens, met)
+    sums = _Sums(weights, chosen, documents, tokens, tables, held_out, n_null, seed)
     with tqdm(total=len(documents), desc="documents", disable=None if progress else True) as bar:
-        run(model, documents, read=("resid_pre", "v", "pattern"), reduce=sums.take, progress=bar.update)
+        layers, read = list(sums.grams), ("resid_pre", "v", "pattern")
+        run(model, documents, read=read, reduce=sums.take, layers=layers, progress=bar.update)
+    options = {"prompts": [list(p) for p in prefixes], "n_null": n_null, "prepend_bos": prepend_bos}
     return sums.result(
         weights.provenance(
-            options={"prompts": [list(p) for p in prefixes], "n_null": n_null, "prepend_bos": prepend_bos},
+            options=options | {"heads": head_names(named), "max_tokens": max_tokens},
             data={"texts": tokens.digest, "source": describe_source(Sample.WHOLE if texts is None else texts)},
             seed=seed,
         )
     )
 
 
-def _documents(model: Any, texts: Any, prepend_bos: bool) -> tuple[list[list[int]], int]:
+def _documents(model: Any, texts: Any, prepend_bos: bool, most: int | None) -> tuple[list[list[int]], int]:
     """Token ids of each document, cut to what the model holds: first those to fit on, and how many these are.
 
     Documents of fewer than three tokens are left out.
     """
-    longest = int(model.cfg.n_ctx)
+    longest = min(int(model.cfg.n_ctx), most or int(model.cfg.n_ctx))
     parts = split_texts(Sample.WHOLE if texts is None else texts)
     encoded = [[encode_prompt(model, text, prepend_bos)[:longest] for text in part] for part in parts]
     fit, held_out = ([ids for ids in part if len(ids) >= 3] for part in encoded)
@@ -253,11 +264,11 @@ _Tables: TypeAlias = dict[str, dict[int, Float[Tensor, "token kv_head d_head"]]]
 """Values of every token by kind of vector and layer, without their constant part."""
 
 
-def _value_tables(weights: HeadWeights, tokens: _Tokens, met: MetVectors) -> _Tables:
+def _value_tables(weights: HeadWeights, layers: Sequence[int], tokens: _Tokens, met: MetVectors) -> _Tables:
     ids = torch.tensor(tokens.ids, device=weights.device)
     tables: _Tables = {name: {} for name in VECTORS}
     plain, in_layer = None, -1
-    for number in weights.layers_with_heads:
+    for number in layers:
         layer = weights.layer(number)
         # They are the same for all layers above 0.
         if plain is None or in_layer == 0:
@@ -279,6 +290,7 @@ class _Sums:
     def __init__(
         self,
         weights: HeadWeights,
+        heads: Sequence[HeadIndex],
         documents: Sequence[Sequence[int]],
         tokens: _Tokens,
         tables: _Tables,
@@ -295,7 +307,8 @@ class _Sums:
         draws = [own, *(permuted_within_deciles(tokens.counts, generator) for _ in range(n_null))]
         self.draws = [torch.tensor(draw) for draw in draws]
         self.groups = torch.tensor([weights.group_of(head) for head in range(weights.n_heads)])
-        layers = {number: weights.layer(number) for number in weights.layers_with_heads}
+        self.asked = masks_of([heads], weights.n_layers, weights.n_heads)[0]
+        layers = {number: weights.layer(number) for number in by_layer(heads)}
         self.constants = {number: constant_values(weights, layer) for number, layer in layers.items()}
         # A model that centres never sees the mean over d_model; processing takes it off, so it must not count.
         self.centres = weights.ln_final is not None and weights.ln_final.centres
@@ -315,7 +328,7 @@ class _Sums:
             sink = sinks(_centred(stream) if self.centres else stream)
             self.n_sinks[layer] += int(sink.sum())
             self.n_seen[layer] += len(sink)
-            if layer == self.weights.layers_with_heads[0] and row in self.held_out:
+            if layer == next(iter(self.grams)) and row in self.held_out:
                 self.n_positions += len(sink)
             # Sinks are left out as keys (of both sides) and as queries.
             pattern = seen["pattern"][place].float().masked_fill(sink, 0.0)[:, ~sink]
@@ -346,7 +359,7 @@ class _Sums:
                     columns[column].append(values)
                 columns["null"].append(torch.stack([share[0] for share in shares[1:]]).mean(0))
         stacked = {
-            column: {name: self.weights.over_all_layers(torch.stack(maps[name][column]).float()) for name in VECTORS}
+            column: {name: self._over_all_layers(maps[name][column]) for name in VECTORS}
             for column in ("share", "low", "high", "null")
         }
         return HeadTrust(
@@ -360,6 +373,12 @@ class _Sums:
             n_tokens=self.n_positions,
             provenance=provenance,
         )
+
+    def _over_all_layers(self, rows: list[Tensor]) -> Float[Tensor, "layer head"]:
+        """A map with NaN for heads that were not asked for."""
+        values = torch.full(self.asked.shape, torch.nan)
+        values[list(self.grams)] = torch.stack(rows).float()
+        return values.masked_fill(~self.asked, torch.nan)
 
     def _share(self, layer: int, name: str, draw: int, gram: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         fit = Fit.of(WriteSums.total(self.fitted[layer, name, draw]), gram)

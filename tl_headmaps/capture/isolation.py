@@ -9,12 +9,16 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from ..core.errors import UsageError
 from ..core.types import Model
 
 _HOOK_DICTIONARIES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 _LOCKS: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 _LOCKS_LOCK = threading.Lock()
+
+_CHANGED: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+"""How many blocks of the user's that change a model are open, by model; read and written under its lock."""
 
 
 def lock_of(model: Model | torch.nn.Module) -> Any:
@@ -56,6 +60,12 @@ def roots(model: Model | torch.nn.Module) -> list[Any]:
 def isolated(model: Model | torch.nn.Module) -> Iterator[None]:
     """Evaluation mode and none of the user's hooks; both are restored on exit. One thread at a time has the model."""
     with lock_of(model):
+        if _CHANGED.get(model):
+            raise UsageError(
+                "Heads of this model are switched off by ablated(...), and a result would name the whole model. Leave "
+                "the block before you call an analysis. What switching heads off does is measured by ablate() and "
+                "head_worth(); analyses with cache= describe a run_with_cache() made inside the block."
+            )
         training = [module for module in all_modules(model) if module.training]
         try:
             for module in training:
@@ -65,6 +75,34 @@ def isolated(model: Model | torch.nn.Module) -> Iterator[None]:
         finally:
             for module in training:
                 module.training = True
+
+
+@contextmanager
+def changed(model: Model | torch.nn.Module) -> Iterator[None]:
+    """Refuse analyses of a model, in every thread, while a block of the user's changes what it computes.
+
+    The lock is held at the ends of the block alone. Were it held inside, a block that waits for another thread's
+    analysis would wait for ever; as it is, that analysis is refused.
+    """
+    with lock_of(model):
+        _CHANGED[model] = _CHANGED.get(model, 0) + 1
+    try:
+        yield
+    finally:
+        with lock_of(model):
+            _CHANGED[model] -= 1
+
+
+@contextmanager
+def unchanged(model: Model | torch.nn.Module) -> Iterator[None]:
+    """Let this thread look at the model without the user's hooks although blocks of the user's are open."""
+    with lock_of(model):
+        n_blocks = _CHANGED.get(model, 0)
+        try:
+            _CHANGED[model] = 0
+            yield
+        finally:
+            _CHANGED[model] = n_blocks
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from .attention import association, compare_attention, groups, mixing, profile
 from .checks import ablate, reproduce, validate
 from .components import components
 from .demo import demo
+from .head import head, worth
 from .model import cite, model
 from .output import require_printed
 from .relations import grid, relations
@@ -66,6 +67,7 @@ def _root(
 
 app.command()(grid)
 app.command()(relations)
+app.command()(head)
 app.command()(model)
 app.command()(cite)
 app.command()(salient)
@@ -80,5 +82,6 @@ app.command()(tasks)
 app.command()(demo)
 app.command()(validate)
 app.command()(trust)
+app.command()(worth)
 app.command()(ablate)
 app.command()(reproduce)

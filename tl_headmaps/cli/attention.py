@@ -67,6 +67,7 @@ def _layer(text: str) -> int:
 
 def profile(
     texts: Annotated[Path, typer.Option("--texts", metavar="FILE", help="Texts with blank lines between them.")],
+    heads: Annotated[str | None, typer.Option("--heads", help="Only these heads: L23H4,L23H2.")] = None,
     max_texts: Annotated[int | None, typer.Option("--max-texts", help="Stop after this many texts.")] = None,
     max_tokens: Annotated[
         int | None, typer.Option("--max-tokens", help="Cut texts to this many tokens; default: 512.")
@@ -83,7 +84,12 @@ def profile(
     paths = check_outputs(out)
     if not texts.is_file():
         raise UsageError(f"There is no file {texts}. Give a text file with blank lines between texts.")
-    options = given(max_texts=max_texts, max_tokens=max_tokens, prepend_bos=prepend_bos)
+    options = given(
+        heads=None if heads is None else parse_heads(heads),
+        max_texts=max_texts,
+        max_tokens=max_tokens,
+        prepend_bos=prepend_bos,
+    )
     show_and_save(grouping_profile(load_model(model, device), texts, **options), paths)
 
 

@@ -15,13 +15,15 @@ from .options import (
     given,
     met_options,
 )
-from .output import check_outputs, show_and_save
+from .output import check_outputs, parse_heads, show_and_save
 
 
 def trust(
     texts: Annotated[
         Path | None, typer.Option("--texts", metavar="FILE", help="Documents separated by blank lines.")
     ] = None,
+    heads: Annotated[str | None, typer.Option("--heads", help="Only these heads: L23H4,L23H2.")] = None,
+    max_tokens: Annotated[int | None, typer.Option("--max-tokens", help="Cut documents to this many tokens.")] = None,
     n_null: Annotated[int | None, typer.Option("--n-null", help="Draws of the null; default: 3.")] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Of the draws and the intervals; default: 0.")] = None,
     prompts: PromptsOption = None,
@@ -35,5 +37,12 @@ def trust(
     from .. import head_trust, load_model
 
     paths = check_outputs(out)
-    options = given(texts=texts, n_null=n_null, seed=seed, **met_options(prompts, prepend_bos))
+    options = given(
+        texts=texts,
+        heads=None if heads is None else parse_heads(heads),
+        max_tokens=max_tokens,
+        n_null=n_null,
+        seed=seed,
+        **met_options(prompts, prepend_bos),
+    )
     show_and_save(head_trust(load_model(model, device), **options), paths)

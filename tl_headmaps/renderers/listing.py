@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from .figure import Figure
-from .page import figure_body, table
+from .page import escaped, figure_body, table
 from .tables import Table
 from .text import table_text, visible
 
@@ -40,9 +40,12 @@ def table_figure(
 
 
 def tables_figure(tables: Sequence[Table], *, title: str, text: str) -> Figure:
-    """Several tables below each other, the note of each as its caption."""
+    """Several tables below each other, the note of each as its caption; one without columns is its note alone."""
     inside = "".join(
-        table([name for name, _ in each.columns], [list(row) for row in each.rows], each.note) for each in tables
+        table([name for name, _ in each.columns], [list(row) for row in each.rows], each.note)
+        if each.columns
+        else f"<p>{escaped(each.note)}</p>"
+        for each in tables
     )
     return _listed(title, inside, text, unbroken=True)
 
@@ -52,3 +55,14 @@ def _listed(title: str, inside: str, text: str, unbroken: bool) -> Figure:
         inside = f'<div class="tlhm-unbroken">{inside}</div>'
     body = figure_body("text", title, inside=inside)
     return Figure(title=visible(title), body=body, needs=(), text=text, data=Listing(visible(title), text))
+
+
+def together(figures: Sequence[Figure], *, title: str, text: str) -> Figure:
+    """Several figures as one, below each other; in print it is the text."""
+    return Figure(
+        title=visible(title),
+        body="\n".join(figure.body for figure in figures),
+        needs=tuple(dict.fromkeys(need for figure in figures for need in figure.needs)),
+        text=text,
+        data=Listing(visible(title), text),
+    )

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from ...capture.running.activations import LayerActivations, encode_prompt, prepends_bos, run
+from ...capture.running.ablated import mean_outputs
+from ...capture.running.activations import encode_prompt, prepends_bos
 from ...capture.running.last_position import LastPosition
 from ...capture.running.prompts import check_templates, filled
 from ...capture.weights import HeadWeights
@@ -453,15 +454,5 @@ class AblationExperiment:
             return torch.empty(0, *questions.last.clean.shape, dtype=torch.float64)
         off = masks_of(sets, self.weights.n_layers, self.weights.n_heads)
         layers = off.any(0).any(-1).nonzero()[:, 0].tolist()
-        means = self._means(questions, layers) if self.settings.method == "mean" else None
+        means = mean_outputs(self.model, questions.prompts, layers, last=1) if self.settings.method == "mean" else None
         return questions.last.switched_off(off, means, progress)
-
-    def _means(self, questions: Questions, layers: Sequence[int]) -> dict[int, Tensor]:
-        """What the heads of a layer write at the last position on average, [head, d_head] by layer."""
-        totals = {layer: torch.zeros(self.weights.n_heads, self.weights.d_head) for layer in layers}
-
-        def add(seen: LayerActivations) -> None:
-            totals[seen.layer] += seen["z"][:, -1].float().sum(0).cpu()
-
-        run(self.model, questions.prompts, read=("z",), layers=layers, reduce=add)
-        return {layer: total / len(questions.prompts) for layer, total in totals.items()}

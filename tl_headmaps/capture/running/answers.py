@@ -10,6 +10,7 @@ from torch import Tensor
 from ...core.errors import UsageError
 from ...core.types import Model
 from ...core.vocabulary import word_ids
+from .ablated import replaced
 from .activations import DEFAULT_BUDGET, Activation, Edit, PromptBatch, encode_prompt, run
 
 
@@ -126,8 +127,7 @@ def _ablations(
 
     def edit_of(layer: int) -> Edit:
         def edit(z: Tensor, batch: PromptBatch) -> Tensor:
-            dropped = ablated[[asked_by[row] for row in batch.rows], layer].to(z.device)
-            return z.masked_fill(dropped[:, None, :, None], 0)
+            return replaced(z, ablated[[asked_by[row] for row in batch.rows], layer])
 
         return edit
 

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from ...core.types import Model
 from ..anatomy import keeps_states
+from .ablated import replaced
 from .activations import (
     DEFAULT_BUDGET,
     PromptBatch,
@@ -280,11 +281,4 @@ def _replacing(
     mask: Bool[Tensor, "row head"], instead: Float[Tensor, "head d_head"] | None
 ) -> Callable[[Tensor, Any], Tensor]:
     """A hook that writes other outputs for some heads at the last position."""
-
-    def replace(z: Tensor, hook: Any) -> Tensor:
-        changed = z.clone()
-        new = torch.zeros_like(z[:, -1]) if instead is None else instead.to(z).expand_as(z[:, -1])
-        changed[:, -1] = torch.where(mask[..., None], new, z[:, -1])
-        return changed
-
-    return replace
+    return lambda z, hook: replaced(z, mask, instead, [-1])

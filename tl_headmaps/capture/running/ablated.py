@@ -1,0 +1,218 @@
+"""Heads switched off: what they hand to W_O is replaced, at all positions or at some.
+
+``z`` is what W_O reads of a head (behind a gate or a norm, where the model has one), so a head whose z is zero writes
+nothing, as if its rows of W_O were zero.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from types import TracebackType
+from typing import Any, TypeAlias
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from ...core.ambient import steady
+from ...core.errors import UsageError
+from ...core.types import AblationMethod, HeadIndex, HeadLike, Model, by_layer, check_choice
+from ...data.texts import read_texts
+from ..isolation import changed, lock_of, unchanged
+from ..requirements import require_decoder
+from ..weights import HeadWeights
+from .activations import LayerActivations, encode_prompt, hook_name, prepends_bos, run
+from .text import check_runs
+
+Vectors: TypeAlias = dict[HeadIndex, Float[Tensor, " d_head"]]
+"""What heads hand to W_O instead of what they computed."""
+
+
+def replaced(
+    z: Float[Tensor, "row pos head d_head"],
+    off: Bool[Tensor, "*row head"],
+    instead: Float[Tensor, "head d_head"] | None = None,
+    positions: Sequence[int] | None = None,
+) -> Float[Tensor, "row pos head d_head"]:
+    """What the heads of a layer hand to W_O when some of them are off, all rows alike or each row its own.
+
+    Args:
+        z: What they computed.
+        off: Which heads are off.
+        instead: What these hand on; nothing (zero) by default.
+        positions: Where; everywhere by default. Negative ones count from the end.
+    """
+    mask = off.to(z.device)[..., None, :, None]
+    if positions is not None:
+        n = z.shape[1]
+        outside = [position for position in positions if not -n <= position < n]
+        if outside:
+            raise UsageError(
+                f"positions= holds {outside[0]}, but this forward pass has {n} token{'' if n == 1 else 's'}. Positions "
+                f"count from 0, negative ones from the end; with a cache of keys and values a pass has the new tokens "
+                "alone."
+            )
+        here = torch.zeros(n, dtype=torch.bool, device=z.device)
+        here[list(positions)] = True
+        mask = mask & here[:, None, None]
+    return torch.where(mask, z.new_zeros(()) if instead is None else instead.to(z), z)
+
+
+def mean_outputs(
+    model: Model, prompts: Sequence[Sequence[int]], layers: Sequence[int], last: int | None = None
+) -> dict[int, Float[Tensor, "head d_head"]]:
+    """What the heads of each layer hand to W_O on average over the positions of some prompts (or their last ones)."""
+    totals: dict[int, Tensor] = {}
+
+    def add(seen: LayerActivations) -> None:
+        z = seen["z"] if last is None else seen["z"][:, -last:]
+        totals[seen.layer] = totals.get(seen.layer, 0) + z.double().sum((0, 1)).cpu()
+
+    run(model, prompts, read=("z",), layers=layers, reduce=add)
+    n = sum(len(prompt) if last is None else min(last, len(prompt)) for prompt in prompts)
+    return {layer: (total / n).float() for layer, total in totals.items()}
+
+
+@steady
+def ablated(
+    model: Model,
+    heads: HeadLike | Iterable[HeadLike],
+    *,
+    method: AblationMethod | Mapping[Any, Any] = "zero",
+    positions: Iterable[int] | int | None = None,
+    texts: Any = None,
+    prepend_bos: bool | None = None,
+) -> AbstractContextManager[Vectors]:
+    """Switch heads off for any code inside a ``with`` block: forward passes, generation, hooks of your own.
+
+    The block gives what each head hands to W_O instead. Blocks nest; what is opened last wins. On leaving, also by an
+    exception, the hooks are removed and yours are as they were; ``model.reset_hooks()`` inside does not switch heads on
+    again. The object can be used for several blocks, so means are computed once.
+
+    Heads are off for every thread that runs the model. Analyses of this package are refused inside the block, in every
+    thread: their results would name a model that they do not describe.
+
+    Args:
+        model: A TransformerBridge or HookedTransformer.
+        heads: The heads to switch off.
+        method: ``"zero"``: they write nothing. ``"mean"``: what they hand to W_O on average over all positions of
+            texts. Or a vector of ``d_head`` numbers for each head, by its name.
+        positions: Positions of the forward pass where they are off, negative ones counted from the end; everywhere by
+            default. While text is generated with a cache, each pass has the new token alone.
+        texts: With ``"mean"``: the texts (a list, a file, a dataset) in place of the bundled text without its held-out
+            third.
+        prepend_bos: With ``"mean"``: begin each text with BOS; by default as the model does.
+
+    Example:
+        >>> from tl_headmaps import ablated, load_default_model
+        >>> model = load_default_model()
+        >>> def answer():
+        ...     return model.to_string(model("The capital of France is")[0, -1].argmax())
+        >>> with ablated(model, ["L23H4", "L23H5", "L0H2"]):
+        ...     print(answer())
+        ...
+        >>> answer()
+        ' Paris'
+    """
+    check_runs(model)
+    require_decoder(model)
+    if isinstance(method, str):
+        check_choice(method, AblationMethod, "method")
+    if method != "mean" and not (texts is None and prepend_bos is None):
+        raise UsageError(f"texts= and prepend_bos= are about means; they go with method='mean', not {method!r:.60}.")
+    where = None if positions is None else _positions(positions)
+    # Inside another block, too, heads and means are those of the whole model.
+    with unchanged(model):
+        weights = HeadWeights.from_model(model)
+        chosen = weights.chosen_heads(heads)
+        if isinstance(method, Mapping):
+            vectors = _given(method, chosen, weights)
+        elif method == "mean":
+            vectors = _means(model, chosen, texts, prepends_bos(model, prepend_bos))
+        else:
+            weights.require_own_values("switching off a head", ", or use method='mean'")
+            vectors = {head: torch.zeros(weights.d_head) for head in chosen}
+    return _Ablation(model, vectors, weights.n_heads, where)
+
+
+class _Ablation(AbstractContextManager[Vectors]):
+    """Heads that are off while a block is open."""
+
+    def __init__(self, model: Model, vectors: Vectors, n_heads: int, positions: list[int] | None) -> None:
+        self._model, self._vectors, self._positions = model, vectors, positions
+        self._layers: dict[int, tuple[Tensor, Tensor]] = {}
+        for layer, numbers in by_layer(vectors).items():
+            off = torch.zeros(n_heads, dtype=torch.bool)
+            off[numbers] = True
+            rows = [vectors[HeadIndex(layer, number)] for number in numbers]
+            instead = rows[0].new_zeros(n_heads, len(rows[0]))
+            instead[off] = torch.stack([vectors[HeadIndex(layer, number)] for number in sorted(numbers)])
+            self._layers[layer] = off, instead
+        self._open: list[ExitStack] = []
+
+    def __enter__(self) -> Vectors:
+        with ExitStack() as stack, lock_of(self._model):
+            # Not while an analysis of another thread has the hooks put away.
+            stack.enter_context(changed(self._model))
+            points = self._model.hook_dict
+            for layer, (off, instead) in self._layers.items():
+                stack.callback(self._hook(points[hook_name(layer, "z")], off, instead))
+            self._open.append(stack.pop_all())
+        return dict(self._vectors)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with lock_of(self._model):
+            self._open.pop().close()
+
+    def _hook(self, point: Any, off: Tensor, instead: Tensor) -> Any:
+        """Add the hook of a layer; gives what removes it again, and nothing else."""
+
+        def hook_fn(z: Tensor, hook: Any) -> Tensor:
+            return replaced(z, off, instead, self._positions)
+
+        # Permanent: reset_hooks() is for the hooks that the block adds itself.
+        point.add_hook(hook_fn, is_permanent=True)
+        handle = point.fwd_hooks[-1]
+
+        def remove() -> None:
+            handle.hook.remove()
+            point.fwd_hooks[:] = [other for other in point.fwd_hooks if other is not handle]
+
+        return remove
+
+
+def _positions(positions: Any) -> list[int]:
+    try:
+        listed = [positions] if isinstance(positions, int) else [int(position) for position in positions]
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"positions={positions!r:.60} are no positions. Give a list such as [0, -1].") from error
+    if not listed:
+        raise UsageError("positions= is empty. Name at least one position, or leave it out for all.")
+    return listed
+
+
+def _given(method: Mapping[Any, Any], chosen: Sequence[HeadIndex], weights: HeadWeights) -> Vectors:
+    vectors = {}
+    for name, vector in method.items():
+        head, value = weights.head(name), torch.as_tensor(vector).detach()
+        if value.shape != (weights.d_head,) or not bool(value.isfinite().all()):
+            raise UsageError(
+                f"The vector of {head} has shape {tuple(value.shape)}, or a number that is not finite. Give "
+                f"{weights.d_head} numbers, what the head hands to W_O."
+            )
+        vectors[head] = value.float()
+    for head in {*chosen} ^ {*vectors}:
+        found = "is among heads=, but has no vector" if head in chosen else "has a vector, but is not among heads="
+        raise UsageError(f"{head} {found}. Give a vector for each head that is switched off.")
+    return {head: vectors[head] for head in chosen}
+
+
+def _means(model: Model, chosen: Sequence[HeadIndex], texts: Any, prepend_bos: bool) -> Vectors:
+    longest = int(model.cfg.n_ctx)
+    source = read_texts(part="fit") if texts is None else read_texts(texts)
+    prompts = [ids for text in source if (ids := encode_prompt(model, text, prepend_bos)[:longest])]
+    if not prompts:
+        raise UsageError("There is no text to take means over. Give texts of at least one token.")
+    means = mean_outputs(model, prompts, sorted({head.layer for head in chosen}))
+    return {head: means[head.layer][head.head] for head in chosen}
