@@ -19,7 +19,7 @@ import numpy as np
 from ..core.types import Origin, check_choice
 from .colours import Limits, Palette
 from .figure import Figure
-from .grids import Heat, Layer, MapLayer, drill_of, heat_of
+from .grids import Heat, Layer, MapLayer, checked, drill_of, heat_of
 from .page import escaped, figure_body, packed, packed_half, table
 from .text import visible
 
@@ -28,6 +28,8 @@ _NUMBERED_COLUMNS = 12
 """Grids up to this size have room for the numbers in their cells."""
 
 _LISTED = 10
+_PALE = 0.25
+"""Negative entries below this share of the largest do not matter: a grid of tokens is drawn in one colour."""
 
 
 def head_map(
@@ -170,16 +172,24 @@ def token_grid(
     signed: bool | None = None,
     limits: Limits | None = None,
     percentile: float | int | None = None,
-    palette: Palette = "amounts",
+    palette: Palette = "blues",
     details: Mapping[str, Any] | None = None,
     score: float | int | None = None,
+    mark: str = "",
     note: str = "",
 ) -> Figure:
-    """Source tokens (rows) by target tokens (columns), with the score under the grid if there is one."""
+    """Source tokens (rows) by target tokens (columns), with the score under the grid if there is one.
+
+    Colours run from light to dark, unless entries below zero matter beside those above.
+    """
+    layer = values if isinstance(values, MapLayer) else MapLayer("", values, details=details or {})
+    if signed is None:
+        array = np.nan_to_num(checked(layer.values, "values")[0])
+        signed = bool(array.min() < -_PALE * np.abs(array).max())
     if score is not None:
         note = f"score {score:.2g}" + (f" · {note}" if note else "")
     heat = heat_of(
-        MapLayer("", values, details=details or {}),
+        layer,
         title=title,
         unit=unit,
         rows=rows,
@@ -191,6 +201,7 @@ def token_grid(
         percentile=percentile,
         palette=palette,
         item="pair",
+        mark=mark,
         note=note,
     )
     small = heat.rows.n * heat.columns.n <= _NUMBERED_CELLS and heat.columns.n <= _NUMBERED_COLUMNS

@@ -25,6 +25,17 @@ def word(token: str) -> str:
     return visible(token).strip() or repr(token)
 
 
+def as_words(tokens: Sequence[str]) -> list[str]:
+    """Tokens as words; those that would then look alike are quoted with their spaces.
+
+    Example:
+        >>> as_words([" Italy", " Rome", "Rome"])
+        ['Italy', "' Rome'", "'Rome'"]
+    """
+    words = [word(token) for token in tokens]
+    return [quoted(token) if words.count(one) > 1 else one for token, one in zip(tokens, words, strict=True)]
+
+
 def number(value: float | None, digits: int = 2) -> str:
     """A value with this many decimals, or a dash where there is none."""
     return "-" if value is None or math.isnan(value) else f"{value:.{digits}f}"

@@ -100,7 +100,7 @@ const heat = (root, data) => {
     move(...now.hits[now.hit]);
     pin(...now.hits[now.hit]);
   };
-  if (rows.n * cols.n > 1)
+  if (rows.n * cols.n > 1 && !data.numbers)
     searchBox(controls, data.item !== 'head' ? 'find a label' : data.drill ? 'find L23H4 or a token' : 'find L23H4', found, nextHit);
 
   // Where a row is drawn: the first at the top, or at the bottom. And the same back.
