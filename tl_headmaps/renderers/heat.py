@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.types import Origin, check_choice
+from ..core.types import HeadIndex, HeadLike, Origin, check_choice
 from .colours import Limits, Palette
 from .figure import Figure
 from .grids import Heat, Layer, MapLayer, checked, drill_of, heat_of
@@ -43,6 +43,7 @@ def head_map(
     palette: Palette = "amounts",
     switches: tuple[str, str] = ("map", "measure"),
     drill: Mapping[Any, Any] | None = None,
+    pinned: HeadLike | None = None,
     empty: Mapping[Any, object] | None = None,
     mark: str = "",
     note: str = "",
@@ -59,6 +60,7 @@ def head_map(
         palette: Colours of amounts: ``"amounts"`` (viridis), ``"blues"`` or ``"oranges"`` (light to dark).
         switches: What the two switches are called, if there are several maps (and groups of them).
         drill: Lists shown when a head is pinned: ``{"L23H4": {"salient tokens": [["pasta", "Italian"], ...]}}``.
+        pinned: The head whose values are shown at first, until another one is chosen.
         empty: Layers without heads, and what they have instead: ``{0: "linear attention"}``.
         mark: What a dot in a cell means, where a :class:`MapLayer` has ``marked`` ones.
         note: A sentence under the figure.
@@ -78,7 +80,7 @@ def head_map(
         mark=mark,
         note=note,
     )
-    return heat_figure(replace(heat, drill=drill_of(drill, (heat.rows.n, heat.columns.n))))
+    return heat_figure(_with_heads(heat, drill, pinned))
 
 
 def panels(
@@ -92,6 +94,7 @@ def panels(
     palette: Palette = "amounts",
     origin: Origin = "upper",
     drill: Mapping[Any, Any] | None = None,
+    pinned: HeadLike | None = None,
     empty: Mapping[Any, object] | None = None,
     note: str = "",
 ) -> Figure:
@@ -115,7 +118,13 @@ def panels(
         empty=empty,
         note=note,
     )
-    return heat_figure(replace(heat, drill=drill_of(drill, (heat.rows.n, heat.columns.n))))
+    return heat_figure(_with_heads(heat, drill, pinned))
+
+
+def _with_heads(heat: Heat, drill: Mapping[Any, Any] | None, pinned: HeadLike | None) -> Heat:
+    shape = (heat.rows.n, heat.columns.n)
+    head = None if pinned is None else HeadIndex.of(pinned).check(*shape)
+    return replace(heat, drill=drill_of(drill, shape), pinned=head)
 
 
 def component_map(
@@ -301,6 +310,7 @@ def page_data(heat: Heat) -> dict[str, Any]:
         "switches": heat.switches,
         "lengths": heat.lengths,
         "drill": heat.drill,
+        "pinned": None if heat.pinned is None else [heat.pinned.layer, heat.pinned.head],
         "mark": heat.mark,
         "scales": [
             {

@@ -20,6 +20,7 @@ from .printed_example import draw_example
 from .printed_flow import draw_flow
 from .sheet_maps import draw_heat
 from .sheets import INCHES, TICK_SIZE, TITLE_SIZE, frame, lines_of
+from .sketch import Sketch, draw_sketch
 from .views import View
 
 if TYPE_CHECKING:
@@ -229,6 +230,11 @@ class _Pane:
 
     def set_layout_engine(self, *_: Any) -> None:
         """The layout is that of the whole sheet."""
+
+
+@draw.register
+def _(data: Sketch, sheet: Any) -> None:
+    draw_sketch(data, sheet)
 
 
 @draw.register

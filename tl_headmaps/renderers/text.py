@@ -2,6 +2,7 @@
 
 import io
 import math
+import re
 import textwrap
 from collections.abc import Sequence
 from typing import Any
@@ -58,6 +59,11 @@ def signed(value: float, digits: int = 3) -> str:
 def true_minus(text: str) -> str:
     """Numbers for a page, with the minus sign instead of the hyphen."""
     return text.replace("-", "−")
+
+
+def prose(text: str) -> str:
+    """A sentence with minus signs before its numbers; ranges such as 20-60% keep their hyphen."""
+    return re.sub(r"(?<![^\s(])-(?=\.?\d)", "−", text)
 
 
 _LATEX = {

@@ -49,7 +49,7 @@ const heat = (root, data) => {
   const names = [...new Set(maps.map((map) => map.name))];
   const filled = (r) => !lengths || lengths[r] > 0;
   const start = Array.from({ length: rows.n }, (_, r) => r).find(filled) || 0;
-  const now = { group: groups[0], name: names[0], r: start, c: 0, pinned: null, hits: [], hit: -1 };
+  const now = { group: groups[0], name: names[0], r: start, c: 0, pinned: data.pinned || null, hits: [], hit: -1 };
   let plots = [];
   const speak = speaker(root);
   const controls = make('div', 'controls', place);
