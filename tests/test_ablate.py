@@ -163,7 +163,7 @@ class TestVerdict:
             HeadIndex(layer, head) for layer in range(3) for head in range(4)
         } - {HeadIndex(0, 1)}
         assert verdict.set_accuracy.tolist() == [1.0] * 11
-        assert "accuracy 1.00 -> 0.00" in str(result)
+        assert "accuracy 1.00 → 0.00" in str(result)
         assert "11 other sets of as many heads of the same layers (all there are; and of layers near 0" in str(result)
         assert "p = 0.083: rank 1 of 12" in str(result) and "p = 0.083" in result.figure().html
 

@@ -49,7 +49,7 @@ COMMAND_LINE_ONLY = {"--model", "--checkpoint", "--device", "--out", "--workers"
 
 OWN_OPTIONS = {
     "mixing": {"--against", "--control"},  # about ValueMixing.dimensions
-    "relations": {"--list", "--category"},  # about the bundled relations
+    "relations": {"--list", "--category", "--side-by-side"},  # about the bundled relations, and about the figure
     "salient": {"--all"},  # thousands of lines only when asked for
     # about the items, and about verify_tasks, which --verify calls
     "tasks": {"--data", "--functions", "--drop-duplicates", "--sample"}

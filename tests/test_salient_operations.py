@@ -1,6 +1,8 @@
 """Salient operations equal a dense reference, planted heads are named, bad input gets a sentence."""
 
 import inspect
+import json
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -11,13 +13,14 @@ from test_token_grid import dense_map
 from torch import Tensor
 
 from tl_headmaps import HeadWeights, Result, name_heads, predicate, salient_operations
+from tl_headmaps.analyses.salient_operations.call import _grid, _Strings
 from tl_headmaps.circuits.blocks import places_of_true
 from tl_headmaps.circuits.cache import cache_of
 from tl_headmaps.circuits.extremes import top_and_bottom, top_k
 from tl_headmaps.circuits.maps import CircuitMaps
-from tl_headmaps.core.errors import UsageError
+from tl_headmaps.core.errors import OutputError, UsageError
 from tl_headmaps.core.types import HeadIndex
-from tl_headmaps.naming.namer import NAMING_TOKENS
+from tl_headmaps.naming.namer import NAMING_TOKENS, HeadName, Namer
 
 TOLERANCE = 2e-4
 """Float32 products in another order, relative to the largest value."""
@@ -50,6 +53,14 @@ class TestAgainstDense:
                 down = (found.suppressed_ids[number, place], found.suppressed_values[number, place])
                 assert_same_top(*up, row, 4)
                 assert_same_top(down[0], -down[1], -row, 4)
+            grid = found.grids[number]
+            rows = whole[list(grid.token_ids)]
+            rows = rows - rows.mean(1, keepdim=True) if preset == "folded" and circuit == "ov" else rows
+            expected = rows[:, list(grid.target_ids)]
+            assert grid.token_ids == tuple(found.token_ids[number].tolist())
+            torch.testing.assert_close(
+                torch.tensor(grid.values), expected, rtol=0, atol=TOLERANCE * float(rows.abs().max())
+            )
 
     @pytest.mark.parametrize("kind", DECODERS)
     def test_published_salience(self, kind: str) -> None:
@@ -156,6 +167,44 @@ class TestPlanted:
         assert set(found.token_ids[0].tolist()) <= set(self.RELATION)
         assert all(targets[0] == token for token, targets in found.mappings("L1H2"))
 
+    def test_its_picture_is_what_it_copies(self) -> None:
+        weights = HeadWeights.from_model(planted_model({(1, 2): self.RELATION}, n_kv_heads=4))
+        found = salient_operations(weights, "L1H2", n_tokens=10, progress=False)
+        grid, name = found.grids[0], found.name("L1H2")
+        assert grid.token_ids == grid.target_ids == tuple(found.token_ids[0, :6].tolist())
+        values, explained = torch.tensor(grid.values), torch.tensor(grid.explained)
+        assert torch.equal(explained, torch.eye(6, dtype=torch.bool))
+        assert torch.equal(values.argmax(1), torch.arange(6))
+        heat = found.figure().data.parts[0]
+        assert heat.title == "L1H2: copy"
+        assert heat.note == f"copy {name.score:.2g} · null {name.null_mean:.2g} · q {name.q_value:.1g}"
+        assert heat.layers[0].scale.colours[0] > heat.layers[0].scale.colours[-1], "light to dark"
+
+    def test_a_suppressing_head_is_shown_with_what_it_suppresses(self, clean_catalogue: None) -> None:
+        model = shared_model("llama")
+        before = salient_operations(model, "L2H3", progress=False)
+        second = {
+            (before.strings[token], before.strings[targets[1]])
+            for token, targets in zip(before.token_ids[0].tolist(), before.suppressed_ids[0].tolist(), strict=True)
+        }
+        some, other = sorted(second)[0], ("nothing", "nothing")
+        predicate("second", examples=[some], counterexamples=[other])(lambda *pair: pair in second)
+        found = salient_operations(model, "L2H3", progress=False)
+        grid = found.grids[0]
+        assert found.name("L2H3").name == "suppress second"
+        assert set(grid.target_ids) == set(before.suppressed_ids[0, :6, 1].tolist())
+        for row, token in enumerate(grid.token_ids):
+            marked = [target for target, holds in zip(grid.target_ids, grid.explained[row], strict=True) if holds]
+            assert (before.strings[token], before.strings[marked[0]]) in second
+
+    def test_tokens_that_share_their_target_have_more_columns(self) -> None:
+        shown = {"token_ids": torch.tensor([3, 4]), "promoted_ids": torch.tensor([[9, 5, 7], [9, 5, 8]])}
+        crossed = torch.arange(24.0).view(2, 2, 2, 3)
+        nameless = HeadName("unclear", 0.0, 0.0, 0.0, 1.0, 1.0)
+        grid = _grid(Namer(), _Strings(None), nameless, shown, crossed)
+        assert grid.target_ids == (9, 5, 7)
+        assert grid.values == ((0.0, 1.0, 2.0), (12.0, 13.0, 14.0)), "both tokens at the targets of the first"
+
     def test_a_users_predicate_names_a_head(self, clean_catalogue: None) -> None:
         shifted = {3 + i: 3 + (i + 5) % 14 for i in range(14)}
         weights = HeadWeights.from_model(planted_model({(2, 1): shifted}, n_kv_heads=4))
@@ -222,7 +271,8 @@ class TestResult:
         values = found.to_dict()
         assert values["kind"] == "salient_operations"
         operation = values["operations"][0]
-        assert {"head", "name", "score", "lift", "p_value", "tokens"} <= set(operation)
+        assert {"head", "name", "score", "lift", "p_value", "tokens", "grid"} <= set(operation)
+        assert set(operation["grid"]) == {"tokens", "targets", "values", "explained"}
         token = operation["tokens"][0]
         assert set(token) == {"token", "id", "salience", "promotes", "suppresses"}
         assert set(token["promotes"][0]) == {"token", "id", "value"}
@@ -231,6 +281,13 @@ class TestResult:
     def test_survives_files(self, found: Any, tmp_path: Any) -> None:
         assert Result.load(found.save(tmp_path / "s.json")) == found
         assert len(found.to_csv().splitlines()) == 1 + 2 * 4 * 3 * 2
+
+    def test_a_grid_with_rows_missing_is_refused(self, found: Any, tmp_path: Any) -> None:
+        values = found.to_dict()
+        values["operations"][1]["grid"]["values"] = values["operations"][1]["grid"]["values"][:-1]
+        (tmp_path / "s.json").write_text(json.dumps(values))
+        with pytest.raises(OutputError, match="a grid whose rows are not as long"):
+            Result.load(tmp_path / "s.json")
 
     def test_select_and_unknown_heads(self, found: Any) -> None:
         selected = found.select(["L2H3"])
@@ -303,6 +360,16 @@ class TestFigures:
         assert [value for _, value in figure.data.highest(figure.data.layers[0], 1)] == [
             pytest.approx(max(entry.score for entry in everything.names))
         ]
+
+    def test_grids_stand_beside_the_table(self, found: Any, tmp_path: Any) -> None:
+        figure = found.figure()
+        assert figure.body.count('data-kind="heat"') == 2 and figure.body.count("<table>") == 3
+        assert figure.needs == ("heat",)
+        wide, narrow = (tmp_path / name for name in ("wide.svg", "narrow.svg"))
+        figure.save(wide)
+        figure.save(narrow, width="column")
+        heights = [float(re.search(r'height="([\d.]+)pt"', path.read_text())[1]) for path in (wide, narrow)]  # type: ignore[index]
+        assert heights[1] > heights[0], "side by side on a page, below each other in a column"
 
     def test_top_tokens_through_circuitsvis(self, found: Any) -> None:
         assert "TopkTokens" in found.figure(view="top_tokens").html

@@ -26,9 +26,6 @@ from ..renderers.text import table_text, visible
 from ..results import Result, cells
 from .relation_scores.call import relation_scores
 
-_PALE = 0.25
-"""Negative entries below this share of the largest do not matter: the grid is drawn in one colour."""
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TokenGrid(Result):
@@ -110,15 +107,12 @@ class TokenGrid(Result):
         own = f"{self.head} {self.circuit.upper()} map, preset {self.provenance.options['preset']}: what it {does}"
         if self.relation is not None:
             note = f"share of {self.score_pairs} pairs among the {self.score_k} strongest tokens · {own} · {note}"
-        # One colour from light to dark, unless what is pushed down matters beside what is written.
-        signed = bool(self.values.min() < -_PALE * self.values.abs().max())
         return heat.token_grid(
             self.values,
             self.sources,
             self.targets,
             title=own if self.relation is None else self.relation.replace("_", " "),
             unit="entry of the map",
-            signed=signed,
             score=self.score,
             rows=rows,
             columns=columns,

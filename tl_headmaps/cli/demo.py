@@ -12,10 +12,11 @@ from .options import CheckpointOption, DeviceOption, ModelOption, open_weights
 from .output import say
 
 if TYPE_CHECKING:
-    from ..analyses.tour.tour import Finding, SectionReport
+    from ..analyses.tour.tour import Finding, SectionReport, Tour
     from ..renderers.story import Chapter, Part
 
 PAGE = "index.html"
+YOUR_MODEL = "your/model"
 
 
 def demo(
@@ -27,8 +28,10 @@ def demo(
     ] = Path("demo"),
 ) -> None:
     """Take the tour: what the heads of a model do, and how sure that is, as one page with the results beside it."""
+    from ..analyses.tour.opening import opening
     from ..analyses.tour.sections import SECTIONS
     from ..analyses.tour.tour import Finding, Tour
+    from ..renderers.text import visible, wrapped
 
     _check_folder(folder)
     tour = Tour(open_weights(model, checkpoint, device))
@@ -45,7 +48,8 @@ def demo(
     # Only now, and the page last: a folder never holds a page whose results are those of another run.
     for finding in findings:
         finding.result.save(folder / _file(finding))
-    _save_page(folder / PAGE, tour.weights.model_name, reports, options)
+    _save_page(folder / PAGE, tour, reports, options)
+    say(f"\n{wrapped(visible(' '.join(opening(tour))))}")
     say(f"\nOpen {folder / PAGE} in a browser; the {len(findings)} results are beside it as JSON.")
 
 
@@ -84,13 +88,15 @@ def _printed(report: "SectionReport") -> str:
     return "\n".join(lines)
 
 
-def _save_page(path: Path, name: str, reports: "list[SectionReport]", options: list[str]) -> None:
+def _save_page(path: Path, tour: "Tour", reports: "list[SectionReport]", options: list[str]) -> None:
     from .. import __version__
-    from ..renderers.story import save_story
+    from ..analyses.tour.opening import method_of, opening
+    from ..renderers.story import Lead, save_story
 
+    command = shlex.join(["tl-headmaps", "demo", "--model", YOUR_MODEL])
     save_story(
         path,
-        f"What the heads of {name} do",
+        f"What the heads of {tour.weights.model_name} do",
         f"Made by tl-headmaps {__version__} in one run: every number on this page comes from it. Figures answer to "
         "mouse, touch and keyboard. Under each stands the command that makes it, and the file with its values.",
         [_chapter(report, options) for report in reports],
@@ -98,6 +104,7 @@ def _save_page(path: Path, name: str, reports: "list[SectionReport]", options: l
             'Read a file back in Python: from tl_headmaps import Result; Result.load("relation_scores.json"). Each '
             "says in its provenance which model, weights, versions and options it was made with."
         ],
+        Lead(opening(tour), "One command does this for your model:", command, method_of(tour)),
     )
 
 
@@ -110,7 +117,8 @@ def _chapter(report: "SectionReport", options: list[str]) -> "Chapter":
         for outcome in report.outcomes
     ]
     headlines = [outcome.headline for outcome in report.outcomes if isinstance(outcome, Finding) and outcome.headline]
-    return Chapter(report.section.title, report.section.about, parts, "; ".join(headlines))
+    section = report.section
+    return Chapter(section.title, section.about, parts, "; ".join(headlines), section.columns)
 
 
 def _part(finding: "Finding", options: list[str]) -> "Part":
@@ -119,7 +127,7 @@ def _part(finding: "Finding", options: list[str]) -> "Part":
 
     command = shlex.join(["tl-headmaps", *finding.arguments, *options, "--out", f"{finding.name}.html"])
     try:
-        figure = finding.result.figure()
+        figure = finding.result.figure(**finding.drawn)
     except UsageError as error:
         # Too large to draw, for instance: the result is there all the same.
         return Part(f"{finding.says} Its picture is left out. {error}", None, command, _file(finding))

@@ -8,7 +8,7 @@ from typing import Any
 import typer
 
 from ..core.errors import OutputError, UsageError
-from ..core.files import SAVED_SUFFIXES, STATIC_SUFFIXES
+from ..core.files import FIGURE_SUFFIXES, SAVED_SUFFIXES, STATIC_SUFFIXES
 from ..core.types import HeadIndex
 
 
@@ -48,10 +48,16 @@ def check_outputs(paths: list[Path] | None) -> list[Path]:
     return list(paths or [])
 
 
-def show_and_save(result: Any, paths: list[Path]) -> None:
-    """Write a result to every file asked for, then print it: what is printed can be lost, what is saved must not be."""
+def show_and_save(result: Any, paths: list[Path], **drawn: Any) -> None:
+    """Write a result to every file asked for, then print it: what is printed can be lost, what is saved must not be.
+
+    ``drawn`` are options of its figure.
+    """
     for path in paths:
-        result.save(path)
+        if drawn and path.suffix.lower() in FIGURE_SUFFIXES:
+            result.figure(**drawn).save(path)
+        else:
+            result.save(path)
         typer.echo(f"Wrote {path}", err=True)
     say(str(result))
 

@@ -77,6 +77,9 @@ def relations(
     k: Annotated[int | None, typer.Option("--k", help="Top-k; default: each relation's own.")] = None,
     heads: Annotated[str | None, typer.Option("--heads", help="Only these heads: L23H4,L23H2.")] = None,
     multi_token: MultiTokenOption = None,
+    side_by_side: Annotated[
+        bool, typer.Option("--side-by-side", help="Draw the maps of all relations side by side.")
+    ] = False,
     ranks: Annotated[bool, typer.Option("--ranks", help="Also save the exact rank of every pair (slower).")] = False,
     trust: Annotated[
         Path | None, typer.Option("--trust", help="JSON of `tl-headmaps trust`, to be shown beside the scores.")
@@ -117,7 +120,7 @@ def relations(
         weights = open_weights(model, checkpoint, device)
         chosen = named or load_relations(category, model=weights)
         result = relation_scores(weights, chosen, executor=pool, **options)
-    show_and_save(result, paths)
+    show_and_save(result, paths, side_by_side=side_by_side)
 
 
 def _relation_list(listed: list["Relation"], model: Any) -> str:

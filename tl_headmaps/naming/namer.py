@@ -116,6 +116,18 @@ class Namer:
             for head, entries, mappings in zip(heads, explained, promoted, strict=True)
         )
 
+    def suppresses(self, entry: HeadName) -> bool:
+        """Whether the best explanation of a head is about the targets it suppresses."""
+        return entry.best is not None and entry.best not in self.catalogue
+
+    def explained(self, entry: HeadName, source: str, targets: Sequence[str]) -> list[bool]:
+        """Which targets of a source the best predicate of a head explains."""
+        name = (entry.best or "").removeprefix("suppress " if self.suppresses(entry) else "")
+        tried = next((each for each in self._explainer.predicates if each.name == name), None)
+        if tried is None or (tried.sources is not None and source.strip() not in tried.sources):
+            return [False] * len(targets)
+        return [bool(tried.holds(source, target)) for target in targets]
+
     def _name(
         self, head: HeadIndex, ranked: list[Explanation], q_of: dict[float, float], mappings: list[Mapping]
     ) -> HeadName:

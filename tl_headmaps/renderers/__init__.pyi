@@ -16,6 +16,8 @@ from .heat import component_map as component_map
 from .heat import head_map as head_map
 from .heat import panels as panels
 from .heat import token_grid as token_grid
+from .listing import beside as beside
+from .sketch import sketch as sketch
 from .views import attention_view as attention_view
 from .views import token_groups_view as token_groups_view
 from .views import top_tokens_view as top_tokens_view

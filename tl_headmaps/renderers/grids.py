@@ -107,7 +107,7 @@ class Heat:
     """Everything a heat map shows, in plain values.
 
     ``item`` says how cells are named: ``"head"`` (``L23H4``), ``"pair"`` (row to column) or ``"component"``; ``mark``
-    what a dot in a cell means; ``lower`` draws the first row at the bottom.
+    what a dot in a cell means; ``lower`` draws the first row at the bottom; ``pinned`` is the head pinned at first.
     """
 
     title: str
@@ -121,6 +121,7 @@ class Heat:
     switches: tuple[str, str] = ("map", "measure")
     numbers: bool = False
     drill: Mapping[str, Any] = field(default_factory=dict)
+    pinned: HeadIndex | None = None
     mark: str = ""
     note: str = ""
 

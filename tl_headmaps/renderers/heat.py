@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from ..core.types import Origin, check_choice
+from ..core.types import HeadIndex, HeadLike, Origin, check_choice
 from .colours import Limits, Palette
 from .figure import Figure
-from .grids import Heat, Layer, MapLayer, drill_of, heat_of
+from .grids import Heat, Layer, MapLayer, checked, drill_of, heat_of
 from .page import escaped, figure_body, packed, packed_half, table
 from .text import visible
 
@@ -28,6 +28,8 @@ _NUMBERED_COLUMNS = 12
 """Grids up to this size have room for the numbers in their cells."""
 
 _LISTED = 10
+_PALE = 0.25
+"""Negative entries below this share of the largest do not matter: a grid of tokens is drawn in one colour."""
 
 
 def head_map(
@@ -41,6 +43,7 @@ def head_map(
     palette: Palette = "amounts",
     switches: tuple[str, str] = ("map", "measure"),
     drill: Mapping[Any, Any] | None = None,
+    pinned: HeadLike | None = None,
     empty: Mapping[Any, object] | None = None,
     mark: str = "",
     note: str = "",
@@ -57,6 +60,7 @@ def head_map(
         palette: Colours of amounts: ``"amounts"`` (viridis), ``"blues"`` or ``"oranges"`` (light to dark).
         switches: What the two switches are called, if there are several maps (and groups of them).
         drill: Lists shown when a head is pinned: ``{"L23H4": {"salient tokens": [["pasta", "Italian"], ...]}}``.
+        pinned: The head whose values are shown at first, until another one is chosen.
         empty: Layers without heads, and what they have instead: ``{0: "linear attention"}``.
         mark: What a dot in a cell means, where a :class:`MapLayer` has ``marked`` ones.
         note: A sentence under the figure.
@@ -76,7 +80,7 @@ def head_map(
         mark=mark,
         note=note,
     )
-    return heat_figure(replace(heat, drill=drill_of(drill, (heat.rows.n, heat.columns.n))))
+    return heat_figure(_with_heads(heat, drill, pinned))
 
 
 def panels(
@@ -90,6 +94,7 @@ def panels(
     palette: Palette = "amounts",
     origin: Origin = "upper",
     drill: Mapping[Any, Any] | None = None,
+    pinned: HeadLike | None = None,
     empty: Mapping[Any, object] | None = None,
     note: str = "",
 ) -> Figure:
@@ -113,7 +118,13 @@ def panels(
         empty=empty,
         note=note,
     )
-    return heat_figure(replace(heat, drill=drill_of(drill, (heat.rows.n, heat.columns.n))))
+    return heat_figure(_with_heads(heat, drill, pinned))
+
+
+def _with_heads(heat: Heat, drill: Mapping[Any, Any] | None, pinned: HeadLike | None) -> Heat:
+    shape = (heat.rows.n, heat.columns.n)
+    head = None if pinned is None else HeadIndex.of(pinned).check(*shape)
+    return replace(heat, drill=drill_of(drill, shape), pinned=head)
 
 
 def component_map(
@@ -170,16 +181,24 @@ def token_grid(
     signed: bool | None = None,
     limits: Limits | None = None,
     percentile: float | int | None = None,
-    palette: Palette = "amounts",
+    palette: Palette = "blues",
     details: Mapping[str, Any] | None = None,
     score: float | int | None = None,
+    mark: str = "",
     note: str = "",
 ) -> Figure:
-    """Source tokens (rows) by target tokens (columns), with the score under the grid if there is one."""
+    """Source tokens (rows) by target tokens (columns), with the score under the grid if there is one.
+
+    Colours run from light to dark, unless entries below zero matter beside those above.
+    """
+    layer = values if isinstance(values, MapLayer) else MapLayer("", values, details=details or {})
+    if signed is None:
+        array = np.nan_to_num(checked(layer.values, "values")[0])
+        signed = bool(array.min() < -_PALE * np.abs(array).max())
     if score is not None:
         note = f"score {score:.2g}" + (f" · {note}" if note else "")
     heat = heat_of(
-        MapLayer("", values, details=details or {}),
+        layer,
         title=title,
         unit=unit,
         rows=rows,
@@ -191,6 +210,7 @@ def token_grid(
         percentile=percentile,
         palette=palette,
         item="pair",
+        mark=mark,
         note=note,
     )
     small = heat.rows.n * heat.columns.n <= _NUMBERED_CELLS and heat.columns.n <= _NUMBERED_COLUMNS
@@ -290,6 +310,7 @@ def page_data(heat: Heat) -> dict[str, Any]:
         "switches": heat.switches,
         "lengths": heat.lengths,
         "drill": heat.drill,
+        "pinned": None if heat.pinned is None else [heat.pinned.layer, heat.pinned.head],
         "mark": heat.mark,
         "scales": [
             {

@@ -1,8 +1,9 @@
-"""Text and tables as figures, for results that are read rather than looked at."""
+"""Text and tables as figures, for results that are read rather than looked at; and figures side by side."""
 
 import html
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from .figure import Figure
 from .page import escaped, figure_body, table
@@ -16,6 +17,26 @@ class Listing:
 
     title: str
     text: str
+
+
+@dataclass(frozen=True)
+class Beside:
+    """The plain values of several figures that are shown together."""
+
+    title: str
+    parts: tuple[Any, ...]
+
+
+def beside(figures: Sequence[Figure], *, title: str, text: str) -> Figure:
+    """Several figures as one, side by side where there is room; ``text`` is what they say together."""
+    inside = f'<div class="tlhm-row">{"".join(figure.body for figure in figures)}</div>'
+    return Figure(
+        title=visible(title),
+        body=figure_body("row", title, inside=inside),
+        needs=tuple(dict.fromkeys(need for figure in figures for need in figure.needs)),
+        text=text,
+        data=Beside(visible(title), tuple(figure.data for figure in figures)),
+    )
 
 
 def text_figure(text: str, *, title: str) -> Figure:

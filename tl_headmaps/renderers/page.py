@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import UsageError
-from .text import visible
+from .text import prose, visible
 
 LABEL_LENGTH = 40
 """Longer labels are cut: a token can be hundreds of spaces."""
@@ -140,7 +140,7 @@ def figure_body(
     return (
         f'<div class="tlhm" data-kind="{kind}" role="group" aria-label="{escaped(title)}">'
         f'<div class="tlhm-title">{escaped(title)}</div>{inside}<div class="tlhm-draw"></div>{script}'
-        + (f'<div class="tlhm-note">{escaped(note)}</div>' if note else "")
+        + (f'<div class="tlhm-note">{escaped(prose(note))}</div>' if note else "")
         + (shown if alternative else "")
         + "</div>"
     )

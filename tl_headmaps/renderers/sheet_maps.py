@@ -56,7 +56,9 @@ def map_axes(axes: Any, heat: Heat, layer: Layer, cell: tuple[float, float]) -> 
     if layer.marked is not None:
         for row, column in np.argwhere(layer.marked & np.isfinite(layer.values)):
             colour = text_on(layer.scale.colour(float(layer.values[row, column])))
-            axes.plot(column, row, ".", color=colour, markersize=min(3.0, 22 * min(cell)), markeredgewidth=0)
+            # Beside the number, if there is one.
+            x, y = (column + 0.5 - 0.06 / cell[0], row - 0.5 + 0.06 / cell[1]) if heat.numbers else (column, row)
+            axes.plot(x, y, ".", color=colour, markersize=min(3.0, 22 * min(cell)), markeredgewidth=0)
     if heat.numbers:
         for (row, column), value in np.ndenumerate(layer.values):
             text = true_minus(significant(float(value)))
@@ -191,7 +193,7 @@ def _caption(heat: Heat, shown: Sequence[Layer]) -> str:
     inside = np.arange(heat.columns.n) < np.array(heat.lengths or [heat.columns.n] * heat.rows.n)[:, None]
     if any(bool((np.isnan(layer.values) & inside).any()) for layer in shown):
         parts.append("Hatched: missing.")
-    return " ".join(part for part in parts if part)
+    return " ".join(part if part.endswith(".") else f"{part}." for part in parts if part)
 
 
 def _bar_inches(scale: Scale) -> float:

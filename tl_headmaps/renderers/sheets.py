@@ -4,6 +4,8 @@ import re
 from typing import Any
 from unicodedata import east_asian_width
 
+from .text import prose
+
 INCHES = {"column": 3.4, "page": 7.0}
 TALLEST = {"column": 8.0, "page": 9.0}
 """Most inches that maps take, in a column and on a page."""
@@ -58,7 +60,7 @@ def frame(sheet: Any, height: float, *, title: str = "", note: str = "") -> None
     """Give a sheet (in constrained layout) its height, room for title and caption included, and write both."""
     room = float(sheet.get_figwidth()) - _MARGIN
     above = lines_of(title, room, TITLE_SIZE) if title else []
-    below = lines_of(note, room, CAPTION_SIZE) if note else []
+    below = lines_of(prose(note), room, CAPTION_SIZE) if note else []
     text = sum(len(lines) * line_height(size) for lines, size in ((above, TITLE_SIZE), (below, CAPTION_SIZE)))
     sheet.set_figheight(height + text + 0.1)
     if above:

@@ -3,7 +3,7 @@
 Same values, same bytes: no dates, fixed ids. Letters are embedded (PDF: TrueType; SVG: outlines).
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import singledispatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,11 +15,12 @@ from .colours import SERIES
 from .example import Example
 from .flowchart import Flow
 from .grids import Heat
-from .listing import Listing
+from .listing import Beside, Listing
 from .printed_example import draw_example
 from .printed_flow import draw_flow
 from .sheet_maps import draw_heat
 from .sheets import INCHES, TICK_SIZE, TITLE_SIZE, frame, lines_of
+from .sketch import Sketch, draw_sketch
 from .views import View
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ _PRINT = {
     "svg.hashsalt": "tl_headmaps",
     "hatch.linewidth": 0.4,
     "savefig.dpi": 200,
+    # Letters are as wide on a screen as in print: rounded to whole pixels, a long line would not fit.
+    "text.hinting": "none",
     # Tokens are text, never mathematics.
     "text.usetex": False,
     "text.parse_math": False,
@@ -163,6 +166,75 @@ def _(data: Flow, sheet: Any) -> None:
 @draw.register
 def _(data: Example, sheet: Any) -> None:
     draw_example(data, sheet)
+
+
+@draw.register
+def _(data: Beside, sheet: Any) -> None:
+    from matplotlib.figure import Figure as Sheet
+
+    wide = float(sheet.get_figwidth())
+    several = sum(not isinstance(part, Listing) for part in data.parts) > 1
+    rows: list[list[_Pane]] = []
+    for part in data.parts:
+        room = wide / 2 if several and wide > INCHES["column"] and not isinstance(part, Listing) else wide
+        # Drawn once on a sheet of its own, to learn its size.
+        alone = Sheet(figsize=(room, 1.0), layout="constrained")
+        draw(part, alone)
+        pane = _Pane(part, room, *map(float, alone.get_size_inches()))
+        if rows and sum(other.needs for other in rows[-1]) + pane.needs <= wide:
+            rows[-1].append(pane)
+        else:
+            rows.append([pane])
+    heights = [max(pane.height for pane in row) for row in rows]
+    frame(sheet, sum(heights), title=data.title)
+    strips = sheet.subfigures(len(rows), 1, squeeze=False, height_ratios=heights, hspace=0)[:, 0]
+    for row, strip in zip(rows, strips, strict=True):
+        widths = [pane.needs for pane in row]
+        places = strip.subfigures(1, len(row) + 1, width_ratios=[*widths, max(wide - sum(widths), 0.01)], wspace=0)
+        for pane, place in zip(row, places, strict=False):
+            pane.place = place
+            draw(pane.part, pane)
+
+
+@dataclass
+class _Pane:
+    """A part of a sheet that is drawn on as if it were a sheet of its own.
+
+    Attributes:
+        part: What is drawn.
+        width: Its width at the time, first all there is.
+        needs, height: Its size when it is drawn.
+        place: The part of the sheet.
+    """
+
+    part: Any
+    width: float
+    needs: float
+    height: float
+    place: Any = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.place, name)
+
+    def get_figwidth(self) -> float:
+        return self.width
+
+    def get_figheight(self) -> float:
+        return self.height
+
+    def set_figwidth(self, width: float) -> None:
+        self.width = width
+
+    def set_figheight(self, height: float) -> None:
+        self.height = height
+
+    def set_layout_engine(self, *_: Any) -> None:
+        """The layout is that of the whole sheet."""
+
+
+@draw.register
+def _(data: Sketch, sheet: Any) -> None:
+    draw_sketch(data, sheet)
 
 
 @draw.register

@@ -2,6 +2,7 @@
 
 import io
 import math
+import re
 import textwrap
 from collections.abc import Sequence
 from typing import Any
@@ -23,6 +24,17 @@ def quoted(token: str) -> str:
 def word(token: str) -> str:
     """A token as a word of a sentence: without the spaces around it, unless it consists of them."""
     return visible(token).strip() or repr(token)
+
+
+def as_words(tokens: Sequence[str]) -> list[str]:
+    """Tokens as words; those that would then look alike are quoted with their spaces.
+
+    Example:
+        >>> as_words([" Italy", " Rome", "Rome"])
+        ['Italy', "' Rome'", "'Rome'"]
+    """
+    words = [word(token) for token in tokens]
+    return [quoted(token) if words.count(one) > 1 else one for token, one in zip(tokens, words, strict=True)]
 
 
 def number(value: float | None, digits: int = 2) -> str:
@@ -47,6 +59,11 @@ def signed(value: float, digits: int = 3) -> str:
 def true_minus(text: str) -> str:
     """Numbers for a page, with the minus sign instead of the hyphen."""
     return text.replace("-", "−")
+
+
+def prose(text: str) -> str:
+    """A sentence with minus signs before its numbers; ranges such as 20-60% keep their hyphen."""
+    return re.sub(r"(?<![^\s(])-(?=\.?\d)", "−", text)
 
 
 _LATEX = {

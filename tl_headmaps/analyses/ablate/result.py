@@ -392,8 +392,8 @@ class AblationCurves(Result):
         heads = "its head" if self.n_verdict == 1 else f"its {self.n_verdict} heads"
         own, others = verdict.logit_difference, float(verdict.set_logit_difference.mean())
         return [
-            f"Verdict, with {heads} off: accuracy {self.base_accuracy:.2f} -> {verdict.accuracy:.2f}, logits "
-            f"{number(float(self.curve.logit_difference[0]), 1)} -> {number(own, 1)}.",
+            f"Verdict, with {heads} off: accuracy {self.base_accuracy:.2f} → {verdict.accuracy:.2f}, logits "
+            f"{number(float(self.curve.logit_difference[0]), 1)} → {number(own, 1)}.",
             f"The {verdict.compared_with}: accuracy {float(verdict.set_accuracy.mean()):.2f} "
             f"(95% of them {interval(*verdict.range)}), logits {number(others, 1)}.",
             f"p = {verdict.p_value:.3f}: rank {round(verdict.p_value * (len(verdict.sets) + 1))} of "

@@ -214,6 +214,8 @@ class RelationScores(Result):
     def figure(self, *, side_by_side: bool = False) -> Figure:
         """A head map of each relation's scores, promotion and suppression, with null, interval and q-value.
 
+        The best head that implements the first relation is pinned.
+
         Args:
             side_by_side: Show the promotion maps of all relations side by side instead of one map at a time.
         """
@@ -226,15 +228,25 @@ class RelationScores(Result):
             f"{self._family}) that is above its score on the targets of similar sources (p <= {SPECIFIC_P})."
         )
         note = self._noted(note, " ")
+        best = next(iter(self.implements()[self.relations[0]]), None)
         if side_by_side:
             promoting = [layer for layer in layers if layer.group == "promotes"]
-            return heat.panels(promoting, title=title, unit=unit, signed=False, empty=self.provenance.mixers, note=note)
+            return heat.panels(
+                promoting,
+                title=title,
+                unit=unit,
+                signed=False,
+                pinned=best,
+                empty=self.provenance.mixers,
+                note=note,
+            )
         return heat.head_map(
             layers,
             title=title,
             unit=unit,
             signed=False,
             switches=("relation", "direction"),
+            pinned=best,
             empty=self.provenance.mixers,
             note=note,
         )

@@ -12,7 +12,7 @@ from torch import Tensor
 from ...capture.running.activations import prepends_bos
 from ...capture.running.met import VOCABULARY_PROMPTS, announce, encode_prefixes, met_parts, met_vectors, runnable
 from ...capture.weights import HeadWeights
-from ...circuits.extremes import top_and_bottom
+from ...circuits.extremes import entries, top_and_bottom
 from ...circuits.maps import CircuitMaps, MetSources
 from ...circuits.ov import ov_maps
 from ...core.ambient import steady
@@ -20,13 +20,18 @@ from ...core.errors import UsageError
 from ...core.types import Circuit, HeadLike, Model, Preset, by_layer, check_choice, head_list, head_names
 from ...core.vocabulary import token_strings
 from ...data.prompts import neutral_prompts
-from ...naming.namer import NAMING_TARGETS, NAMING_TOKENS, Describe, Namer
+from ...naming.namer import NAMING_TARGETS, NAMING_TOKENS, Describe, HeadName, Namer
 from ...scorers.salience import UsableTokens, most_salient, salience, usable_tokens
 from ..sweep import LayerStep, ids_digest, sweep_layers
-from .result import ARRAYS, SalientOperations, token_ids_in
+from .result import ARRAYS, OperationGrid, SalientOperations, token_ids_in
 
 Vocabulary: TypeAlias = Literal["all", "words"] | Callable[[str], bool]
 """Which tokens are considered as sources."""
+
+GRID_TOKENS, GRID_TARGETS = 6, 5
+"""Salient tokens of a head that its picture shows, and how many targets of each it may choose from."""
+
+_LEAST_COLUMNS = 3
 
 
 @steady
@@ -132,11 +137,13 @@ def salient_operations(
     arrays = {name: torch.cat([swept.layers[layer][name] for layer in layers]) for name in ARRAYS}
     names = namer.names(chosen, *strings.mappings(_cut(arrays, NAMING_TOKENS, NAMING_TARGETS)))
     shown = _cut(arrays, n_tokens, n_targets)
+    crossed = torch.cat([swept.layers[layer]["crossed"] for layer in layers])
     result = SalientOperations(
         circuit=circuit,
         heads=tuple(chosen),
         strings={token: strings[token] for token in sorted(token_ids_in(shown))},
         names=names,
+        grids=tuple(_grid(namer, strings, *each) for each in zip(names, _by_head(shown), crossed, strict=True)),
         left_out=usable.left_out,
         failed_predicates=namer.failed,
         provenance=swept.provenance,
@@ -152,6 +159,43 @@ def _cut(arrays: Mapping[str, Tensor], n_tokens: int, n_targets: int) -> dict[st
         name: values[:, :n_tokens, :n_targets] if values.ndim == 3 else values[:, :n_tokens]
         for name, values in arrays.items()
     }
+
+
+def _by_head(arrays: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
+    return [{name: values[number] for name, values in arrays.items()} for number in range(len(arrays["token_ids"]))]
+
+
+def _grid(
+    namer: Namer,
+    strings: "_Strings",
+    entry: HeadName,
+    shown: Mapping[str, Tensor],
+    crossed: Float[Tensor, "token side own target"],
+) -> OperationGrid:
+    """A head's first tokens by a target of each: the strongest that its best predicate explains, or else the strongest.
+
+    Columns are added where the tokens share their targets.
+    """
+    side = int(namer.suppresses(entry))
+    tokens = shown["token_ids"][:GRID_TOKENS].tolist()
+    targets = shown["suppressed_ids" if side else "promoted_ids"][:GRID_TOKENS, :GRID_TARGETS].tolist()
+    explained = [
+        dict(zip(row, namer.explained(entry, strings[token], [strings[each] for each in row]), strict=True))
+        for token, row in zip(tokens, targets, strict=True)
+    ]
+    place: dict[int, tuple[int, int]] = {}
+    for own, row in enumerate(targets):
+        best = next((number for number, target in enumerate(row) if explained[own][target]), 0)
+        place.setdefault(row[best], (own, best))
+    for number, own in ((number, own) for number in range(len(targets[0])) for own in range(len(targets))):
+        if len(place) < _LEAST_COLUMNS:
+            place.setdefault(targets[own][number], (own, number))
+    return OperationGrid(
+        tuple(tokens),
+        tuple(place),
+        tuple(tuple(float(crossed[row, side, own, at]) for own, at in place.values()) for row in range(len(tokens))),
+        tuple(tuple(holds.get(target, False) for target in place) for holds in explained),
+    )
 
 
 @dataclass(frozen=True)
@@ -185,7 +229,13 @@ class _SalientLayers:
             else:
                 tokens, ratios, rows = self.met.of_layer(layer)
             top, bottom = top_and_bottom(maps.with_own_rows(rows), self.n_targets)
+            # What the first tokens have at each other's targets, promoted and suppressed ones.
+            first = torch.stack([each.columns[:, :GRID_TOKENS, :GRID_TARGETS] for each in (top, bottom)], dim=1)
+            columns, place = first.unique(return_inverse=True)
+            chosen = entries(maps.with_own_rows(rows[:, :GRID_TOKENS]), columns)
+            crossed = chosen.gather(2, place.flatten(1)[:, None].expand(-1, chosen.shape[1], -1))
         return {
+            "crossed": crossed.view(*chosen.shape[:2], *first.shape[1:]),
             "token_ids": tokens,
             "salience": ratios,
             "promoted_ids": top.columns,

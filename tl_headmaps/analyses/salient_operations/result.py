@@ -13,9 +13,10 @@ from ...core.provenance import Provenance
 from ...core.types import Circuit, HeadIndex, HeadLike, head_list
 from ...naming.namer import HeadName
 from ...renderers.figure import Figure
-from ...renderers.heat import head_map
-from ...renderers.listing import table_figure
-from ...renderers.text import quoted, table_text, visible
+from ...renderers.grids import MapLayer
+from ...renderers.heat import head_map, token_grid
+from ...renderers.listing import beside, table_figure
+from ...renderers.text import as_words, quoted, table_text, visible
 from ...renderers.views import top_tokens_view
 from ...results import Result
 
@@ -32,6 +33,28 @@ _LISTED_TOKENS, _LISTED_TARGETS = 10, 3
 """What a pinned head lists in a map of all heads: more would make the page heavy."""
 
 
+@dataclass(frozen=True)
+class OperationGrid:
+    """What a head does, as a picture: a few of its salient tokens (rows) by targets of theirs (columns).
+
+    Attributes:
+        token_ids: The most salient tokens.
+        target_ids: A target of each: the strongest one that the best predicate explains, or else the strongest.
+        values: Entries of the map.
+        explained: Whether the best predicate explains the target as one of the token's strongest.
+    """
+
+    token_ids: tuple[int, ...]
+    target_ids: tuple[int, ...]
+    values: tuple[tuple[float, ...], ...]
+    explained: tuple[tuple[bool, ...], ...]
+
+    def __post_init__(self) -> None:
+        shape = [len(self.target_ids)] * len(self.token_ids)
+        if any([len(row) for row in table] != shape for table in (self.values, self.explained)):
+            raise ValueError("a grid whose rows are not as long as its columns are many")
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class SalientOperations(Result):
     """The most salient tokens of each head, with the targets they promote and suppress most, and names.
@@ -45,6 +68,7 @@ class SalientOperations(Result):
         suppressed_ids, suppressed_values: Most suppressed targets, most negative first.
         strings: Text of every token above, by id.
         names: What each head does, in one name.
+        grids: The same as a picture of a few tokens.
         left_out: How many tokens of the vocabulary were not considered, by reason.
         failed_predicates: Predicates that raised, with their errors; they were left out.
 
@@ -69,6 +93,7 @@ class SalientOperations(Result):
     suppressed_values: Float[Tensor, "head token target"]
     strings: dict[int, str]
     names: tuple[HeadName, ...]
+    grids: tuple[OperationGrid, ...]
     left_out: dict[str, int]
     failed_predicates: dict[str, str]
     provenance: Provenance
@@ -107,6 +132,7 @@ class SalientOperations(Result):
             self,
             heads=tuple(self.heads[i] for i in numbers),
             names=tuple(self.names[i] for i in numbers),
+            grids=tuple(self.grids[i] for i in numbers),
             strings={token: text for token, text in self.strings.items() if token in used},
             **arrays,
         )
@@ -133,6 +159,13 @@ class SalientOperations(Result):
             }
             for place, token in enumerate(self.token_ids[number].tolist())
         ]
+        grid = self.grids[number]
+        operation["grid"] = {
+            "tokens": [self._token(token) for token in grid.token_ids],
+            "targets": [self._token(target) for target in grid.target_ids],
+            "values": grid.values,
+            "explained": grid.explained,
+        }
         return operation
 
     def _token(self, token_id: int) -> dict[str, Any]:
@@ -159,6 +192,10 @@ class SalientOperations(Result):
             entries = [[[target["value"] for target in token[name]] for token in listed] for listed in tokens]
             return torch.tensor(ids), torch.tensor(entries, dtype=torch.float32)
 
+        def grid(entry: dict[str, Any]) -> OperationGrid:
+            ids = (tuple(map(id_of, entry[name])) for name in ("tokens", "targets"))
+            return OperationGrid(*ids, *(tuple(map(tuple, entry[name])) for name in ("values", "explained")))
+
         promoted, suppressed = targets("promotes"), targets("suppresses")
         return cls(
             circuit=values["circuit"],
@@ -170,6 +207,7 @@ class SalientOperations(Result):
             suppressed_ids=suppressed[0],
             suppressed_values=suppressed[1],
             names=tuple(HeadName.from_dict(operation) for operation in operations),
+            grids=tuple(grid(operation["grid"]) for operation in operations),
             left_out=dict(values["left_out"]),
             failed_predicates=dict(values["failed_predicates"]),
             provenance=Provenance.from_dict(values["provenance"]),
@@ -201,8 +239,9 @@ class SalientOperations(Result):
         """The salient tokens of each head with their targets.
 
         Args:
-            view: ``"table"`` (the default up to a dozen heads), ``"map"`` of the names' scores with the tokens of a
-                pinned head, or ``"top_tokens"``: the most promoted targets, drawn by circuitsvis.
+            view: ``"table"`` (the default up to a dozen heads) beside a small grid of each head, ``"map"`` of the
+                names' scores with the tokens of a pinned head, or ``"top_tokens"``: the most promoted targets, drawn by
+                circuitsvis.
         """
         title = f"Salient operations, {self.circuit.upper()} circuits, preset {self.provenance.options['preset']}"
         if view == "auto":
@@ -213,7 +252,8 @@ class SalientOperations(Result):
                 for place, row in enumerate(self._token_rows(number)):
                     rows.append([*((str(head), self.names[number].name) if place == 0 else ("", "")), *row])
             titles = ["head", "name", "token", "salience", *self._verbs]
-            return table_figure(titles, rows, title=title, text=str(self), unbroken=True)
+            listed = table_figure(titles, rows, title="Salient tokens", text=str(self), unbroken=True)
+            return beside([*map(self._grid, range(len(self.heads))), listed], title=title, text=str(self))
         if view == "map":
             return self._map(title)
         if view == "top_tokens":
@@ -235,6 +275,24 @@ class SalientOperations(Result):
             ]
             rows.append([quoted(self.strings[token]), f"{self.salience[number, place]:.3g}", *targets])
         return rows
+
+    def _grid(self, number: int) -> Figure:
+        """A few salient tokens by their targets, with the operation's name and score below."""
+        grid, entry = self.grids[number], self.names[number]
+        values = torch.tensor(grid.values)
+        rows, columns = (as_words([self.strings[token] for token in ids]) for ids in (grid.token_ids, grid.target_ids))
+        marks = MapLayer("", values, marked=torch.tensor(grid.explained).float())
+        return token_grid(
+            marks,
+            rows,
+            columns,
+            title=f"{self.heads[number]}: {entry.name}",
+            unit="entry of the map",
+            rows="source" if self.circuit == "ov" else "query",
+            columns="target" if self.circuit == "ov" else "key",
+            mark=f"{entry.best} explains this target",
+            note=_caption(entry),
+        )
 
     def _map(self, title: str) -> Figure:
         shape = (1 + max(head.layer for head in self.heads), 1 + max(head.head for head in self.heads))
@@ -291,9 +349,10 @@ def token_ids_in(arrays: Mapping[str, Tensor]) -> set[int]:
 
 
 def _name_line(entry: HeadName) -> str:
-    share = f"score {entry.score:.2f}, null {entry.null_mean:.2f}, p {_small(entry.p_value)}, q {_small(entry.q_value)}"
-    named = entry.name if entry.best in (None, entry.name) else f"{entry.name} (best: {entry.best})"
-    line = f"{named}; {share}" if entry.best is not None else named
+    line = entry.name if entry.best in (None, entry.name) else f"{entry.name} (best: {entry.best})"
+    if entry.best is not None:
+        line += f"; score {entry.score:.2f}, null {entry.null_mean:.2f}, p {_small(entry.p_value)}"
+        line += f", q {_small(entry.q_value)}"
     if entry.runner_up is not None:
         line += f"; runner-up: {entry.runner_up} {entry.runner_up_score:.2f}"
     if entry.description is not None:
@@ -301,6 +360,14 @@ def _name_line(entry: HeadName) -> str:
     if entry.description_error is not None:
         line += f"\n  not described: {visible(entry.description_error)}"
     return line
+
+
+def _caption(entry: HeadName) -> str:
+    """What stands below a grid: ``name variations 0.9``, and how sure that is."""
+    if entry.best is None:
+        return entry.name
+    named = entry.name if entry.best == entry.name else f"{entry.name}; best: {entry.best}"
+    return f"{named} {entry.score:.2g} · null {entry.null_mean:.2g} · q {_small(entry.q_value).replace('<', '< ')}"
 
 
 def _small(value: float) -> str:

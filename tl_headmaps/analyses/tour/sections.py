@@ -1,4 +1,4 @@
-"""What the tour shows, in the order in which it is understood: from weights to answers, then around them.
+"""What the tour shows: what was found first, then how, then around it; the model itself comes last.
 
 A section is one entry of :data:`SECTIONS`, a step one function: adding one touches nothing else. What a step says is
 made from its own result, so that no number can be older than the run.
@@ -19,6 +19,7 @@ from ..relation_scores.call import relation_scores
 from ..relation_scores.result import RelationScores
 from ..salient_operations.call import salient_operations
 from ..task_maps.call import task_maps
+from ..task_maps.result import TaskMaps
 from ..token_grid import token_grid
 from ..validate.call import validate
 from ..value_mixing.call import value_mixing
@@ -26,7 +27,10 @@ from .tour import Finding, Section, Tour
 
 RELATIONS = ("country_to_capital", "country_to_language", "name_copying", "past_tense", "comparative", "antonym")
 LEAD = RELATIONS[0]
-"""The relation the tour follows from the weights to the answers."""
+"""The relation the tour follows from what is read of heads to what the model answers."""
+
+TASK_OF_LEAD = "knowledge_recall"
+"""The cognitive function that questions about it are an example of."""
 
 SOURCES = ("France", "Germany", "Egypt")
 TARGETS = ("Cairo", "Paris", "Berlin")
@@ -80,10 +84,11 @@ def relations(tour: Tour) -> Finding:
     return Finding(
         "relation_scores",
         scores,
-        ("relations", *scores.relations),
+        ("relations", *scores.relations, "--side-by-side"),
         f"{opening}{rest} {len(heads)} of {scores.values[0].numel()} heads implement at least one.{missing}",
         f"{head} scores {score:.2f} on {first}",
         str(scores),
+        {"side_by_side": True},
     )
 
 
@@ -96,14 +101,14 @@ def _score(scores: RelationScores, name: str) -> str:
 
 def _head(tour: Tour) -> HeadIndex:
     """The head that scores highest on the relation the tour follows."""
-    scores: RelationScores = tour.earlier("relation_scores")
+    scores: RelationScores = tour.needed(relations)
     return scores.top(1, LEAD)[0][0]
 
 
 def grid(tour: Tour) -> Finding:
     """The best head at work."""
     head = _head(tour)
-    table = token_grid(tour.weights, head, SOURCES, TARGETS)
+    table = token_grid(tour.weights, head, SOURCES, TARGETS, relation=LEAD)
     pairs = [
         f"{source} → {target} (rank {int(table.ranks[row, table.targets.index(target)]) + 1:,})"
         for row, (source, target) in enumerate(table.best())
@@ -111,7 +116,11 @@ def grid(tour: Tour) -> Finding:
     return Finding(
         "token_grid",
         table,
-        ("grid", "--head", str(head), "--sources", ",".join(SOURCES), "--targets", ",".join(TARGETS)),
+        (
+            *("grid", "--head", str(head), "--sources", ",".join(SOURCES), "--targets", ",".join(TARGETS)),
+            *("--relation", LEAD),
+        ),
+        f"{head} at work: rows are what it attends to, columns what it writes. "
         f"The largest entry of each row: {', '.join(pairs)}. Rank 1 is the token written most strongly, out of "
         f"{table.n_vocab:,}.",
         ", ".join(f"{source} → {target}" for source, target in table.best()),
@@ -166,7 +175,7 @@ def operations(tour: Tour) -> Finding:
 
 
 def agreement(tour: Tour) -> Finding:
-    """Do heads write in prompts what their weights say?"""
+    """Do heads write in prompts what was read from them?"""
     validation = validate(tour.model, [LEAD])
     found = {name: column[0] for name, column in validation.agreement.items()}
     ends = {name: interval(found[f"heads_{name}_low"], found[f"heads_{name}_high"]) for name in ("without", "with")}
@@ -180,9 +189,9 @@ def agreement(tour: Tour) -> Finding:
         validation,
         ("validate", LEAD),
         f"In {len(validation.templates)} prompts with {validation.n_dynamic[0]} sources each, what heads write agrees "
-        f"with their weights at a correlation over heads within layers of {context['without']} when they attend to the "
-        f"source alone, and of {context['with']} with attention as it is. {confirmed} heads that score .15 or more in "
-        "the weights do so in prompts too.",
+        f"with what was read from them at a correlation over heads within layers of {context['without']} when they "
+        f"attend to the source alone, and of {context['with']} with attention as it is. {confirmed} heads that score .15 or "
+        "more there do so in prompts too.",
         f"prompts confirm {confirmed} heads",
     )
 
@@ -199,7 +208,8 @@ def ablation(tour: Tour) -> Finding:
         half = next((step for step, value in enumerate(accuracy) if value <= accuracy[0] / 2), None)
         falls = "" if half is None else f"; {half} {'is' if half == 1 else 'are'} enough to lose half"
         says = (
-            f"{asked}. With its {len(curves.heads)} best heads switched off, {accuracy[-1]:.0%} are left{falls}. "
+            f"{asked}. With the {len(curves.heads)} best heads switched off, one after the other, {accuracy[-1]:.0%} "
+            f"are left{falls}. "
             f"Share of the accuracy lost: {curves.curve.drop:.0%}, with as many random heads "
             f"{number(100 * curves.random_drop, 0)}%."
         )
@@ -266,7 +276,7 @@ def association(tour: Tour) -> Finding:
 
 def mixing(tour: Tour) -> Finding:
     """The same head's arithmetic, step by step."""
-    heads: AssociationHeads = tour.earlier("association_heads")
+    heads: AssociationHeads = tour.needed(association)
     head = heads.top(1)[0][0]
     mixed = value_mixing(tour.model, SENTENCE, head, QUERY, KEY)
     example = mixed.explain(QUERY, KEY)
@@ -315,26 +325,48 @@ def tasks(tour: Tour) -> Finding:
         f"From the heads, a probe recognises the function of {overall['probe']:.0%} of {sum(maps.n_items)} held-out "
         f"items; from their words alone {overall['words']:.0%}, from the words of the sentence that is asked about "
         f"{overall['decisive']:.0%}, by guessing {overall['majority']:.1%}. Heads that stand out from shuffled labels, "
-        f"over all functions: {chosen or 'none'}.{best}{stable}",
+        f"over all functions: {chosen or 'none'}.{best}{stable}{disagreement(tour, maps)}",
         f"probe {overall['probe']:.0%}, words {overall['words']:.0%}",
     )
 
 
+def disagreement(tour: Tour, maps: TaskMaps) -> str:
+    """Why the name of the best head, its scores and its place in the task maps may say different things of it."""
+    scores, named = tour.found(relations), tour.found(names)
+    function = TASK_OF_LEAD
+    if scores is None or named is None or function not in maps.functions:
+        return ""
+    head, score = scores.top(1, scores.relations[0])[0]
+    entry = named.name(head)
+    row = maps.importance[maps.functions.index(function)]
+    place = 1 + int((row > row[head.layer, head.head]).sum())
+    total = int((~row.isnan()).sum())
+    if head in maps.standing_out[maps.functions.index(function)]:
+        return ""
+    called = "has no name" if entry.name == UNCLEAR else f"is named {entry.name} ({entry.score:.0%})"
+    return (
+        f" Of {head} three sections say three things: it scores {score:.2f} on {scores.relations[0]}, it {called}, and "
+        f"here it is number {place} of {total} for {FUNCTIONS.get(function, function)}. They ask different things. The "
+        "score is about one relation's few words; the name about whichever tokens of the vocabulary the head does "
+        "most about; these maps about what tells one function from the others in a head's output. A head that helps "
+        "with many questions alike does not stand out here, though the model may need it."
+    )
+
+
 SECTIONS = (
-    Section("The model", "What was loaded, and what can be asked of it.", (the_model,)),
+    Section(
+        "Which heads know the capitals, and does the model need them?",
+        "Prompts ask for the capital of a country, and heads are switched off one after the other, best score first, "
+        "and as many random other heads beside them. Then the head that scores highest, and nine entries of its map.",
+        (ablation, grid),
+        columns=True,
+    ),
     Section(
         "Which heads know what?",
         "A head's OV circuit maps every token it may attend to, to what it then writes. Its score on a relation is the "
-        "share of pairs whose target is among the k tokens written most strongly: read from the weights alone, without "
-        "a prompt. The null is the same score with targets shuffled among the sources. Choose a relation, hover a "
-        "head, click to pin it.",
+        "share of pairs whose target is among the k tokens written most strongly. The null is the same score with "
+        "targets shuffled among the sources. Hover a head, click to pin it.",
         (relations,),
-    ),
-    Section(
-        "One head at work",
-        "The head that scores highest on the first relation, and nine entries of its map: rows are what it attends to, "
-        "columns what it writes.",
-        (grid,),
     ),
     Section(
         "What do heads do when nobody says what to look for?",
@@ -344,11 +376,10 @@ SECTIONS = (
         (names, operations),
     ),
     Section(
-        "Does the running model agree?",
-        "First, prompts that say nothing about the relation: do heads write there what their weights promise? Then, "
-        "prompts that ask for it: heads are switched off one after the other, best score first, and as many random "
-        "other heads beside them.",
-        (agreement, ablation),
+        "Do heads write in prompts what was read from them?",
+        "Prompts that say nothing about the relation, with its sources in them: what each head writes there, beside "
+        "what it was expected to write.",
+        (agreement,),
     ),
     Section(
         "One sentence",
@@ -370,4 +401,5 @@ SECTIONS = (
         "from each, beyond the words.",
         (tasks,),
     ),
+    Section("The model", "What was loaded, and what can be asked of it.", (the_model,)),
 )

@@ -4,13 +4,16 @@ The steps themselves are in :mod:`.sections`.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from ...capture.weights import HeadWeights
 from ...core.errors import HeadMapsError, UsageError
 from ...results import Result
+
+Step: TypeAlias = Callable[["Tour"], "Finding"]
+"""One question to a model."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,7 @@ class Finding:
         says: What it shows, in a sentence or two.
         headline: The same in a few words, for a table of contents.
         printed: What a terminal shows below the sentences.
+        drawn: Options of the result's figure that the arguments choose too.
     """
 
     name: str
@@ -32,6 +36,7 @@ class Finding:
     says: str
     headline: str = ""
     printed: str = ""
+    drawn: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -43,11 +48,15 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Section:
-    """Steps that belong together; ``about`` says what is done in them and holds for every model."""
+    """Steps that belong together; ``about`` says what is done in them and holds for every model.
+
+    The results of a section in ``columns`` stand side by side on a page.
+    """
 
     title: str
     about: str
-    steps: tuple[Callable[["Tour"], Finding], ...]
+    steps: tuple[Step, ...]
+    columns: bool = False
 
 
 @dataclass(frozen=True)
@@ -61,11 +70,11 @@ class SectionReport:
 
 @dataclass
 class Tour:
-    """A model and its results so far; later steps look at those of earlier ones."""
+    """A model and what was found so far; steps may look at each other, and each is done once."""
 
     model: Any
     weights: HeadWeights = field(init=False)
-    results: dict[str, Result] = field(default_factory=dict)
+    outcomes: dict[Step, Finding | HeadMapsError] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.weights = HeadWeights.of(self.model)
@@ -73,19 +82,26 @@ class Tour:
     def run(self, section: Section) -> SectionReport:
         """Run the steps of a section; after a step that cannot be done, the tour goes on."""
         start = time.perf_counter()
-        outcomes: list[Finding | Refusal] = []
-        for step in section.steps:
-            try:
-                finding = step(self)
-            except HeadMapsError as error:
-                outcomes.append(Refusal(str(error)))
-            else:
-                self.results[finding.name] = finding.result
-                outcomes.append(finding)
-        return SectionReport(section, tuple(outcomes), time.perf_counter() - start)
+        outcomes = tuple(map(self._outcome, section.steps))
+        told = tuple(each if isinstance(each, Finding) else Refusal(str(each)) for each in outcomes)
+        return SectionReport(section, told, time.perf_counter() - start)
 
-    def earlier(self, name: str) -> Any:
-        """The result of an earlier step."""
-        if name not in self.results:
-            raise UsageError(f"This step looks at {name.replace('_', ' ')}, which could not be made for this model.")
-        return self.results[name]
+    def _outcome(self, step: Step) -> Finding | HeadMapsError:
+        if step not in self.outcomes:
+            try:
+                self.outcomes[step] = step(self)
+            except HeadMapsError as error:
+                self.outcomes[step] = error
+        return self.outcomes[step]
+
+    def found(self, step: Step) -> Any:
+        """The result of a step, or None where it cannot be done for this model."""
+        outcome = self._outcome(step)
+        return outcome.result if isinstance(outcome, Finding) else None
+
+    def needed(self, step: Step) -> Any:
+        """The result of a step that another one cannot do without."""
+        result = self.found(step)
+        if result is None:
+            raise UsageError(f"This step looks at that of {step.__name__}, which could not be done for this model.")
+        return result

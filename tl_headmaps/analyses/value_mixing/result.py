@@ -393,7 +393,7 @@ class ValueMixing(Result):
             dots = zip(self.before_dot[row].tolist(), self.after_dot[row].tolist(), strict=True)
             angles = zip(self.before_cosine[row].tolist(), self.after_cosine[row].tolist(), strict=True)
             cells = [
-                f"{significant(dot)} -> {significant(new_dot)} ({significant(cosine)} -> {significant(new_cosine)})"
+                f"{significant(dot)} → {significant(new_dot)} ({significant(cosine)} → {significant(new_cosine)})"
                 for (dot, new_dot), (cosine, new_cosine) in zip(dots, angles, strict=True)
             ]
             rows.append([self.tokens[query], *cells])

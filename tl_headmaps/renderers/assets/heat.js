@@ -49,7 +49,7 @@ const heat = (root, data) => {
   const names = [...new Set(maps.map((map) => map.name))];
   const filled = (r) => !lengths || lengths[r] > 0;
   const start = Array.from({ length: rows.n }, (_, r) => r).find(filled) || 0;
-  const now = { group: groups[0], name: names[0], r: start, c: 0, pinned: null, hits: [], hit: -1 };
+  const now = { group: groups[0], name: names[0], r: start, c: 0, pinned: data.pinned || null, hits: [], hit: -1 };
   let plots = [];
   const speak = speaker(root);
   const controls = make('div', 'controls', place);
@@ -100,7 +100,7 @@ const heat = (root, data) => {
     move(...now.hits[now.hit]);
     pin(...now.hits[now.hit]);
   };
-  if (rows.n * cols.n > 1)
+  if (rows.n * cols.n > 1 && !data.numbers)
     searchBox(controls, data.item !== 'head' ? 'find a label' : data.drill ? 'find L23H4 or a token' : 'find L23H4', found, nextHit);
 
   // Where a row is drawn: the first at the top, or at the bottom. And the same back.
