@@ -13,11 +13,12 @@ from ..capture.parts import LayerWeights, Norm
 from ..capture.tensors import in_float64
 from ..capture.weights import HeadWeights
 from ..core.ambient import steady
+from ..core.errors import UsageError
 from ..core.provenance import Provenance
-from ..core.types import Model
+from ..core.types import Circuit, HeadIndex, Model, check_choice
 from ..renderers.figure import Figure
 from ..renderers.listing import table_figure
-from ..results import Result
+from ..results import Result, largest_heads
 from ..scorers.spectra import entropy_rank, product_singular_values, random_matrix
 
 
@@ -47,6 +48,18 @@ class ModelDescription(Result):
     parameters: Mapping[str, int] | None = None
     qk_rank: Float[Tensor, "layer head"] | None = None
     ov_rank: Float[Tensor, "layer head"] | None = None
+
+    def head_map(self, circuit: Circuit = "ov") -> Float[Tensor, "layer head"]:
+        """Effective ranks of a circuit."""
+        check_choice(circuit, Circuit, "circuit")
+        ranks = self.ov_rank if circuit == "ov" else self.qk_rank
+        if ranks is None:
+            raise UsageError("This description has no ranks: an older version made it. Call describe_model() again.")
+        return ranks
+
+    def top(self, n: int = 5, circuit: Circuit = "ov") -> list[tuple[HeadIndex, float]]:
+        """The ``n`` heads with the largest effective rank."""
+        return largest_heads(self.head_map(circuit), n)
 
     def to_rows(self) -> Iterable[dict[str, Any]]:
         """One record per fact."""

@@ -28,14 +28,14 @@ from ..circuits.vectors import token_vectors
 from ..core.ambient import steady
 from ..core.errors import UsageError
 from ..core.provenance import Provenance
-from ..core.types import HeadIndex, Model, Preset
+from ..core.types import Model, Preset
 from ..data.prompts import neutral_prompts
 from ..data.texts import Sample, describe_source, split_texts
 from ..renderers.figure import Figure
 from ..renderers.grids import MapLayer
 from ..renderers.heat import head_map
 from ..renderers.text import table_text
-from ..results import Result, cells, largest_heads
+from ..results import HeadMaps, cells
 from ..scorers.trust import Fit, WriteSums, permuted_within_deciles, share_with_interval, sinks, unexplained
 
 VECTORS: tuple[str, ...] = ("folded", "met")
@@ -47,7 +47,7 @@ _N_PROMPTS = 2
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class HeadTrust(Result):
+class HeadTrust(HeadMaps):
     """Share of what each head writes in running text that its tokens' own vectors explain, on held-out documents.
 
     Attributes:
@@ -96,9 +96,11 @@ class HeadTrust(Result):
         n_layers, n_heads = self.values.shape
         return {"layer": list(range(n_layers)), "head": list(range(n_heads))}
 
-    def top(self, n: int = 5, vectors: str = "met") -> list[tuple[HeadIndex, float]]:
-        """The heads whose tokens explain most."""
-        return largest_heads(self.token_share[vectors], n)
+    def head_map(self, vectors: str | None = None) -> Float[Tensor, "layer head"]:
+        """The token shares of one kind of vector, ``"met"`` by default."""
+        if vectors is not None and vectors not in self.token_share:
+            raise UsageError(f"There are no shares of {vectors!r}; there are those of {', '.join(self.token_share)}.")
+        return self.token_share[vectors or "met"]
 
     def to_rows(self) -> Iterable[dict[str, Any]]:
         """One record per kind of vector and head."""

@@ -19,7 +19,7 @@ from ..renderers.figure import Figure
 from ..renderers.grids import MapLayer, name_layer
 from ..renderers.heat import head_map
 from ..renderers.text import table_text
-from ..results import Result
+from ..results import Result, largest_heads
 from .salient_operations.call import Vocabulary, salient_operations
 from .salient_operations.result import failure_lines
 
@@ -91,6 +91,18 @@ class HeadNames(Result):
                 f"There is no head {index}: the tokens of layer {index.layer} are mixed by {mixer}. Choose another."
             )
         return self.names[index.layer][index.head]
+
+    def head_map(self) -> Float[Tensor, "layer head"]:
+        """The same map, under the name that all results have for it."""
+        return self.values
+
+    def top(self, n: int = 5) -> list[tuple[HeadIndex, float]]:
+        """The ``n`` heads whose names explain most of their salient mappings; ``unclear`` ones left out."""
+        values = self.values
+        for head, entry in self._entries():
+            if entry.name == UNCLEAR:
+                values[head.layer, head.head] = torch.nan
+        return largest_heads(values, n)
 
     def named(self) -> dict[str, list[HeadIndex]]:
         """Heads by name, the most frequent name first; ``unclear`` ones left out."""

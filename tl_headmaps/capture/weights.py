@@ -25,7 +25,7 @@ from torch import Tensor
 from ..core.ambient import steady
 from ..core.errors import HeadMapsError, UnsupportedModelError, UsageError, WeightBasisError
 from ..core.provenance import Provenance
-from ..core.types import Basis, Circuit, HeadIndex, HeadLike, Model, Preset, head_list
+from ..core.types import Basis, Circuit, HeadIndex, HeadLike, LayerLike, Model, Preset, head_list, layer_list
 from .anatomy import host_error, parameters_digest
 from .checkpoint.reader import CheckpointOrigin, open_checkpoint
 from .forward import weights_loaded
@@ -197,16 +197,23 @@ class HeadWeights:
         """Number of heads of the whole model."""
         return len(self.layers_with_heads) * self.n_heads
 
+    def named_heads(self, heads: HeadLike | Iterable[HeadLike]) -> list[HeadIndex]:
+        """One head or several in the order given, ``"L12"`` being all of layer 12; raises if one does not exist."""
+        every = [HeadIndex(layer, head) for layer in range(self.n_layers) for head in range(self.n_heads)]
+        return [self.head(head) for head in head_list(heads, every)]
+
     def chosen_heads(
-        self, heads: HeadLike | Iterable[HeadLike] | None = None, layers: int | Iterable[int] | None = None
+        self,
+        heads: HeadLike | Iterable[HeadLike] | None = None,
+        layers: LayerLike | Iterable[LayerLike] | None = None,
     ) -> list[HeadIndex]:
         """The heads chosen by name, by layer, or by both (then their intersection), in ascending order.
 
         Args:
-            heads: One head or several; all by default.
+            heads: One head or several, ``"L12"`` being all of layer 12; all by default.
             layers: Only heads of these layers.
         """
-        numbers = range(self.n_layers) if layers is None else [layers] if isinstance(layers, int) else list(layers)
+        numbers = range(self.n_layers) if layers is None else layer_list(layers)
         for layer in numbers:
             if not 0 <= layer < self.n_layers:
                 raise UsageError(f"There is no layer {layer}: the model has layers 0 to {self.n_layers - 1}.")
@@ -215,7 +222,7 @@ class HeadWeights:
             raise self._no_heads(numbers[0])
         chosen = {HeadIndex(layer, head) for layer in numbers if layer in with_heads for head in range(self.n_heads)}
         if heads is not None:
-            chosen &= {self.head(head) for head in head_list(heads)}
+            chosen &= set(self.named_heads(heads))
         if not chosen and layers is None:
             raise UsageError("heads= is empty. Name at least one head, or leave it out for all.")
         if not chosen:

@@ -16,7 +16,7 @@ from ...capture.running.prompts import check_templates, filled
 from ...capture.weights import HeadWeights
 from ...core.ambient import steady
 from ...core.errors import UsageError
-from ...core.types import AblationMethod, HeadIndex, HeadLike, Model, Preset, check_choice, head_list
+from ...core.types import AblationMethod, HeadIndex, HeadLike, Model, Preset, check_choice
 from ...data.relations import (
     Encoded,
     MultiToken,
@@ -138,7 +138,7 @@ def ablate(
     experiment = AblationExperiment(model, weights, settings)
     chosen_on, asked = experiment.halves(resolved) if split else (resolved, resolved)
     questions = experiment.questions(asked, templates)
-    ranked = None if isinstance(heads, str) and heads == "top" else [weights.head(head) for head in head_list(heads)]
+    ranked = None if isinstance(heads, str) and heads == "top" else weights.named_heads(heads)
     if ranked is not None and not ranked:
         raise UsageError("heads= is empty. Name at least one head, or leave it out for the top heads.")
     candidates = load_relations(model=weights, data_dir=data_dir) if given_controls is None else given_controls

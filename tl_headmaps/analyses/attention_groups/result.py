@@ -243,7 +243,7 @@ class AttentionGroups(Result):
 
     def groups_of(self, head: HeadLike) -> Groups:
         """Groups of one head."""
-        return self.head_groups[self.heads.index(HeadIndex.of(head))]
+        return self.head_groups[self._index(head)]
 
     def top(self, n: int = 5) -> list[tuple[HeadIndex, float]]:
         """The ``n`` heads with the most modular groups (ties: lower layer, then lower head)."""

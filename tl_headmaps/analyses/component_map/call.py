@@ -21,7 +21,7 @@ from ...capture.components.matrices import (
 )
 from ...capture.components.outputs import component_outputs
 from ...capture.loading import load_model
-from ...capture.running.activations import prepends_bos
+from ...capture.running.activations import encode_prompt, prepends_bos
 from ...capture.running.batches import TextBatches, token_batches
 from ...capture.weights import HeadWeights
 from ...core.ambient import steady
@@ -449,7 +449,10 @@ class _Measurement:
         length = min(_SEQUENCE, int(model.cfg.n_ctx))
         prepend_bos = prepends_bos(model, options.prepend_bos)
         batches = token_batches(
-            read_texts(options.texts, options.column),
+            (
+                text if isinstance(text, str) else tuple(encode_prompt(model, text))
+                for text in read_texts(options.texts, options.column)
+            ),
             source.weights.tokenizer,
             length=length,
             max_tokens=options.max_tokens,

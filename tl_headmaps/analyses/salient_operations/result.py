@@ -98,9 +98,14 @@ class SalientOperations(Result):
             for token, targets in zip(self.token_ids[number].tolist(), self.promoted_ids[number].tolist(), strict=True)
         ]
 
+    def top(self, n: int = 5) -> list[tuple[HeadIndex, float]]:
+        """The ``n`` heads of which the best name explains most (ties: the first)."""
+        scores = zip(self.heads, (name.score for name in self.names), strict=True)
+        return sorted(scores, key=lambda entry: -entry[1])[:n]
+
     def select(self, heads: HeadLike | Iterable[HeadLike]) -> "SalientOperations":
         """The same result for some heads, in the order given."""
-        numbers = [self.index_of(head) for head in head_list(heads)]
+        numbers = [self.index_of(head) for head in head_list(heads, self.heads)]
         arrays = {name: getattr(self, name)[numbers] for name in ARRAYS}
         used = token_ids_in(arrays)
         return replace(
