@@ -11,6 +11,7 @@ A field with the default None is left out of JSON when it is None. Results whose
 own :meth:`Result.to_dict` and :meth:`Result.from_dict`.
 """
 
+import functools
 import html
 import itertools
 import json
@@ -19,7 +20,7 @@ import sys
 import types
 import typing
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -52,6 +53,16 @@ if TYPE_CHECKING:
 _Any_Result = TypeVar("_Any_Result", bound="Result")
 
 
+def _captioned(draw: Callable[..., Figure]) -> Callable[..., Figure]:
+    """A drawing method whose figures say what the model's weights were made of: the one place that does."""
+
+    @functools.wraps(draw)
+    def figure(self: "Result", *arguments: Any, **options: Any) -> Figure:
+        return draw(self, *arguments, **options).captioned(self.provenance.caption)
+
+    return figure
+
+
 @steady
 class Result(ABC):
     """A frozen result; subclasses name their ``kind``, their axes and their rows.
@@ -80,6 +91,8 @@ class Result(ABC):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
+        if "figure" in vars(cls):
+            cls.figure = _captioned(cls.figure)  # type: ignore[method-assign]
         steady(cls)
 
     @property
@@ -186,6 +199,7 @@ class Result(ABC):
         """The same as numpy arrays."""
         return {name: value.numpy(force=True) for name, value in self.to_torch().items()}
 
+    @_captioned
     def figure(self) -> Figure:
         """The picture of this result; one without a picture of its own shows its printed form."""
         return text_figure(str(self), title=self.kind.replace("_", " ").capitalize())

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ..capture.bundled import NAME, ORIGINAL
 from ..capture.parts import LayerWeights, Norm
 from ..capture.tensors import in_float64
 from ..capture.weights import HeadWeights
@@ -109,6 +110,7 @@ def describe_model(model: Model | HeadWeights) -> ModelDescription:
         "vocabulary": f"{weights.n_vocab:,} tokens",
         "weight basis": weights.basis,
         "stored type": str(weights.W_E.dtype).removeprefix("torch."),
+        "quantisation": _quantisation(weights),
         "device": str(weights.device),
         "norm before attention": _norm(layer.ln1),
         "norm after attention": _norm(layer.ln1_post),
@@ -125,6 +127,13 @@ def describe_model(model: Model | HeadWeights) -> ModelDescription:
     if weights.notes:
         facts["note"] = " ".join(weights.notes)
     return ModelDescription(facts, weights.provenance(), _parameters(weights), qk_rank, ov_rank)
+
+
+def _quantisation(weights: HeadWeights) -> str:
+    if weights.quantisation is None:
+        return "none found in its configuration or values"
+    original = f"; the original weights: load_model({ORIGINAL!r})" if weights.model_name == NAME else ""
+    return weights.quantisation + original
 
 
 def _parameters(weights: HeadWeights) -> dict[str, int]:

@@ -1,7 +1,7 @@
 """What kind of tokens each head attends to, over many texts: previous, repeated, first, induced, nearby."""
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, ClassVar
@@ -23,10 +23,11 @@ from ..data.texts import describe_source, read_texts, repeated_tokens, text_byte
 from ..renderers.figure import Figure
 from ..renderers.grids import MapLayer
 from ..renderers.heat import head_map
-from ..renderers.text import interval, significant, table_text
+from ..renderers.text import chance, interval, significant, table_text
 from ..results import HeadMaps, cells
 from ..scorers.profile import (
     PROFILE_SCORES,
+    REPETITION_SCORES,
     SENTENCE_SCORES,
     even_pair_shares,
     null_shares,
@@ -78,8 +79,9 @@ class GroupingProfile(HeadMaps):
         possible: Share of queries that have such a pair.
         n_texts, n_tokens: Texts scored and their tokens.
         n_cut, n_skipped: Texts that were cut, and texts of fewer than two tokens, which were left out.
-        n_repeated: How many of the texts are random tokens said twice. They have no sentences, so that
-            syntactic_neighbour and sentence_block are about the other texts alone.
+        n_repeated: How many of the texts are random tokens said twice (see :func:`grouping_profile`). They have no
+            sentences, so that syntactic_neighbour and sentence_block are about the other texts alone; duplicate_token
+            and induction are about them alone.
 
     Example:
         >>> from tl_headmaps import grouping_profile, load_default_model
@@ -165,7 +167,7 @@ class GroupingProfile(HeadMaps):
     def _read(self) -> str:
         """The texts in words."""
         texts = f"{self.n_texts:,} texts, {self.n_tokens:,} tokens"
-        return texts if not self.n_repeated else f"{texts} ({self.n_repeated} texts are random tokens said twice)"
+        return texts if not self.n_repeated else f"{texts} ({self.n_repeated} of random tokens said twice)"
 
     def __str__(self) -> str:
         rows = []
@@ -180,8 +182,8 @@ class GroupingProfile(HeadMaps):
                         significant(value),
                         interval(float(self.where_possible_low[at]), float(self.where_possible_high[at])),
                         "-" if null is None else significant(null),
-                        significant(float(self.p_value[at]), 2),
-                        significant(float(self.q_value[at]), 2),
+                        chance(float(self.p_value[at])),
+                        chance(float(self.q_value[at])),
                         significant(float(self.values[at])),
                         significant(float(self.even[index])) if place == 0 else "",
                         significant(float(self.possible[index])) if place == 0 else "",
@@ -196,8 +198,9 @@ class GroupingProfile(HeadMaps):
             "where possible: mean attention on such pairs from the queries that have one; null: the same if attention\n"
             "depended on distance alone (previous and first token, which are positions: if it were even); p: above\n"
             f"null, over texts{'' if self.n_texts >= LEAST_UNITS else _TOO_FEW}; q: over all scores and heads;\n"
-            f"{_NARROW if self.n_texts < _MANY else ''}"
+            f"{_NARROW if self.n_texts < _MANY and not self.n_repeated else ''}"
             "share: of all attention; even: that of even attention; queries: share of queries that have such a pair"
+            f"{_REPEATED if self.n_repeated else ''}"
         )
         return f"{title}\n\n{table_text(columns, rows)}\n\n{note}"
 
@@ -205,6 +208,10 @@ class GroupingProfile(HeadMaps):
 _NULL = (
     "Null: what the head's own distance profile would give (for the previous and the first token: even attention). p: "
     "share above its null, over texts; q over all scores and heads."
+)
+_REPEATED = (
+    "\nduplicate_token and induction: on the random tokens, which come again in chunks of eight in another order;\n"
+    "syntactic_neighbour and sentence_block: on the other texts"
 )
 _MANY = 100
 _NARROW = f"95%: too narrow for duplicate_token and induction below {_MANY} texts (about 85% with 20);\n"
@@ -229,8 +236,10 @@ def grouping_profile(
     Args:
         model: A TransformerBridge or HookedTransformer.
         texts: A list of strings or token ids, a text file with blank lines between texts, or a ``datasets`` dataset. By
-            default the usual test of induction heads, 24 sequences of random tokens said twice, and the whole bundled
-            prose beside it (nothing is fitted here, so that nothing need be held out).
+            default 24 sequences of random tokens said twice (the usual test of induction heads; the second time in
+            chunks of eight tokens whose order changes, so that distance explains nothing), and the whole bundled prose
+            (nothing is fitted here, so that nothing need be held out). duplicate_token and induction are then about the
+            random tokens, syntactic_neighbour and sentence_block about the prose, the others about both.
         column: The column of a dataset that holds the text.
         max_texts: Stop after this many texts (the random sequences not counted).
         max_tokens: Cut longer texts to this many tokens, or to the context length of the model if that is shorter.
@@ -257,10 +266,10 @@ def grouping_profile(
     with tqdm(desc="profile", unit="text", total=max_texts, disable=None if progress else True) as bar:
         if repeated:
             start = [int(weights.tokenizer.bos_token_id)] if prepend_bos else []
-            tally.add([(*start, *ids) for ids in repeated], repeated=True)
+            tally.add([(*start, *ids) for ids in repeated], leave_out=SENTENCE_SCORES)
             bar.update(len(repeated))
         while some := list(islice(source, _AT_ONCE)):
-            tally.add(some)
+            tally.add(some, leave_out=REPETITION_SCORES if repeated else ())
             bar.update(len(some))
     if not tally.n_texts:
         raise UsageError("There is no text of at least two tokens. Give other texts, a file, or a dataset column.")
@@ -295,15 +304,15 @@ class _Tally:
         self.n_texts = self.n_tokens = self.n_cut = self.n_skipped = 0
         self.digest = hashlib.sha256()
 
-    def add(self, texts: list[Text], repeated: bool = False) -> None:
-        """Score some texts; random tokens have no sentences, and scores about sentences leave them out."""
+    def add(self, texts: list[Text], leave_out: Sequence[str] = ()) -> None:
+        """Score some texts, some scores left out."""
         prompts = list(self._prompts(texts))
         if not prompts:
             return
         pairs = [profile_pairs(ids, self._texts_of(ids)) for ids in prompts]
         counted = torch.ones(len(PROFILE_SCORES), dtype=torch.float64)
-        if repeated or self.tokenizer is None:
-            counted[[PROFILE_SCORES.index(score) for score in SENTENCE_SCORES]] = 0
+        without_words = SENTENCE_SCORES if self.tokenizer is None else ()
+        counted[[PROFILE_SCORES.index(score) for score in (*leave_out, *without_words)]] = 0
         pairs = [pairs_of_text & counted.bool()[:, None, None] for pairs_of_text in pairs]
         for pairs_of_text in pairs:
             self.even += even_pair_shares(pairs_of_text)

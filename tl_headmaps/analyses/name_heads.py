@@ -18,7 +18,7 @@ from ..naming.namer import UNCLEAR, Describe, HeadName
 from ..renderers.figure import Figure
 from ..renderers.grids import MapLayer, name_layer
 from ..renderers.heat import head_map
-from ..renderers.text import table_text
+from ..renderers.text import table_text, wrapped
 from ..results import Result, largest_heads
 from .salient_operations.call import Vocabulary, salient_operations
 from .salient_operations.result import failure_lines
@@ -28,8 +28,10 @@ if TYPE_CHECKING:
 
 THIRDS = ("early", "middle", "late")
 
-PUBLISHED_COVERAGE = {"early": "20-60%", "late": "60-96%"}
-"""Heads that a person or a large language model could describe in the MAPS paper (early and later layers)."""
+PUBLISHED_COVERAGE = (
+    "Published of other models, Pythia-6.9B and GPT-2 XL (MAPS paper): a large language model could describe 20-60% of "
+    "the heads of early layers and 60-96% of later ones. There was no null, so the shares are not comparable with these."
+)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -167,8 +169,7 @@ class HeadNames(Result):
         drill = {str(head): {entry.name: entry.evidence()} for head, entry in self._entries()}
         parts = []
         for part, share in self.coverage().items():
-            published = f" (published: {PUBLISHED_COVERAGE[part]})" if part in PUBLISHED_COVERAGE else ""
-            parts.append(f"{part} {share:.0%}{published}")
+            parts.append(f"{part} {share:.0%}")
         details = {"share explained": self.values, "null": null, "q": q}
         return head_map(
             [
@@ -187,7 +188,7 @@ class HeadNames(Result):
     def __str__(self) -> str:
         """How many heads have a name, which names, and the heads of each with the clearest first."""
         coverage = self.coverage()
-        shares = [[part, f"{share:.0%}", PUBLISHED_COVERAGE.get(part, "")] for part, share in coverage.items()]
+        shares = [[part, f"{share:.0%}"] for part, share in coverage.items()]
         rows = []
         for name, heads in self.named().items():
             ranked = sorted(heads, key=lambda head: (self.name(head).p_value, head))
@@ -196,11 +197,11 @@ class HeadNames(Result):
         title = f"Names of heads by their {self.circuit.upper()} circuits, preset {self.provenance.options['preset']}"
         parts = [
             title,
-            table_text([("layers", "left"), ("named", "right"), ("published", "right")], shares),
+            table_text([("layers", "left"), ("named", "right")], shares),
             table_text([("name", "left"), ("heads", "right"), ("clearest, with the share explained", "left")], rows),
             "named: heads whose best predicate explains 15% of their salient mappings or more and beats its null\n"
-            "(false discovery rate 5% over all heads and predicates); published: heads of larger models that a person "
-            "or\na large language model could describe, without a null (MAPS paper)",
+            "(false discovery rate 5% over all heads and predicates)",
+            wrapped(PUBLISHED_COVERAGE),
             *failure_lines(self.failed_predicates),
         ]
         return self._noted("\n\n".join(parts))

@@ -26,13 +26,14 @@ from ..core.ambient import steady
 from ..core.errors import HeadMapsError, UnsupportedModelError, UsageError, WeightBasisError
 from ..core.provenance import Provenance
 from ..core.types import Basis, Circuit, HeadIndex, HeadLike, LayerLike, Model, Preset, head_list, layer_list
-from .anatomy import host_error, parameters_digest
+from .anatomy import config_of, host_error, parameters_digest
 from .checkpoint.reader import CheckpointOrigin, open_checkpoint
 from .forward import weights_loaded
 from .host import read_model
 from .isolation import evaluating
 from .mapped import rows_of
 from .parts import MLP, LayerWeights, Norm
+from .quantisation import quantisation_of, stated_quantisation
 from .selfcheck import SelfCheck, self_check
 from .tensors import check_device, joint_digest, tensor_digests
 
@@ -322,6 +323,19 @@ class HeadWeights:
             )
 
     @cached_property
+    def quantisation(self) -> str | None:
+        """What the weights were before they were numbers (``"Q4_1, dequantised"``), if they were quantised.
+
+        As the configuration states it, or as the values of the first attention layer show; weights that were processed
+        show less.
+        """
+        layer = self.layer(self.layers_with_heads[0])
+        stated = stated_quantisation(None if self.model is None else config_of(self.model))
+        # As they are stored: rows are outputs, heads beside or below each other.
+        written, values = layer.W_O.flatten(0, 1).T, layer.W_V.mT.flatten(0, 1)
+        return stated or quantisation_of(written, self.W_E.dtype) or quantisation_of(values, self.W_E.dtype)
+
+    @cached_property
     def fingerprint(self) -> str:
         """SHA-256 that stands for the model in every result: over names, types, shapes and bytes of all tensors here.
 
@@ -375,6 +389,7 @@ class HeadWeights:
             architecture=self.architecture,
             basis=self.basis,
             dtype=f"{str(self.W_E.dtype).removeprefix('torch.')} stored, float32 computed",
+            quantisation=self.quantisation,
             device=str(self.device),
             data=read,
             mixers={str(layer): mixer for layer, mixer in self.mixers.items() if layer < self.n_layers},

@@ -25,6 +25,7 @@ from .relations import data_folder
 Part: TypeAlias = Literal["all", "fit", "held_out"]
 
 _FILE_SUFFIXES = (".txt", ".text", ".md")
+_CHUNK = 8
 _PART_NAMES = {"all": "", "fit": ", without the held-out third", "held_out": ", held-out third"}
 
 
@@ -105,7 +106,10 @@ def split_texts(source: Any = None, column: str = "text") -> tuple[list[Text], l
 
 
 def repeated_tokens(usable: Sequence[int], longest: int, n: int = 24, length: int = 64) -> list[tuple[int, ...]]:
-    """Sequences of different random tokens, each said twice: where induction heads show.
+    """Sequences of different random tokens, each said twice, where induction heads show.
+
+    The second time, chunks of eight tokens come in another order. If all of it came again as it was, what follows the
+    first occurrence would always be equally far away, and attention by distance could not be told from induction.
 
     Args:
         usable: Token ids to draw from.
@@ -114,12 +118,18 @@ def repeated_tokens(usable: Sequence[int], longest: int, n: int = 24, length: in
         length: Tokens that are said twice, fewer if there is no room or there are no more.
 
     Example:
-        >>> repeated_tokens(range(10, 20), longest=6, n=2)
-        [(16, 19, 10, 16, 19, 10), (14, 18, 17, 14, 18, 17)]
+        >>> (tokens,) = repeated_tokens(range(100), longest=64, n=1)
+        >>> sorted(tokens[:32]) == sorted(tokens[32:]), tokens[:32] == tokens[32:]
+        (True, False)
     """
     draw = random.Random(0)
     size = min(length, longest // 2, len(usable))
-    return [2 * tuple(draw.sample(usable, size)) for _ in range(n)]
+    sequences = []
+    for _ in range(n):
+        once = draw.sample(usable, size)
+        chunks = [once[start : start + _CHUNK] for start in range(0, size, _CHUNK)]
+        sequences.append((*once, *chain.from_iterable(draw.sample(chunks, len(chunks)))))
+    return sequences
 
 
 def describe_source(source: Any, part: Part = "all") -> str:

@@ -38,6 +38,11 @@ def significant(value: float, digits: int = 3) -> str:
     return "0" if float(text) == 0 else text
 
 
+def chance(value: float) -> str:
+    """A p- or q-value with two significant digits; below 1e-9 nobody can tell."""
+    return "<1e-9" if value < 1e-9 else significant(value, 2)
+
+
 def signed(value: float, digits: int = 3) -> str:
     """The same with a sign in front, plus or minus."""
     text = significant(value, digits)

@@ -41,6 +41,9 @@ PROFILE_SCORES = (
 POSITIONS = ("previous_token", "first_token")
 """Scores that are positions themselves, so that distance explains all of them."""
 
+REPETITION_SCORES = ("duplicate_token", "induction")
+"""Scores about tokens that come again."""
+
 SENTENCE_SCORES = ("syntactic_neighbour", "sentence_block")
 """Scores that mean nothing where there are no sentences."""
 

@@ -31,9 +31,9 @@ _NAMED = 4
 
 _LEGEND = (
     "probe: held-out items recognised from all heads, 95% interval over contents; words: from the items' words;\n"
-    "asked: from the words of the sentence that is asked about; stability: rank correlation of maps from two halves\n"
-    "of the contents; heads: above shuffled labels at a false discovery rate of 5% over all functions and heads, with\n"
-    "their share of the importance beyond the items' words"
+    "asked: from the words of the sentence that is asked about; stability: rank correlation of the maps from two\n"
+    "disjoint halves of the contents, not of two seeds on the same items; heads: above shuffled labels at a false\n"
+    "discovery rate of 5% over all functions and heads, with their share of the importance beyond the items' words"
 )
 _MAPS = (
     "importance",
@@ -85,7 +85,8 @@ class TaskMaps(HeadMaps):
         standing_out: Heads of each function with ``q_value`` of at most 0.05, most important first.
         overlap: Shared part of those heads between two functions (Jaccard).
         correlation: Rank correlation of two functions' importances.
-        stability: Rank correlation of the two ``importance_halves``, function by function; NaN without them.
+        stability: Rank correlation of the two ``importance_halves``, function by function: maps of disjoint halves of
+            the contents, so other items, and not other seeds on the same ones. NaN without halves.
         folds: Fold of each item, in the order of the items.
         fold_importance: ``importance`` without each fold: what :func:`verify_tasks` chooses heads by, so that no item
             has a say in the heads that are ablated for it.
