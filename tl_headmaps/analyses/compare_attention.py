@@ -18,7 +18,7 @@ from ..core.types import HeadIndex, Model
 from ..core.vocabulary import TokenLike, token_position, word_place
 from ..renderers.charts import scatter
 from ..renderers.figure import Figure
-from ..renderers.text import interval, number, quoted, significant, table_text, wrapped
+from ..renderers.text import interval, number, quoted, signed, significant, table_text, wrapped
 from ..results import HeadMaps, cells, largest_heads
 from ..scorers.attention_comparison import (
     difference_of,
@@ -220,7 +220,7 @@ class AttentionComparison(HeadMaps):
             at = (head.layer, head.head)
             low, high, p = (float(values[at]) for values in (self.interval_low, self.interval_high, self.p_value))
             shown = [number(float(mean[at])) for mean in means]
-            rows.append([str(head), *shown, f"{difference:+.2f}", interval(low, high), significant(p, 2)])
+            rows.append([str(head), *shown, signed(difference, 2), interval(low, high), significant(p, 2)])
         words = [*self.words[:2], *(f"{word} (control)" for word in self.words[2:])]
         columns = [(name, "right") for name in (*words, "difference", "95%", "p")]
         counts = ", ".join(f"{word!r} {len(_members(self.phrases, word))}" for word in self.words)

@@ -34,6 +34,7 @@ from ..data.texts import Sample, describe_source, split_texts
 from ..renderers.figure import Figure
 from ..renderers.grids import MapLayer
 from ..renderers.heat import head_map
+from ..renderers.text import number as decimal
 from ..renderers.text import table_text
 from ..results import HeadMaps, cells
 from ..scorers.trust import Fit, WriteSums, permuted_within_deciles, share_with_interval, sinks, unexplained
@@ -116,9 +117,9 @@ class HeadTrust(HeadMaps):
         rows = []
         for name, shares in self.token_share.items():
             above = int((self.interval_low[name] > self.null[name]).sum())
-            best = ", ".join(f"{head} {value:.2f}" for head, value in self.top(4, name))
+            best = ", ".join(f"{head} {decimal(value)}" for head, value in self.top(4, name))
             rows.append(
-                [name, f"{float(shares.nanmean()):.2f}", f"{float(self.null[name].nanmean()):.2f}", above, best]
+                [name, decimal(float(shares.nanmean())), decimal(float(self.null[name].nanmean())), above, best]
             )
         return self._noted(
             f"Share of what heads write that token identities explain, on {self.n_documents} held-out documents "

@@ -18,7 +18,7 @@ from ..naming.namer import UNCLEAR, Describe, HeadName
 from ..renderers.figure import Figure
 from ..renderers.grids import MapLayer, name_layer
 from ..renderers.heat import head_map
-from ..renderers.text import table_text, wrapped
+from ..renderers.text import number, table_text, wrapped
 from ..results import Result, largest_heads
 from .salient_operations.call import Vocabulary, salient_operations
 from .salient_operations.result import failure_lines
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 THIRDS = ("early", "middle", "late")
 
 PUBLISHED_COVERAGE = (
-    "Published of other models, Pythia-6.9B and GPT-2 XL (MAPS paper): a large language model could describe 20-60% of "
-    "the heads of early layers and 60-96% of later ones. There was no null, so the shares are not comparable with these."
+    "Published of other, larger models (MAPS paper): a person or a large language model could describe 20-60% of the "
+    "heads of early layers, 60-96% of later ones. There was no null, so these shares cannot be compared with ours."
 )
 
 
@@ -192,7 +192,7 @@ class HeadNames(Result):
         rows = []
         for name, heads in self.named().items():
             ranked = sorted(heads, key=lambda head: (self.name(head).p_value, head))
-            shown = " ".join(f"{head} {self.name(head).score:.2f}" for head in ranked[:6])
+            shown = " ".join(f"{head} {number(self.name(head).score)}" for head in ranked[:6])
             rows.append([name, len(heads), shown + (" ..." if len(heads) > 6 else "")])
         title = f"Names of heads by their {self.circuit.upper()} circuits, preset {self.provenance.options['preset']}"
         parts = [

@@ -537,7 +537,7 @@ class AttentionGroups(Result):
 
     def _served_by(self, group: int) -> str:
         serving = self._serving(group)
-        shown = ", ".join(f"{self.heads[place]} {self.weights[place, group]:.2f}" for place in serving[:6])
+        shown = ", ".join(f"{self.heads[place]} {number(float(self.weights[place, group]))}" for place in serving[:6])
         return shown + (f", {len(serving) - 6} more" if len(serving) > 6 else "") or "no head"
 
     def _tree(self, parents: tuple[int | None, ...]) -> str:

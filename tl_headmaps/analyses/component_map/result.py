@@ -16,7 +16,7 @@ from ...core.types import ATTENTION_COMPONENTS, HeadIndex
 from ...renderers import heat
 from ...renderers.figure import Figure
 from ...renderers.grids import MapLayer
-from ...renderers.text import interval, significant, table_text, true_minus, visible, wrapped
+from ...renderers.text import interval, number, significant, table_text, true_minus, visible, wrapped
 from ...results import HeadMaps, Result, cells
 from ...scorers.components import LEAST_DOCUMENTS, attention_share, find_metric, thirds_of, trend_over_layers
 from ...scorers.statistics import jackknife_half_width
@@ -266,16 +266,16 @@ class ComponentShift:
         """In words, with what follows from the slope."""
         shown = [""] * 4 if self.intervals is None else [f" ({interval(*ends)})" for ends in self.intervals]
         parts = [
-            f"{share:.2f}{ends} in layers {first} to {last}"
+            f"{number(share)}{ends} in layers {first} to {last}"
             for share, ends, (first, last) in zip(self.thirds, shown[:3], self.layers, strict=True)
         ]
         text = f"Attention's share of its layer: {'; '.join(parts)}. "
-        change = f"{'rises' if self.slope > 0 else 'falls'} by {abs(self.slope):.2f}"
+        change = f"{'rises' if self.slope > 0 else 'falls'} by {number(abs(self.slope))}"
         if self.intervals is None:
             return f"{text}It {change} from the first layer to the last."
         low, high = self.intervals[3]
         if low <= 0 <= high:
-            verdict = f"Over all layers its slope, {self.slope:.2f} ({interval(low, high)}), shows no shift"
+            verdict = f"Over all layers its slope, {number(self.slope)} ({interval(low, high)}), shows no shift"
         else:
             ends = sorted((abs(low), abs(high)))
             towards = "from the MLP to attention" if self.slope > 0 else "from attention to the MLP"

@@ -285,12 +285,12 @@ class RelationScores(HeadMaps):
                 [
                     *(relation if place == 0 else ["", "", ""]),
                     f"{head}{mark}",
-                    f"{score:.2f}",
+                    decimal(score),
                     interval(float(self.interval_low[at]), float(self.interval_high[at])),
-                    f"{self.null_mean[at]:.2f}",
+                    decimal(float(self.null_mean[at])),
                     f"{self.q_value[at]:.1g}" if self.q_value[at] > 1e-9 else "<1e-9",
                     decimal(float(self.neighbour[at])),
-                    f"{self.suppress[at]:.2f}",
+                    decimal(float(self.suppress[at])),
                     *self._met_cells(at),
                     *([] if self.token_share is None else [decimal(float(self.token_share[at[1:]]))]),
                 ]
@@ -322,5 +322,5 @@ class RelationScores(HeadMaps):
         return [
             decimal(float(self.stream[at[:2]])),
             interval(low, high),
-            f"{float(self.several[at]):.2f} ({n})" if n else "-",
+            f"{decimal(float(self.several[at]))} ({n})" if n else "-",
         ]

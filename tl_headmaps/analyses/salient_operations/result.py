@@ -15,6 +15,7 @@ from ...naming.namer import HeadName
 from ...renderers.figure import Figure
 from ...renderers.heat import head_map
 from ...renderers.listing import table_figure
+from ...renderers.text import number as decimal
 from ...renderers.text import quoted, table_text, visible
 from ...renderers.views import top_tokens_view
 from ...results import Result
@@ -296,11 +297,12 @@ def token_ids_in(arrays: Mapping[str, Tensor]) -> set[int]:
 
 
 def _name_line(entry: HeadName) -> str:
-    share = f"score {entry.score:.2f}, null {entry.null_mean:.2f}, p {_small(entry.p_value)}, q {_small(entry.q_value)}"
+    share = f"score {decimal(entry.score)}, null {decimal(entry.null_mean)}, "
+    share += f"p {_small(entry.p_value)}, q {_small(entry.q_value)}"
     named = entry.name if entry.best in (None, entry.name) else f"{entry.name} (best: {entry.best})"
     line = f"{named}; {share}" if entry.best is not None else named
     if entry.runner_up is not None:
-        line += f"; runner-up: {entry.runner_up} {entry.runner_up_score:.2f}"
+        line += f"; runner-up: {entry.runner_up} {decimal(entry.runner_up_score)}"
     if entry.description is not None:
         line += f"\n  described as: {visible(entry.description)}"
     if entry.description_error is not None:

@@ -16,7 +16,7 @@ from ...renderers import heat
 from ...renderers.charts import scatter
 from ...renderers.figure import Figure
 from ...renderers.grids import MapLayer
-from ...renderers.text import interval, table_text, wrapped
+from ...renderers.text import interval, significant, table_text, wrapped
 from ...results import HeadMaps, cells
 from .shape import MapShapes
 
@@ -261,7 +261,8 @@ class TaskMaps(HeadMaps):
         for number, function in enumerate(self.functions):
             heads, stability = self.standing_out[number], float(self.stability[number])
             named = [
-                f"{head} {self.importance_normalised[number, head.layer, head.head]:.3f}" for head in heads[:_NAMED]
+                f"{head} {significant(float(self.importance_normalised[number, head.layer, head.head]), 2)}"
+                for head in heads[:_NAMED]
             ]
             rows.append(
                 [

@@ -6,12 +6,14 @@ from typing import Any
 from ...core.errors import UsageError
 from ...core.types import Model
 from ...core.vocabulary import as_text, token_string
+from ..requirements import require_host
 from ..weights import HeadWeights
 from .activations import check_prompts, encode_prompt, prepends_bos
 
 
 def check_runs(model: Model) -> None:
-    """Refuse weights without a model."""
+    """Refuse weights without a model, and what is no model of TransformerLens."""
+    require_host(model)
     if isinstance(model, HeadWeights):
         raise UsageError("This analysis runs the model, and HeadWeights cannot run. Pass the model itself.")
 
