@@ -20,7 +20,7 @@ def require_host(model: object) -> None:
     if any(base.__name__ == "PreTrainedModel" for base in type(model).__mro__):
         name = getattr(model, "name_or_path", "") or "the name or folder of its config.json"
         raise UsageError(
-            f"{type(model).__name__} is a model of transformers, and its heads are read through TransformerLens. Boot it: "
+            f"{type(model).__name__} is a model of transformers; heads are read through TransformerLens. Boot it: "
             f"model = TransformerBridge.boot_transformers({name!r}, hf_model=model, tokenizer=tokenizer)  "
             "# from transformer_lens.model_bridge import TransformerBridge"
         )

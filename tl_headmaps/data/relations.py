@@ -131,17 +131,17 @@ class Relation:
         templates: str | Sequence[str] | Mapping[str, Sequence[str]] | None = None,
         header: bool | None = None,
     ) -> "Relation":
-        """Read our JSON, a JSON list of pairs, or the two columns of a CSV or TSV file.
+        r"""Read our JSON, a JSON list of pairs, or the two columns of a CSV or TSV file.
 
         Args:
             path: The file.
             templates: Prompts whose next word is the target (``"The capital of <X> is"``), one or several; or
                 ``{"neutral": [...], "eliciting": [...]}``. Those of the file by default.
-            header: Whether the first row of a table names its columns. By default that is recognised, and a warning says
-                what was assumed, unless the columns are named source and target.
+            header: Whether the first row of a table names its columns. By default that is recognised, and a warning
+                says what was assumed, unless the columns are named source and target.
 
         Example:
-            >>> _ = Path("capitals.csv").write_text("source,target\\nFrance,Paris\\nEgypt,Cairo\\n")
+            >>> _ = Path("capitals.csv").write_text("source,target\nFrance,Paris\nEgypt,Cairo\n")
             >>> capitals = Relation.from_file("capitals.csv", templates="The capital of <X> is")
             >>> capitals.pairs, capitals.eliciting_templates
             ((('France', 'Paris'), ('Egypt', 'Cairo')), ('The capital of <X> is',))
@@ -262,33 +262,12 @@ def _checked_templates(path: Path, templates: Any) -> dict[str, list[str]]:
 
 
 _COLUMN_NAMES = frozenset(
-    [
-        "source",
-        "target",
-        "from",
-        "to",
-        "input",
-        "output",
-        "subject",
-        "object",
-        "word",
-        "words",
-        "token",
-        "key",
-        "value",
-        "question",
-        "answer",
-        "prompt",
-        "label",
-        "name",
-        "first",
-        "second",
-        "left",
-        "right",
-        "x",
-        "y",
-    ]
+    {
+        *("source", "target", "from", "to", "input", "output", "subject", "object", "word", "words", "token", "key"),
+        *("value", "question", "answer", "prompt", "label", "name", "first", "second", "left", "right", "x", "y"),
+    }
 )
+"""What columns are usually called."""
 
 
 def _table(path: Path, text: str, header: bool | None) -> list[tuple[str, str]]:
@@ -325,12 +304,14 @@ def _is_header(path: Path, rows: Sequence[Sequence[str]]) -> bool:
     names = [cell.lower() for cell in first]
     if _COLUMN_NAMES.intersection(names) or set(names) <= set(re.split("[^a-z0-9]+", path.stem.lower())):
         return True
+    unlike = []
     for place, cell in enumerate(first):
         column = [row[place] for row in below if len(row) > place]
-        for feature in (lambda text: text[:1].isupper(), lambda text: text.lstrip("-").isdigit()):
-            if len(column) > 1 and all(map(feature, column)) and not feature(cell):
-                return True
-    return False
+        features = (lambda text: text[:1].isupper(), lambda text: text.lstrip("-").isdigit())
+        differs = any(all(map(feature, column)) and not feature(cell) for feature in features)
+        unlike.append((bool(column) and differs, len(column)))
+    # Of a single row below, both cells must differ.
+    return all(differs for differs, _ in unlike) or any(differs and n > 1 for differs, n in unlike)
 
 
 def data_folder(data_dir: str | Path | None = None) -> Path:
