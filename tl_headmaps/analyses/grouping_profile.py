@@ -9,13 +9,13 @@ from typing import Any, ClassVar
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from ..capture.running.activations import LayerActivations, encode_prompt, prepends_bos, run
 from ..capture.running.text import check_runs
 from ..capture.weights import HeadWeights
 from ..core.ambient import steady
 from ..core.errors import UsageError
+from ..core.progress import Progress
 from ..core.provenance import Provenance
 from ..core.types import Model
 from ..core.vocabulary import Text, token_string
@@ -263,7 +263,7 @@ def grouping_profile(
     source = islice(read_texts(texts, column), max_texts)
     tally = _Tally(model, weights, min(max_tokens, int(model.cfg.n_ctx)), prepend_bos)
     repeated = repeated_tokens(_usable_tokens(weights), tally.longest - prepend_bos) if texts is None else []
-    with tqdm(desc="profile", unit="text", total=max_texts, disable=None if progress else True) as bar:
+    with Progress(desc="profile", unit="text", total=max_texts, show=progress) as bar:
         if repeated:
             start = [int(weights.tokenizer.bos_token_id)] if prepend_bos else []
             tally.add([(*start, *ids) for ids in repeated], leave_out=SENTENCE_SCORES)

@@ -17,7 +17,6 @@ from typing import Any, ClassVar, TypeAlias
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from ..capture.running.activations import LayerActivations, encode_prompt, prepends_bos, run
 from ..capture.running.met import MetVectors, encode_prefixes, met_vectors
@@ -27,6 +26,7 @@ from ..circuits.ov import constant_values
 from ..circuits.vectors import token_vectors
 from ..core.ambient import steady
 from ..core.errors import UsageError
+from ..core.progress import Progress
 from ..core.provenance import Provenance
 from ..core.types import Model, Preset
 from ..data.prompts import neutral_prompts
@@ -213,7 +213,7 @@ def head_trust(
     )
     tables = _value_tables(weights, tokens, met)
     sums = _Sums(weights, documents, tokens, tables, held_out, n_null, seed)
-    with tqdm(total=len(documents), desc="documents", disable=None if progress else True) as bar:
+    with Progress(total=len(documents), desc="head trust", unit="document", show=progress) as bar:
         run(model, documents, read=("resid_pre", "v", "pattern"), reduce=sums.take, progress=bar.update)
     return sums.result(
         weights.provenance(

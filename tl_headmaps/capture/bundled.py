@@ -84,6 +84,11 @@ def load_default_model(device: str | None = None) -> Model:
     return model
 
 
+def is_fetched() -> bool:
+    """Whether the default model is in the cache."""
+    return _is_complete(cache_folder() / _FOLDER)
+
+
 def _install(folder: Path) -> None:
     from filelock import FileLock
 

@@ -17,6 +17,7 @@ from .attention import association, compare_attention, groups, mixing, profile
 from .checks import ablate, reproduce, validate
 from .components import components
 from .demo import demo
+from .doctor import doctor
 from .model import cite, model
 from .output import require_printed
 from .relations import grid, relations
@@ -94,3 +95,4 @@ app.command()(validate)
 app.command()(trust)
 app.command()(ablate)
 app.command()(reproduce)
+app.command()(doctor)

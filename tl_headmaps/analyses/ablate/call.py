@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from ...capture.running.activations import LayerActivations, encode_prompt, prepends_bos, run
 from ...capture.running.last_position import LastPosition
@@ -16,6 +15,7 @@ from ...capture.running.prompts import check_templates, filled
 from ...capture.weights import HeadWeights
 from ...core.ambient import steady
 from ...core.errors import UsageError
+from ...core.progress import Progress
 from ...core.types import AblationMethod, HeadIndex, HeadLike, Model, Preset, check_choice
 from ...data.relations import (
     Encoded,
@@ -315,11 +315,11 @@ class AblationExperiment:
         n_curves = min(n_random, CURVES_OF_OTHERS)
         random = matched_sets(ablated, everything, n_curves).sets if ablated and n_random else ()
         rivals = sets_like(ablated[:n_verdict], everything, n_random) if n_verdict and n_random else None
-        with tqdm(
+        with Progress(
             total=len(ablated) * (1 + len(random) + len(controls)) + (len(rivals.sets) if rivals else 0),
             desc=relation.name,
             unit="set",
-            disable=None if settings.progress else True,
+            show=settings.progress,
         ) as bar:
             curve, *random_curves = self._curves(questions, [ablated, *random], bar.update)
             control_curves = tuple(
