@@ -184,7 +184,7 @@ class TestWrongUsage:
         ("arguments", "parts"),
         [
             (grid_with(head="23.4"), ["'23.4' is not the name of a head", "L23H4"]),
-            (grid_with(head="L23"), ["'L23' is not the name of a head"]),
+            (grid_with(head="L23"), ["'L23' is a layer, and one head is needed", "'L23H0'"]),
             (grid_with(head="L-1H0"), ["'L-1H0' is not the name of a head"]),
             (grid_with(out="grid.txt"), ["--out grid.txt", ".json, .csv"]),
             (grid_with(out="grid"), ["--out grid:", ".json, .csv"]),

@@ -41,8 +41,8 @@ CALLS = {
 
 DONE = sorted(CALLS)
 
-WITHOUT_A_CALL = {"demo"}
-"""Commands that call several functions."""
+WITHOUT_A_CALL = {"demo", "doctor"}
+"""Commands that call several functions, or none."""
 
 COMMAND_LINE_ONLY = {"--model", "--checkpoint", "--device", "--out", "--workers", "--help"}
 """Where the model comes from, where results go, who computes: the same in every command."""

@@ -119,6 +119,9 @@ def test_published_figures_stand_beside_ours(whole: Path) -> None:
     text = str(Reproduction.load(whole / "reproduction.json"))
     for line in (r"GPT-2 XL +0\.89 +0\.71", r"Llama-3\.1-8B +0\.78 +0\.72", r"Pythia-6\.9B +88% +-1%"):
         assert re.search(line, text), text
+    drops = {"Pythia-6.9B": "88%", "Pythia-12B": "72%", "GPT-2 XL": "65%", "Llama-3.1-8B": "44%"}
+    for name, drop in drops.items():
+        assert re.search(rf"published mean, {re.escape(name)} +{drop}", text), "all of them, not the best alone"
     rows = list(csv.reader(io.StringIO((whole / "tables" / "agreement.csv").read_text())))
     assert rows[0] == ["relation", "pairs", "without context", "with context"]
     assert [row[0] for row in rows[1:4]] == ["capital", "follow", "quiet"]

@@ -13,6 +13,7 @@ A field with the default None is left out of JSON when it is None. Results whose
 own :meth:`Result.to_dict` and :meth:`Result.from_dict`.
 """
 
+import functools
 import html
 import itertools
 import json
@@ -21,12 +22,13 @@ import sys
 import types
 import typing
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from .core.ambient import steady
@@ -43,7 +45,7 @@ from .core.files import (
 )
 from .core.fitting import MisfitError, annotations_of, require_fit
 from .core.provenance import Provenance, package_versions
-from .core.types import HeadIndex
+from .core.types import HeadIndex, HeadLike, LayerLike, head_list, layer_list
 from .renderers.figure import Figure
 from .renderers.listing import text_figure
 
@@ -51,6 +53,16 @@ if TYPE_CHECKING:
     from typing import Self
 
 _Any_Result = TypeVar("_Any_Result", bound="Result")
+
+
+def _captioned(draw: Callable[..., Figure]) -> Callable[..., Figure]:
+    """A drawing method whose figures say what the model's weights were made of: the one place that does."""
+
+    @functools.wraps(draw)
+    def figure(self: "Result", *arguments: Any, **options: Any) -> Figure:
+        return draw(self, *arguments, **options).captioned(self.provenance.caption)
+
+    return figure
 
 
 @steady
@@ -81,6 +93,8 @@ class Result(ABC):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
+        if "figure" in vars(cls):
+            cls.figure = _captioned(cls.figure)  # type: ignore[method-assign]
         steady(cls)
 
     @property
@@ -143,6 +157,10 @@ class Result(ABC):
             }
         )
 
+    def top(self, n: int = 5) -> list[tuple[Any, float]]:
+        """The ``n`` largest values, each with its labels (ties: the first)."""
+        return largest_cells(self.axes, getattr(self, "values", None), n, self.kind)
+
     @abstractmethod
     def to_rows(self) -> Iterable[dict[str, Any]]:
         """One flat record per value, for CSV and data frames."""
@@ -183,6 +201,7 @@ class Result(ABC):
         """The same as numpy arrays."""
         return {name: value.numpy(force=True) for name, value in self.to_torch().items()}
 
+    @_captioned
     def figure(self) -> Figure:
         """The picture of this result; one without a picture of its own shows its printed form."""
         return text_figure(str(self), title=self.kind.replace("_", " ").capitalize())
@@ -273,6 +292,109 @@ class Result(ABC):
             ) from error
 
 
+class HeadMaps(Result):
+    """A result with maps over layers and heads: all of them are read alike.
+
+    Attributes:
+        labelled: The field that names the first axis of the maps; None for a single map.
+        aligned: Fields with an entry for each of these names, which no annotation tells.
+    """
+
+    labelled: ClassVar[str | None] = None
+    aligned: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def _axis(self) -> str:
+        """What a name of the first axis is: a relation, a function, a score."""
+        return next(name for name, source in self.json_axes.items() if source == self.labelled)
+
+    def index_of(self, label: str | None = None) -> int:
+        """Position of a name on the first axis; None means the only one."""
+        names: tuple[str, ...] = getattr(self, str(self.labelled))
+        if label is None and len(names) > 1:
+            raise UsageError(f"This result holds {len(names)} {self.labelled}; name one of {', '.join(names)}.")
+        if label is not None and label not in names:
+            raise UsageError(f"This result has no {self._axis} {label!r}; it has {', '.join(names)}.")
+        return 0 if label is None else names.index(label)
+
+    def head_map(self, label: str | None = None) -> Float[Tensor, "layer head"]:
+        """The map that :meth:`top` ranks; where there are several, that of one name."""
+        values: Tensor = getattr(self, "values")  # noqa: B009
+        return values if self.labelled is None else values[self.index_of(label)]
+
+    def top(self, n: int = 5, label: str | None = None) -> list[tuple[Any, float]]:
+        """The ``n`` heads with the largest values (ties: lower layer, then lower head)."""
+        return largest_heads(self.head_map(label), n)
+
+    def select(
+        self,
+        labels: str | Sequence[str] | None = None,
+        heads: HeadLike | Iterable[HeadLike] | None = None,
+        *,
+        layers: LayerLike | Iterable[LayerLike] | None = None,
+    ) -> "Self":
+        """The same result for some names of the first axis, or with all but some heads left out (NaN).
+
+        Args:
+            labels: One name or several; all by default.
+            heads: Only these heads (``"L12"``: all of layer 12).
+            layers: Only heads of these layers.
+        """
+        if labels is not None and (self.labelled is None or not labels):
+            raise UsageError(
+                "This result has one map. Choose heads= or layers= of it."
+                if self.labelled is None
+                else f"No {self._axis} was named; this result has {', '.join(getattr(self, self.labelled))}."
+            )
+        names = [labels] if isinstance(labels, str) else labels
+        numbers = None if names is None else [self.index_of(name) for name in names]
+        left_out = None if heads is None and layers is None else ~self._chosen(heads, layers)
+        changes: dict[str, Any] = {}
+        for entry in _fields(type(self)):
+            axes = _axes_of(self, entry.name)
+
+            def chosen(value: Any, axes: list[str] = axes) -> Any:
+                if isinstance(value, Mapping):
+                    return {name: chosen(part) for name, part in value.items()}
+                if isinstance(value, tuple):
+                    return value if numbers is None else tuple(value[number] for number in numbers)
+                for place, axis in enumerate(axes):
+                    if numbers is not None and axis == self._axis:
+                        value = value.index_select(place, torch.tensor(numbers))
+                masked = left_out is not None and axes[-2:] == ["layer", "head"] and value.is_floating_point()
+                return value.masked_fill(left_out, math.nan) if masked else value
+
+            if axes or entry.name in (self.labelled, *self.aligned):
+                value = getattr(self, entry.name)
+                changes[entry.name] = None if value is None else chosen(value)
+        whole: Any = self
+        selected: Self = replace(whole, **changes)
+        return selected
+
+    def _chosen(self, heads: Any, layers: Any) -> Bool[Tensor, "layer head"]:
+        n_layers, n_heads = len(self.axes["layer"]), len(self.axes["head"])
+        every = [HeadIndex(layer, head) for layer in range(n_layers) for head in range(n_heads)]
+        named = every if heads is None else [head.check(n_layers, n_heads) for head in head_list(heads, every)]
+        numbers = range(n_layers) if layers is None else layer_list(layers)
+        for number in numbers:
+            HeadIndex(number, 0).check(n_layers, n_heads)
+        mask = torch.zeros(n_layers, n_heads, dtype=torch.bool)
+        for head in named:
+            mask[head.layer, head.head] = head.layer in numbers
+        return mask
+
+
+def _axes_of(result: Result, name: str) -> list[str]:
+    """Names of the axes of a field, or of the arrays in it; none for what is no array."""
+    hint = annotations_of(type(result))[name]
+    while (arguments := typing.get_args(hint)) and not hasattr(hint, "dim_str"):
+        if typing.get_origin(hint) is tuple:
+            return []
+        hint = arguments[1] if typing.get_origin(hint) in (dict, Mapping) else arguments[0]
+    axes = str(getattr(hint, "dim_str", "")).split()
+    return list(result.json_axes) if axes == ["*cells"] else axes
+
+
 def _newer_version(values: Any) -> str | None:
     """The version of this package that wrote a file, if it is newer than this one."""
     try:
@@ -347,6 +469,16 @@ def cells(axes: Mapping[str, Sequence[Any]], values: Tensor) -> Iterator[tuple[t
     for index in itertools.product(*(range(n) for n in values.shape)):
         if not math.isnan(values[index]):
             yield index, {name: labels[at] for (name, labels), at in zip(axes.items(), index, strict=True)}
+
+
+def largest_cells(
+    axes: Mapping[str, Sequence[Any]], values: Any, n: int, kind: str
+) -> list[tuple[tuple[Any, ...], float]]:
+    """The ``n`` largest cells of an array with their labels, NaN left out; ties go to the first."""
+    if not isinstance(values, Tensor) or list(values.shape) != [len(labels) for labels in axes.values()]:
+        raise UsageError(f"A {kind.replace('_', ' ')} has no values that could be ranked. Print it, or see to_rows().")
+    found = [(tuple(labels.values()), float(values[at])) for at, labels in cells(axes, values)]
+    return sorted(found, key=lambda cell: -cell[1])[:n]
 
 
 def largest_heads(values: Tensor, n: int) -> list[tuple[HeadIndex, float]]:

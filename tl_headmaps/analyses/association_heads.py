@@ -15,13 +15,13 @@ from ..capture.weights import HeadWeights
 from ..core.ambient import steady
 from ..core.errors import UsageError
 from ..core.provenance import Provenance
-from ..core.types import HeadIndex, Measure, Model, check_choice
+from ..core.types import Measure, Model, check_choice
 from ..core.vocabulary import TokenLike, token_position
 from ..renderers.figure import Figure
 from ..renderers.grids import MapLayer
 from ..renderers.heat import head_map
 from ..renderers.text import signed, significant, table_text, word
-from ..results import Result, cells, largest_heads
+from ..results import HeadMaps, cells
 from ..scorers.mixing import cosines, dots, mixed
 from .value_mixing.call import key_values
 
@@ -30,7 +30,7 @@ _MAPS = ("before_dot", "after_dot", "others_dot", "before_cosine", "after_cosine
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class AssociationHeads(Result):
+class AssociationHeads(HeadMaps):
     """Head maps of the association of a query with a key, before and after each head's attention.
 
     Attributes:
@@ -99,10 +99,6 @@ class AssociationHeads(Result):
             )
         return tuple(notes)
 
-    def top(self, n: int = 5) -> list[tuple[HeadIndex, float]]:
-        """The ``n`` heads that bring the two tokens closest together (ties: lower layer, then lower head)."""
-        return largest_heads(self.values, n)
-
     def to_rows(self) -> Iterable[dict[str, Any]]:
         """One record per head."""
         axes = {name: self.axes[name] for name in ("layer", "head")}
@@ -167,7 +163,8 @@ def association_heads(
     Args:
         model: A TransformerBridge or HookedTransformer.
         text: A text, or its token ids.
-        query: The token whose vector changes: its text, ``walk#2`` for the second of several, or an index.
+        query: The token whose vector changes: its text, ``walk#2`` for the second of several, or an index
+            (-1 is the last).
         key: The token it is compared with.
         measure: What heads are ranked by. Value vectors of different heads differ in length, so cosines are easier to
             compare between heads than dot products. The result holds both.

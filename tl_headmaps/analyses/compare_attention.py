@@ -1,6 +1,6 @@
 """Do two words attend to the same key alike? Head by head, over several phrasings, beside control words."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -15,11 +15,11 @@ from ..core.ambient import steady
 from ..core.errors import TokenError, UsageError
 from ..core.provenance import Provenance
 from ..core.types import HeadIndex, Model
-from ..core.vocabulary import word_place
+from ..core.vocabulary import TokenLike, token_position, word_place
 from ..renderers.charts import scatter
 from ..renderers.figure import Figure
-from ..renderers.text import interval, number, quoted, significant, table_text, wrapped
-from ..results import Result, cells, largest_heads
+from ..renderers.text import interval, number, quoted, signed, significant, table_text, wrapped
+from ..results import HeadMaps, cells, largest_heads
 from ..scorers.attention_comparison import (
     difference_of,
     largest_difference_p_values,
@@ -44,7 +44,7 @@ class Phrase:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class AttentionComparison(Result):
+class AttentionComparison(HeadMaps):
     """Attention of two words to one key in every head, and how far the two differ.
 
     Attributes:
@@ -106,7 +106,7 @@ class AttentionComparison(Result):
             raise UsageError(f"{word!r} was not asked about. The words are {', '.join(map(repr, self.words))}.")
         return self.attention[_members(self.phrases, word)].mean(0)
 
-    def top(self, n: int = 5) -> list[tuple[HeadIndex, float]]:
+    def top(self, n: int = 5, label: None = None) -> list[tuple[HeadIndex, float]]:
         """The ``n`` heads whose attention differs most, either way (ties: lower layer, then lower head)."""
         return [
             (head, float(self.difference[head.layer, head.head])) for head, _ in largest_heads(self.values.abs(), n)
@@ -220,7 +220,7 @@ class AttentionComparison(Result):
             at = (head.layer, head.head)
             low, high, p = (float(values[at]) for values in (self.interval_low, self.interval_high, self.p_value))
             shown = [number(float(mean[at])) for mean in means]
-            rows.append([str(head), *shown, f"{difference:+.2f}", interval(low, high), significant(p, 2)])
+            rows.append([str(head), *shown, signed(difference, 2), interval(low, high), significant(p, 2)])
         words = [*self.words[:2], *(f"{word} (control)" for word in self.words[2:])]
         columns = [(name, "right") for name in (*words, "difference", "95%", "p")]
         counts = ", ".join(f"{word!r} {len(_members(self.phrases, word))}" for word in self.words)
@@ -236,10 +236,10 @@ class AttentionComparison(Result):
 @steady
 def compare_attention(
     model: Model,
-    phrases: Mapping[str, str],
-    key: str,
+    phrases: Mapping[str, TokenLike],
+    key: TokenLike,
     *,
-    control: Mapping[str, str] | None = None,
+    control: Mapping[str, TokenLike] | None = None,
     n_null: int = 2000,
     prepend_bos: bool | None = None,
 ) -> AttentionComparison:
@@ -248,7 +248,8 @@ def compare_attention(
     Args:
         model: A TransformerBridge or HookedTransformer.
         phrases: Each phrase with its query: ``{"Birds sometimes walk": "walk", ...}``. Phrases with the same query are
-            phrasings of it; two different queries are compared. Four phrasings of each, or more, allow p-values.
+            phrasings of it; two different queries are compared. Four phrasings of each, or more, allow p-values. A
+            query may also be an index of a token (-1 is the last).
         key: The word they attend to; it stands before the query in every phrase. Upper and lower case are the same.
             ``birds#2`` is the second one; a word of several tokens is its last one.
         control: Phrases with other queries, which say how much words differ anyway.
@@ -263,10 +264,15 @@ def compare_attention(
         >>> round(float(found.correlation[0, 1]), 2), round(float(found.correlation[0, 2]), 2)
         (0.13, -0.02)
     """
-    words, every = _checked(phrases, control or {})
     if n_null < 1:
         raise UsageError(f"n_null={n_null} tries no other deal. Give at least 1; 2000 is the default.")
-    read = [_phrase(model, text, query, key, prepend_bos) for text, query in every]
+    asked, others = (
+        {text: query if isinstance(query, str) else _token_at(model, text, query, prepend_bos) for text, query in items}
+        for items in (phrases.items(), (control or {}).items())
+    )
+    words = _checked(asked, others)
+    places = {**phrases, **(control or {})}
+    read = [_phrase(model, text, (query, places[text]), key, prepend_bos) for text, query in (asked | others).items()]
     weights = HeadWeights.of(model)
     attention = torch.full((len(read), weights.n_layers, weights.n_heads), float("nan"))
 
@@ -290,7 +296,7 @@ def compare_attention(
 
     return AttentionComparison(
         words=words,
-        key=key.strip(),
+        key=_key_word(key, found),
         phrases=found,
         attention=attention,
         difference=as_map(difference),
@@ -309,8 +315,26 @@ def compare_attention(
     )
 
 
-def _checked(phrases: Mapping[str, str], control: Mapping[str, str]) -> tuple[tuple[str, ...], list[tuple[str, str]]]:
-    """The words, compared ones first, and every phrase with its query."""
+def _token_at(model: Model, text: str, place: int, prepend_bos: bool | None) -> str:
+    tokens = EncodedText.of(model, text, prepend_bos=prepend_bos, least=2, what="a query and its key need two").tokens
+    return tokens[token_position(tokens, place)].strip()
+
+
+def _key_word(key: TokenLike, phrases: Sequence[Phrase]) -> str:
+    """The key as a word; an index must mean the same one in every phrase."""
+    if isinstance(key, str):
+        return key.strip()
+    meant = list(dict.fromkeys(phrase.tokens[phrase.key].strip().lower() for phrase in phrases))
+    if len(meant) > 1:
+        raise UsageError(
+            f"Token {key} is {' and '.join(map(repr, meant[:2]))} in different phrases, and all attend to one key. "
+            "Give the key as a word."
+        )
+    return meant[0]
+
+
+def _checked(phrases: Mapping[str, str], control: Mapping[str, str]) -> tuple[str, ...]:
+    """The words, compared ones first."""
     compared = list(dict.fromkeys(map(_word, phrases.values())))
     if len(phrases) < 2:
         raise UsageError(
@@ -329,13 +353,17 @@ def _checked(phrases: Mapping[str, str], control: Mapping[str, str]) -> tuple[tu
         )
     for text in set(control) & set(phrases):
         raise UsageError(f"{text!r} is a phrase and a control phrase at once. Give it once.")
-    return (*compared, *controls), [*phrases.items(), *control.items()]
+    return (*compared, *controls)
 
 
-def _phrase(model: Model, text: str, query: str, key: str, prepend_bos: bool | None) -> tuple[EncodedText, Phrase]:
+def _phrase(
+    model: Model, text: str, asking: tuple[str, TokenLike], key: TokenLike, prepend_bos: bool | None
+) -> tuple[EncodedText, Phrase]:
+    """A phrase with the places of its query (its word, and how it was given) and of the key."""
+    query, given = asking
     prompt = EncodedText.of(model, text, prepend_bos=prepend_bos, least=2, what="a query and its key need two")
     try:
-        (asks_from, asks), (key_from, place) = (word_place(prompt.tokens, each) for each in (query, key))
+        (asks_from, asks), (key_from, place) = (word_place(prompt.tokens, each) for each in (given, key))
     except TokenError as error:
         raise TokenError(f"Phrase {text!r}: {error}") from error
     if place >= asks_from:

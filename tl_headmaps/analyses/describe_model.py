@@ -9,15 +9,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ..capture.bundled import NAME, ORIGINAL
 from ..capture.parts import LayerWeights, Norm
 from ..capture.tensors import in_float64
 from ..capture.weights import HeadWeights
 from ..core.ambient import steady
+from ..core.errors import UsageError
 from ..core.provenance import Provenance
-from ..core.types import Model
+from ..core.types import Circuit, HeadIndex, Model, check_choice
 from ..renderers.figure import Figure
 from ..renderers.listing import table_figure
-from ..results import Result
+from ..results import Result, largest_heads
 from ..scorers.spectra import entropy_rank, product_singular_values, random_matrix
 
 
@@ -47,6 +49,18 @@ class ModelDescription(Result):
     parameters: Mapping[str, int] | None = None
     qk_rank: Float[Tensor, "layer head"] | None = None
     ov_rank: Float[Tensor, "layer head"] | None = None
+
+    def head_map(self, circuit: Circuit = "ov") -> Float[Tensor, "layer head"]:
+        """Effective ranks of a circuit."""
+        check_choice(circuit, Circuit, "circuit")
+        ranks = self.ov_rank if circuit == "ov" else self.qk_rank
+        if ranks is None:
+            raise UsageError("This description has no ranks: an older version made it. Call describe_model() again.")
+        return ranks
+
+    def top(self, n: int = 5, circuit: Circuit = "ov") -> list[tuple[HeadIndex, float]]:
+        """The ``n`` heads with the largest effective rank."""
+        return largest_heads(self.head_map(circuit), n)
 
     def to_rows(self) -> Iterable[dict[str, Any]]:
         """One record per fact."""
@@ -96,6 +110,7 @@ def describe_model(model: Model | HeadWeights) -> ModelDescription:
         "vocabulary": f"{weights.n_vocab:,} tokens",
         "weight basis": weights.basis,
         "stored type": str(weights.W_E.dtype).removeprefix("torch."),
+        "quantisation": _quantisation(weights),
         "device": str(weights.device),
         "norm before attention": _norm(layer.ln1),
         "norm after attention": _norm(layer.ln1_post),
@@ -112,6 +127,13 @@ def describe_model(model: Model | HeadWeights) -> ModelDescription:
     if weights.notes:
         facts["note"] = " ".join(weights.notes)
     return ModelDescription(facts, weights.provenance(), _parameters(weights), qk_rank, ov_rank)
+
+
+def _quantisation(weights: HeadWeights) -> str:
+    if weights.quantisation is None:
+        return "none found in its configuration or values"
+    original = f"; the original weights: load_model({ORIGINAL!r})" if weights.model_name == NAME else ""
+    return weights.quantisation + original
 
 
 def _parameters(weights: HeadWeights) -> dict[str, int]:

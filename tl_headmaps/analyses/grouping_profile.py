@@ -9,25 +9,27 @@ from typing import Any, ClassVar
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from ..capture.running.activations import LayerActivations, encode_prompt, prepends_bos, run
 from ..capture.running.text import check_runs
 from ..capture.weights import HeadWeights
 from ..core.ambient import steady
 from ..core.errors import UsageError
+from ..core.progress import Progress
 from ..core.provenance import Provenance
-from ..core.types import HeadIndex, HeadLike, Model, by_layer, head_list, head_names
-from ..core.vocabulary import token_string
-from ..data.texts import read_texts
+from ..core.types import HeadIndex, HeadLike, Model, by_layer
+from ..core.vocabulary import Text, token_string
+from ..data.texts import describe_source, read_texts, repeated_tokens, text_bytes
 from ..renderers.figure import Figure
 from ..renderers.grids import MapLayer
 from ..renderers.heat import head_map
-from ..renderers.text import interval, number, table_text
-from ..results import Result, cells, largest_heads
+from ..renderers.text import chance, interval, significant, table_text
+from ..results import HeadMaps, cells
 from ..scorers.ablation import masks_of
 from ..scorers.profile import (
     PROFILE_SCORES,
+    REPETITION_SCORES,
+    SENTENCE_SCORES,
     even_pair_shares,
     null_shares,
     profile_pairs,
@@ -56,7 +58,7 @@ _MAPS = (
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class GroupingProfile(Result):
+class GroupingProfile(HeadMaps):
     """Head maps of six scores, averaged over texts, with 95% intervals.
 
     Attributes:
@@ -73,10 +75,14 @@ class GroupingProfile(Result):
             is even attention.
         p_value: Of a share above its null, over texts (Student's, one-sided); NaN for fewer than four texts.
         q_value: False discovery rate over all scores and heads of this result (Benjamini-Hochberg).
+        where_possible_null: What ``where_possible`` would be, likewise.
         even: What even attention would score, a baseline.
         possible: Share of queries that have such a pair.
         n_texts, n_tokens: Texts scored and their tokens.
         n_cut, n_skipped: Texts that were cut, and texts of fewer than two tokens, which were left out.
+        n_repeated: How many of the texts are random tokens said twice (see :func:`grouping_profile`). They have no
+            sentences, so that syntactic_neighbour and sentence_block are about the other texts alone; duplicate_token
+            and induction are about them alone.
 
     Example:
         >>> from tl_headmaps import grouping_profile, load_default_model
@@ -90,7 +96,8 @@ class GroupingProfile(Result):
     kind: ClassVar[str] = "grouping_profile"
     methods: ClassVar[tuple[str, ...]] = ("olsson2022induction",)
     json_axes: ClassVar[dict[str, str | None]] = {"score": "scores", "layer": None, "head": None}
-    nullable: ClassVar[tuple[str, ...]] = _MAPS
+    nullable: ClassVar[tuple[str, ...]] = (*_MAPS, "where_possible_null", "even", "possible")
+    labelled: ClassVar[str] = "scores"
     scores: tuple[str, ...]
     values: Float[Tensor, "score layer head"]
     interval_low: Float[Tensor, "score layer head"]
@@ -108,31 +115,35 @@ class GroupingProfile(Result):
     n_cut: int
     n_skipped: int
     provenance: Provenance
+    where_possible_null: Float[Tensor, "score layer head"] | None = None
+    n_repeated: int | None = None
 
-    def index_of(self, score: str) -> int:
-        """Index of a score."""
-        if score not in self.scores:
-            raise UsageError(f"There is no score {score!r}; choose one of {', '.join(self.scores)}.")
-        return self.scores.index(score)
-
-    def head_map(self, score: str) -> Float[Tensor, "layer head"]:
-        """Map of one score."""
-        return self.values[self.index_of(score)]
-
-    def top(self, n: int, score: str) -> list[tuple[HeadIndex, float]]:
-        """The ``n`` heads with the highest score (ties: lower layer, then lower head)."""
-        return largest_heads(self.head_map(score), n)
+    def head_map(self, score: str | None = None) -> Float[Tensor, "layer head"]:
+        """Map of one score, ``where_possible``: the figure one would report."""
+        return self.where_possible[self.index_of(score)]
 
     def to_rows(self) -> Iterable[dict[str, Any]]:
         """One record per score and head."""
+        names = _MAPS if self.where_possible_null is None else (*_MAPS, "where_possible_null")
         for at, labels in cells(self.axes, self.values):
-            maps = {name: float(getattr(self, name)[at]) for name in _MAPS}
+            maps = {name: float(getattr(self, name)[at]) for name in names}
             yield {**labels, **maps, "even": float(self.even[at[0]])}
 
     def figure(self) -> Figure:
         """Each score by layer and head, over all queries and over those where it is possible."""
         layers = []
         for index, name in enumerate(self.scores):
+            tested = {"p": self.p_value[index], "q over all scores and heads": self.q_value[index]}
+            layers.append(
+                MapLayer(
+                    name.replace("_", " "),
+                    self.where_possible[index],
+                    group="queries where it is possible",
+                    null=None if self.where_possible_null is None else self.where_possible_null[index],
+                    interval=(self.where_possible_low[index], self.where_possible_high[index]),
+                    details=tested,
+                )
+            )
             layers.append(
                 MapLayer(
                     name.replace("_", " "),
@@ -140,20 +151,12 @@ class GroupingProfile(Result):
                     group="all queries",
                     null=self.null[index],
                     interval=(self.interval_low[index], self.interval_high[index]),
-                    details={"p": self.p_value[index], "q over all scores and heads": self.q_value[index]},
-                )
-            )
-            layers.append(
-                MapLayer(
-                    name.replace("_", " "),
-                    self.where_possible[index],
-                    group="queries where it is possible",
-                    interval=(self.where_possible_low[index], self.where_possible_high[index]),
+                    details=tested,
                 )
             )
         return head_map(
             layers,
-            title=f"What heads attend to, over {self.n_texts} texts ({self.n_tokens:,} tokens)",
+            title=f"What heads attend to, over {self._read}",
             unit="share of attention",
             signed=False,
             switches=("attention to", "over"),
@@ -161,38 +164,44 @@ class GroupingProfile(Result):
             note=f"{_NULL}{'' if self.n_texts >= LEAST_UNITS else _TOO_FEW}",
         )
 
+    @property
+    def _read(self) -> str:
+        """The texts in words."""
+        texts = f"{self.n_texts:,} texts, {self.n_tokens:,} tokens"
+        return texts if not self.n_repeated else f"{texts} ({self.n_repeated} of random tokens said twice)"
+
     def __str__(self) -> str:
         rows = []
         for index, score in enumerate(self.scores):
-            for place, (head, value) in enumerate(self.top(3, score)):
+            for place, (head, value) in enumerate(self.top(3 if len(self.scores) > 1 else 10, score)):
                 at = (index, head.layer, head.head)
+                null = None if self.where_possible_null is None else float(self.where_possible_null[at])
                 rows.append(
                     [
                         score if place == 0 else "",
                         str(head),
-                        f"{value:.2f}",
-                        interval(float(self.interval_low[at]), float(self.interval_high[at])),
-                        number(float(self.null[at])),
-                        number(float(self.p_value[at]), 3),
-                        number(float(self.q_value[at]), 3),
-                        f"{self.even[index]:.2f}" if place == 0 else "",
-                        number(float(self.where_possible[at])),
-                        f"{self.possible[index]:.2f}" if place == 0 else "",
+                        significant(value),
+                        interval(float(self.where_possible_low[at]), float(self.where_possible_high[at])),
+                        "-" if null is None else significant(null),
+                        chance(float(self.p_value[at])),
+                        chance(float(self.q_value[at])),
+                        significant(float(self.values[at])),
+                        significant(float(self.even[index])) if place == 0 else "",
+                        significant(float(self.possible[index])) if place == 0 else "",
                     ]
                 )
-        titles = ["score", "head", "share", "95%", "null", "p", "q", "even", "where possible", "queries"]
+        titles = ["score", "head", "where possible", "95%", "null", "p", "q", "share", "even", "queries"]
         columns = [(title, "left" if title in ("score", "head") else "right") for title in titles]
         left_out = f", {self.n_cut} cut" if self.n_cut else ""
         left_out += f", {self.n_skipped} too short" if self.n_skipped else ""
-        title = f"Grouping profile over {self.n_texts:,} texts, {self.n_tokens:,} tokens{left_out}"
+        title = f"Grouping profile over {self._read}{left_out}"
         note = (
-            "share: mean share of the head's attention on such pairs; null: the same if it depended on distance alone\n"
-            "(previous and first token, which are positions: if it were even); p: share above null, over texts"
-            f"{'' if self.n_texts >= LEAST_UNITS else _TOO_FEW};\n"
-            "q: over all scores and heads; even: the share of even attention;\n"
-            f"{_NARROW if self.n_texts < _MANY else ''}"
-            "where possible: mean attention on such pairs from the queries that have one; queries: share of those "
-            "queries"
+            "where possible: mean attention on such pairs from the queries that have one; null: the same if attention\n"
+            "depended on distance alone (previous and first token, which are positions: if it were even); p: above\n"
+            f"null, over texts{'' if self.n_texts >= LEAST_UNITS else _TOO_FEW}; q: over all scores and heads;\n"
+            f"{_NARROW if self.n_texts < _MANY and not self.n_repeated else ''}"
+            "share: of all attention; even: that of even attention; queries: share of queries that have such a pair"
+            f"{_REPEATED if self.n_repeated else ''}"
         )
         return f"{title}\n\n{table_text(columns, rows)}\n\n{note}"
 
@@ -200,6 +209,10 @@ class GroupingProfile(Result):
 _NULL = (
     "Null: what the head's own distance profile would give (for the previous and the first token: even attention). p: "
     "share above its null, over texts; q over all scores and heads."
+)
+_REPEATED = (
+    "\nduplicate_token and induction: on the random tokens, which come again in chunks of eight in another order;\n"
+    "syntactic_neighbour and sentence_block: on the other texts"
 )
 _MANY = 100
 _NARROW = f"95%: too narrow for duplicate_token and induction below {_MANY} texts (about 85% with 20);\n"
@@ -209,7 +222,7 @@ _TOO_FEW = f" (fewer than {LEAST_UNITS} texts, so there is no p)"
 @steady
 def grouping_profile(
     model: Model,
-    texts: Any,
+    texts: Any = None,
     *,
     column: str = "text",
     heads: HeadLike | Iterable[HeadLike] | None = None,
@@ -224,10 +237,14 @@ def grouping_profile(
 
     Args:
         model: A TransformerBridge or HookedTransformer.
-        texts: A list of strings, a text file with blank lines between texts, or a ``datasets`` dataset.
+        texts: A list of strings or token ids, a text file with blank lines between texts, or a ``datasets`` dataset. By
+            default 24 sequences of random tokens said twice (the usual test of induction heads; the second time in
+            chunks of eight tokens whose order changes, so that distance explains nothing), and the whole bundled prose
+            (nothing is fitted here, so that nothing need be held out). duplicate_token and induction are then about the
+            random tokens, syntactic_neighbour and sentence_block about the prose, the others about both.
         column: The column of a dataset that holds the text.
         heads: Only these heads; all by default. q-values are over the heads scored.
-        max_texts: Stop after this many texts.
+        max_texts: Stop after this many texts (the random sequences not counted).
         max_tokens: Cut longer texts to this many tokens, or to the context length of the model if that is shorter.
         prepend_bos: Begin each text with BOS; by default as the model does.
         progress: Show a progress bar on a terminal.
@@ -235,7 +252,7 @@ def grouping_profile(
     Example:
         >>> from tl_headmaps import grouping_profile, load_default_model
         >>> texts = ["The cat sat. The cat slept.", "A bird sang. A bird flew."]
-        >>> profile = grouping_profile(load_default_model(), texts, progress=False)
+        >>> profile = grouping_profile(load_default_model(), texts, progress=False)  # without texts: the usual test
         >>> [(str(head), round(share, 2)) for head, share in profile.top(2, "induction")]
         [('L17H5', 0.15), ('L17H4', 0.09)]
     """
@@ -247,17 +264,35 @@ def grouping_profile(
     prepend_bos = prepends_bos(model, prepend_bos)
     weights = HeadWeights.of(model)
     source = islice(read_texts(texts, column), max_texts)
-    named = None if heads is None else head_list(heads)
-    tally = _Tally(model, weights, weights.chosen_heads(named), min(max_tokens, int(model.cfg.n_ctx)), prepend_bos)
-    with tqdm(desc="profile", unit="text", total=max_texts, disable=None if progress else True) as bar:
+    chosen = weights.chosen_heads(heads)
+    tally = _Tally(model, weights, chosen, min(max_tokens, int(model.cfg.n_ctx)), prepend_bos)
+    repeated = repeated_tokens(_usable_tokens(weights), tally.longest - prepend_bos) if texts is None else []
+    with Progress(desc="profile", unit="text", total=max_texts, show=progress) as bar:
+        if repeated:
+            start = [int(weights.tokenizer.bos_token_id)] if prepend_bos else []
+            tally.add([(*start, *ids) for ids in repeated], leave_out=SENTENCE_SCORES)
+            bar.update(len(repeated))
         while some := list(islice(source, _AT_ONCE)):
-            tally.add(some)
+            tally.add(some, leave_out=REPETITION_SCORES if repeated else ())
             bar.update(len(some))
     if not tally.n_texts:
         raise UsageError("There is no text of at least two tokens. Give other texts, a file, or a dataset column.")
     options = {"max_texts": max_texts, "max_tokens": max_tokens, "prepend_bos": prepend_bos}
-    options["heads"] = head_names(named)
-    return tally.result(weights.provenance(runs_model=True, options=options, data={"texts": tally.digest.hexdigest()}))
+    options["heads"] = None if heads is None else [str(head) for head in chosen]
+    data = {"texts": tally.digest.hexdigest()}
+    if repeated:
+        data["source"] = f"{len(repeated)} sequences of random tokens said twice, {describe_source(None)}"
+    return tally.result(
+        weights.provenance(runs_model=True, options=options, data=data, seed=0 if repeated else None),
+        len(repeated) if repeated else None,
+    )
+
+
+def _usable_tokens(weights: HeadWeights) -> list[int]:
+    """Tokens that random sequences are drawn from: all but special ones."""
+    n_vocab = weights.n_vocab if weights.tokenizer is None else min(weights.n_vocab, len(weights.tokenizer))
+    special = set() if weights.tokenizer is None else set(weights.tokenizer.all_special_ids)
+    return [token for token in range(n_vocab) if token not in special]
 
 
 class _Tally:
@@ -271,21 +306,29 @@ class _Tally:
         self.heads = by_layer(heads)
         self.left_out = ~masks_of([heads], weights.n_layers, weights.n_heads)[0]
         shape = (weights.n_layers, weights.n_heads, len(PROFILE_SCORES))
-        self.shares, self.possible, self.null, self.excess = (RunningRatio(*shape) for _ in range(4))
-        self.even = torch.zeros(len(PROFILE_SCORES), dtype=torch.float64)
-        self.queries = torch.zeros(len(PROFILE_SCORES), dtype=torch.float64)
+        self.shares, self.possible, self.null, self.excess, self.possible_null = (
+            RunningRatio(*shape) for _ in range(5)
+        )
+        self.even, self.queries, self.texts, self.tokens = torch.zeros(4, len(PROFILE_SCORES), dtype=torch.float64)
         self.n_texts = self.n_tokens = self.n_cut = self.n_skipped = 0
         self.digest = hashlib.sha256()
 
-    def add(self, texts: list[str]) -> None:
+    def add(self, texts: list[Text], leave_out: Sequence[str] = ()) -> None:
+        """Score some texts, some scores left out."""
         prompts = list(self._prompts(texts))
         if not prompts:
             return
         pairs = [profile_pairs(ids, self._texts_of(ids)) for ids in prompts]
+        counted = torch.ones(len(PROFILE_SCORES), dtype=torch.float64)
+        without_words = SENTENCE_SCORES if self.tokenizer is None else ()
+        counted[[PROFILE_SCORES.index(score) for score in (*leave_out, *without_words)]] = 0
+        pairs = [pairs_of_text & counted.bool()[:, None, None] for pairs_of_text in pairs]
         for pairs_of_text in pairs:
             self.even += even_pair_shares(pairs_of_text)
             self.queries += queries_with_pairs(pairs_of_text)
-            for running in (self.shares, self.possible, self.null, self.excess):
+            self.texts += counted
+            self.tokens += counted * pairs_of_text.shape[-1]
+            for running in (self.shares, self.possible, self.null, self.excess, self.possible_null):
                 running.next_unit()
         self.n_texts += len(prompts)
         self.n_tokens += sum(map(len, prompts))
@@ -295,29 +338,34 @@ class _Tally:
                 pattern = pattern.to("cpu", torch.float32)
                 attention = text_shares(pattern, pairs[row])
                 null = null_shares(pattern, pairs[row], sinks(stream).cpu())
-                self.null.add(null, at=seen.layer)
-                self.excess.add(attention.shares - null, at=seen.layer)
-                self.shares.add(attention.shares, at=seen.layer)
-                self.possible.add(attention.on_pairs, queries_with_pairs(pairs[row]), at=seen.layer)
+                self.null.add(null, counted, at=seen.layer)
+                self.excess.add(attention.shares - null, counted, at=seen.layer)
+                self.shares.add(attention.shares, counted, at=seen.layer)
+                queries = queries_with_pairs(pairs[row])
+                self.possible.add(attention.on_pairs, queries, at=seen.layer)
+                # A query's attention sums to one, so shares times all of it are the attention on the pairs.
+                self.possible_null.add(null * pattern.double().sum((1, 2))[:, None], queries, at=seen.layer)
 
         run(self.model, prompts, read=("pattern", "resid_pre"), reduce=reduce, layers=list(self.heads))
 
     def _texts_of(self, ids: list[int]) -> list[str]:
         """Texts of tokens; special tokens such as BOS have none, so they are not taken for words."""
+        if self.tokenizer is None:
+            return [""] * len(ids)
         special = set(self.tokenizer.all_special_ids)
         return ["" if token in special else token_string(self.tokenizer, token) for token in ids]
 
-    def _prompts(self, texts: list[str]) -> Iterator[list[int]]:
+    def _prompts(self, texts: list[Text]) -> Iterator[list[int]]:
         for text in texts:
             ids = encode_prompt(self.model, text, self.prepend_bos)
-            self.digest.update(f"{len(text)}:".encode() + text.encode("utf-8", "surrogatepass"))
-            if len(ids) - self.prepend_bos < 2:
+            self.digest.update(f"{len(text)}:".encode() + text_bytes(text))
+            if len(ids) - (self.prepend_bos and isinstance(text, str)) < 2:
                 self.n_skipped += 1
                 continue
             self.n_cut += len(ids) > self.longest
             yield ids[: self.longest]
 
-    def result(self, provenance: Any) -> GroupingProfile:
+    def result(self, provenance: Any, n_repeated: int | None) -> GroupingProfile:
         def by_score(part: Tensor) -> Tensor:
             return part.masked_fill(self.left_out[..., None], torch.nan).permute(2, 0, 1)
 
@@ -339,11 +387,13 @@ class _Tally:
             null=null.float(),
             p_value=p_value.float(),
             q_value=q_values(p_value.contiguous()).float(),
-            even=(self.even / self.n_texts).float(),
-            possible=(self.queries / self.n_tokens).float(),
+            where_possible_null=self.possible_null.ratio().permute(2, 0, 1).float(),
+            even=(self.even / self.texts).float(),
+            possible=(self.queries / self.tokens).float(),
             n_texts=self.n_texts,
             n_tokens=self.n_tokens,
             n_cut=self.n_cut,
             n_skipped=self.n_skipped,
+            n_repeated=n_repeated,
             provenance=provenance,
         )

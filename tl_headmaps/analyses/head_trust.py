@@ -17,7 +17,6 @@ from typing import Any, ClassVar, TypeAlias
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from ..capture.running.activations import LayerActivations, encode_prompt, prepends_bos, run
 from ..capture.running.met import MetVectors, encode_prefixes, met_vectors
@@ -27,15 +26,17 @@ from ..circuits.ov import constant_values
 from ..circuits.vectors import token_vectors
 from ..core.ambient import steady
 from ..core.errors import UsageError
+from ..core.progress import Progress
 from ..core.provenance import Provenance
-from ..core.types import HeadIndex, HeadLike, Model, Preset, by_layer, head_list, head_names
+from ..core.types import HeadIndex, HeadLike, Model, Preset, by_layer
 from ..data.prompts import neutral_prompts
 from ..data.texts import Sample, describe_source, split_texts
 from ..renderers.figure import Figure
 from ..renderers.grids import MapLayer
 from ..renderers.heat import head_map
+from ..renderers.text import number as decimal
 from ..renderers.text import table_text
-from ..results import Result, cells, largest_heads
+from ..results import HeadMaps, cells
 from ..scorers.ablation import masks_of
 from ..scorers.trust import Fit, WriteSums, permuted_within_deciles, share_with_interval, sinks, unexplained
 
@@ -48,7 +49,7 @@ _N_PROMPTS = 2
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class HeadTrust(Result):
+class HeadTrust(HeadMaps):
     """Share of what each head writes in running text that its tokens' own vectors explain, on held-out documents.
 
     Attributes:
@@ -97,9 +98,11 @@ class HeadTrust(Result):
         n_layers, n_heads = self.values.shape
         return {"layer": list(range(n_layers)), "head": list(range(n_heads))}
 
-    def top(self, n: int = 5, vectors: str = "met") -> list[tuple[HeadIndex, float]]:
-        """The heads whose tokens explain most."""
-        return largest_heads(self.token_share[vectors], n)
+    def head_map(self, vectors: str | None = None) -> Float[Tensor, "layer head"]:
+        """The token shares of one kind of vector, ``"met"`` by default."""
+        if vectors is not None and vectors not in self.token_share:
+            raise UsageError(f"There are no shares of {vectors!r}; there are those of {', '.join(self.token_share)}.")
+        return self.token_share[vectors or "met"]
 
     def to_rows(self) -> Iterable[dict[str, Any]]:
         """One record per kind of vector and head."""
@@ -115,9 +118,9 @@ class HeadTrust(Result):
         rows = []
         for name, shares in self.token_share.items():
             above = int((self.interval_low[name] > self.null[name]).sum())
-            best = ", ".join(f"{head} {value:.2f}" for head, value in self.top(4, name))
+            best = ", ".join(f"{head} {decimal(value)}" for head, value in self.top(4, name))
             rows.append(
-                [name, f"{float(shares.nanmean()):.2f}", f"{float(self.null[name].nanmean()):.2f}", above, best]
+                [name, decimal(float(shares.nanmean())), decimal(float(self.null[name].nanmean())), above, best]
             )
         return self._noted(
             f"Share of what heads write that token identities explain, on {self.n_documents} held-out documents "
@@ -203,8 +206,7 @@ def head_trust(
     weights = HeadWeights.from_model(model)
     weights.require_plain_mixing("Shares of a running head's outputs")
     prepend_bos = prepends_bos(model, prepend_bos)
-    named = None if heads is None else head_list(heads)
-    chosen = weights.chosen_heads(named)
+    chosen = weights.chosen_heads(heads)
     documents, n_fit = _documents(model, texts, prepend_bos, max_tokens)
     held_out = set(range(n_fit, len(documents)))
     if len(held_out) < 2 or n_fit < 2:
@@ -219,13 +221,13 @@ def head_trust(
     )
     tables = _value_tables(weights, list(by_layer(chosen)), tokens, met)
     sums = _Sums(weights, chosen, documents, tokens, tables, held_out, n_null, seed)
-    with tqdm(total=len(documents), desc="documents", disable=None if progress else True) as bar:
+    with Progress(total=len(documents), desc="head trust", unit="document", show=progress) as bar:
         layers, read = list(sums.grams), ("resid_pre", "v", "pattern")
         run(model, documents, read=read, reduce=sums.take, layers=layers, progress=bar.update)
     options = {"prompts": [list(p) for p in prefixes], "n_null": n_null, "prepend_bos": prepend_bos}
     return sums.result(
         weights.provenance(
-            options=options | {"heads": head_names(named), "max_tokens": max_tokens},
+            options=options | {"heads": None if heads is None else [str(head) for head in chosen], "max_tokens": max_tokens},
             data={"texts": tokens.digest, "source": describe_source(Sample.WHOLE if texts is None else texts)},
             seed=seed,
         )

@@ -22,7 +22,7 @@ from ..capture.weights import HeadWeights
 from ..core.ambient import steady
 from ..core.errors import UsageError
 from ..core.provenance import Provenance
-from ..core.types import HeadIndex, HeadLike, Model, by_layer, head_list, head_names
+from ..core.types import HeadIndex, HeadLike, Model, by_layer
 from ..data.texts import Sample, describe_source, split_texts
 from ..renderers.figure import Figure
 from ..renderers.grids import MapLayer
@@ -164,8 +164,7 @@ def head_worth(
     if max_tokens < 3:
         raise UsageError(f"max_tokens={max_tokens} is too short. A text needs at least 3 tokens.")
     weights = HeadWeights.from_model(model)
-    named = None if heads is None else head_list(heads)
-    chosen = weights.chosen_heads(named)
+    chosen = weights.chosen_heads(heads)
     prepend_bos = prepends_bos(model, prepend_bos)
     longest = min(max_tokens, int(model.cfg.n_ctx))
     fit, held_out = (
@@ -190,7 +189,8 @@ def head_worth(
     rise, half = running.ratio(), running.half_width()
     digest = hashlib.sha256(repr((fit, held_out)).encode()).hexdigest()
     source = describe_source(Sample.WHOLE if texts is None else texts)
-    options = {"heads": head_names(named), "max_texts": max_texts, "max_tokens": max_tokens, "prepend_bos": prepend_bos}
+    options = {"max_texts": max_texts, "max_tokens": max_tokens, "prepend_bos": prepend_bos}
+    options["heads"] = None if heads is None else [str(head) for head in chosen]
     return HeadWorth(
         *(_mapped(values, chosen, weights) for values in (rise, rise - half, rise + half)),
         loss=float(losses[0].sum()) / sum(n_targets),

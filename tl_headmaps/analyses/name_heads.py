@@ -18,8 +18,8 @@ from ..naming.namer import UNCLEAR, Describe, HeadName
 from ..renderers.figure import Figure
 from ..renderers.grids import MapLayer, name_layer
 from ..renderers.heat import head_map
-from ..renderers.text import table_text
-from ..results import Result
+from ..renderers.text import number, table_text, wrapped
+from ..results import Result, largest_heads
 from .salient_operations.call import Vocabulary, salient_operations
 from .salient_operations.result import failure_lines
 
@@ -28,8 +28,10 @@ if TYPE_CHECKING:
 
 THIRDS = ("early", "middle", "late")
 
-PUBLISHED_COVERAGE = {"early": "20-60%", "late": "60-96%"}
-"""Heads that a person or a large language model could describe in the MAPS paper (early and later layers)."""
+PUBLISHED_COVERAGE = (
+    "Published of other, larger models (MAPS paper): a person or a large language model could describe 20-60% of the "
+    "heads of early layers, 60-96% of later ones. There was no null, so these shares cannot be compared with ours."
+)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -91,6 +93,18 @@ class HeadNames(Result):
                 f"There is no head {index}: the tokens of layer {index.layer} are mixed by {mixer}. Choose another."
             )
         return self.names[index.layer][index.head]
+
+    def head_map(self) -> Float[Tensor, "layer head"]:
+        """The same map, under the name that all results have for it."""
+        return self.values
+
+    def top(self, n: int = 5) -> list[tuple[HeadIndex, float]]:
+        """The ``n`` heads whose names explain most of their salient mappings; ``unclear`` ones left out."""
+        values = self.values
+        for head, entry in self._entries():
+            if entry.name == UNCLEAR:
+                values[head.layer, head.head] = torch.nan
+        return largest_heads(values, n)
 
     def named(self) -> dict[str, list[HeadIndex]]:
         """Heads by name, the most frequent name first; ``unclear`` ones left out."""
@@ -155,8 +169,7 @@ class HeadNames(Result):
         drill = {str(head): {entry.name: entry.evidence()} for head, entry in self._entries()}
         parts = []
         for part, share in self.coverage().items():
-            published = f" (published: {PUBLISHED_COVERAGE[part]})" if part in PUBLISHED_COVERAGE else ""
-            parts.append(f"{part} {share:.0%}{published}")
+            parts.append(f"{part} {share:.0%}")
         details = {"share explained": self.values, "null": null, "q": q}
         return head_map(
             [
@@ -175,20 +188,20 @@ class HeadNames(Result):
     def __str__(self) -> str:
         """How many heads have a name, which names, and the heads of each with the clearest first."""
         coverage = self.coverage()
-        shares = [[part, f"{share:.0%}", PUBLISHED_COVERAGE.get(part, "")] for part, share in coverage.items()]
+        shares = [[part, f"{share:.0%}"] for part, share in coverage.items()]
         rows = []
         for name, heads in self.named().items():
             ranked = sorted(heads, key=lambda head: (self.name(head).p_value, head))
-            shown = " ".join(f"{head} {self.name(head).score:.2f}" for head in ranked[:6])
+            shown = " ".join(f"{head} {number(self.name(head).score)}" for head in ranked[:6])
             rows.append([name, len(heads), shown + (" ..." if len(heads) > 6 else "")])
         title = f"Names of heads by their {self.circuit.upper()} circuits, preset {self.provenance.options['preset']}"
         parts = [
             title,
-            table_text([("layers", "left"), ("named", "right"), ("published", "right")], shares),
+            table_text([("layers", "left"), ("named", "right")], shares),
             table_text([("name", "left"), ("heads", "right"), ("clearest, with the share explained", "left")], rows),
             "named: heads whose best predicate explains 15% of their salient mappings or more and beats its null\n"
-            "(false discovery rate 5% over all heads and predicates); published: heads of larger models that a person "
-            "or\na large language model could describe, without a null (MAPS paper)",
+            "(false discovery rate 5% over all heads and predicates)",
+            wrapped(PUBLISHED_COVERAGE),
             *failure_lines(self.failed_predicates),
         ]
         return self._noted("\n\n".join(parts))

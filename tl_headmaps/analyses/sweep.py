@@ -35,6 +35,7 @@ from tqdm.auto import tqdm
 
 from ..capture.weights import HeadWeights
 from ..core.errors import HeadMapsError, ModelLoadError, RunError, UsageError
+from ..core.progress import Progress
 from ..core.provenance import Provenance, package_versions
 from ..core.runs import DamagedPieceError, RunRecord, identity_of, layer_piece, open_run, pack, unpack
 
@@ -101,12 +102,12 @@ def sweep_layers(
             if done and progress:
                 tqdm.write(f"{len(done)} of {len(layers)} layers were done before.", file=sys.stderr)
         left = [layer for layer in layers if layer not in done]
-        bar = tqdm(
+        bar = Progress(
             total=len(layers),
             initial=len(done),
             desc=description,
             unit="layer",
-            disable=None if progress else True,
+            show=progress,
         )
         with bar:
             work = _in_process(task, left) if executor is None else _in_executor(task, left, executor, identity)

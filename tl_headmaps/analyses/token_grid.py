@@ -22,7 +22,7 @@ from ..core.vocabulary import TokenLike, near_words, single_id, token_string, wo
 from ..data.relations import MultiToken, RelationLike, resolve
 from ..renderers import heat
 from ..renderers.figure import Figure
-from ..renderers.text import table_text, visible
+from ..renderers.text import number, table_text, visible
 from ..results import Result, cells
 from .relation_scores.call import relation_scores
 
@@ -127,7 +127,7 @@ class TokenGrid(Result):
             [
                 source,
                 *(
-                    f"{'*' if j == best[i] else ''}{self.values[i, j]:.2f} #{int(self.ranks[i, j]) + 1:,}"
+                    f"{'*' if j == best[i] else ''}{number(float(self.values[i, j]))} #{int(self.ranks[i, j]) + 1:,}"
                     for j in range(len(self.targets))
                 ),
             ]
@@ -139,7 +139,7 @@ class TokenGrid(Result):
         columns = [("", "left"), *((visible(target), "right") for target in self.targets)]
         note = f"value #rank among {self.n_vocab:,} tokens (1 is best); * largest of the row"
         if self.relation is not None:
-            score = f"score {self.score:.2f}, the share of {self.score_pairs} pairs among the {self.score_k} strongest"
+            score = f"score {number(self.score)}, the share of {self.score_pairs} pairs in the {self.score_k} strongest"
             note = f"{self.relation}: {score}\n{note}"
         return self._noted(f"{title}\n\n{table_text(columns, rows)}\n\n{note}")
 

@@ -16,13 +16,13 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from ..capture.running.activations import DEFAULT_BUDGET
 from ..capture.running.answers import answer_likelihoods, encode_question
 from ..capture.weights import HeadWeights
 from ..core.ambient import steady
 from ..core.errors import UsageError
+from ..core.progress import Progress
 from ..core.provenance import Provenance
 from ..core.types import HeadIndex, Model
 from ..data.tasks import FUNCTIONS, Tasks, with_alternatives
@@ -327,7 +327,7 @@ def verify_tasks(
         encode_question(model, items[i].prompt, (items[i].answer, *items[i].alternatives), prepend_bos)
         for i in asked.tolist()
     ]
-    with tqdm(total=len(rows), desc="ablations", unit="question", disable=None if progress else True) as bar:
+    with Progress(total=len(rows), desc="ablations", unit="question", show=progress) as bar:
         likelihoods = answer_likelihoods(
             model, [questions[row] for row in rows], ablated=torch.cat(masks), budget=budget, progress=bar.update
         )

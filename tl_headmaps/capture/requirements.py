@@ -13,8 +13,22 @@ _CACHES = ("past_key_values", "past_key_value", "layer_past")
 """Names under which transformers hands a cache of keys and values to attention."""
 
 
+def require_host(model: object) -> None:
+    """Refuse the name of a model, and a model of transformers that TransformerLens has not wrapped."""
+    if isinstance(model, str):
+        raise UsageError(f"{model!r:.80} is the name of a model, not a model. Pass load_model({model!r:.80}).")
+    if any(base.__name__ == "PreTrainedModel" for base in type(model).__mro__):
+        name = getattr(model, "name_or_path", "") or "the name or folder of its config.json"
+        raise UsageError(
+            f"{type(model).__name__} is a model of transformers; heads are read through TransformerLens. Boot it: "
+            f"model = TransformerBridge.boot_transformers({name!r}, hf_model=model, tokenizer=tokenizer)  "
+            "# from transformer_lens.model_bridge import TransformerBridge"
+        )
+
+
 def require_decoder(model: Model) -> None:
     """Refuse what is not a decoder of TransformerLens with attention heads."""
+    require_host(model)
     name = type(model).__name__
     is_module = isinstance(model, torch.nn.Module)
     if not (is_module and hasattr(model, "cfg") and hasattr(model, "embed")):

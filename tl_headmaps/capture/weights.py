@@ -25,14 +25,26 @@ from torch import Tensor
 from ..core.ambient import steady
 from ..core.errors import HeadMapsError, UnsupportedModelError, UsageError, WeightBasisError
 from ..core.provenance import Provenance
-from ..core.types import Basis, Circuit, HeadIndex, HeadLike, Model, Preset, check_choice, head_list
-from .anatomy import host_error, parameters_digest
+from ..core.types import (
+    Basis,
+    Circuit,
+    HeadIndex,
+    HeadLike,
+    LayerLike,
+    Model,
+    Preset,
+    check_choice,
+    head_list,
+    layer_list,
+)
+from .anatomy import config_of, host_error, parameters_digest
 from .checkpoint.reader import CheckpointOrigin, open_checkpoint
 from .forward import weights_loaded
 from .host import read_model
 from .isolation import evaluating
 from .mapped import rows_of
 from .parts import MLP, LayerWeights, Norm
+from .quantisation import quantisation_of, stated_quantisation
 from .selfcheck import SelfCheck, self_check
 from .tensors import check_device, joint_digest, tensor_digests
 
@@ -197,16 +209,23 @@ class HeadWeights:
         """Number of heads of the whole model."""
         return len(self.layers_with_heads) * self.n_heads
 
+    def named_heads(self, heads: HeadLike | Iterable[HeadLike]) -> list[HeadIndex]:
+        """One head or several in the order given, ``"L12"`` being all of layer 12; raises if one does not exist."""
+        every = [HeadIndex(layer, head) for layer in range(self.n_layers) for head in range(self.n_heads)]
+        return [self.head(head) for head in head_list(heads, every)]
+
     def chosen_heads(
-        self, heads: HeadLike | Iterable[HeadLike] | None = None, layers: int | Iterable[int] | None = None
+        self,
+        heads: HeadLike | Iterable[HeadLike] | None = None,
+        layers: LayerLike | Iterable[LayerLike] | None = None,
     ) -> list[HeadIndex]:
         """The heads chosen by name, by layer, or by both (then their intersection), in ascending order.
 
         Args:
-            heads: One head or several; all by default.
+            heads: One head or several, ``"L12"`` being all of layer 12; all by default.
             layers: Only heads of these layers.
         """
-        numbers = range(self.n_layers) if layers is None else [layers] if isinstance(layers, int) else list(layers)
+        numbers = range(self.n_layers) if layers is None else layer_list(layers)
         for layer in numbers:
             if not 0 <= layer < self.n_layers:
                 raise UsageError(f"There is no layer {layer}: the model has layers 0 to {self.n_layers - 1}.")
@@ -215,7 +234,7 @@ class HeadWeights:
             raise self._no_heads(numbers[0])
         chosen = {HeadIndex(layer, head) for layer in numbers if layer in with_heads for head in range(self.n_heads)}
         if heads is not None:
-            chosen &= {self.head(head) for head in head_list(heads)}
+            chosen &= set(self.named_heads(heads))
         if not chosen and layers is None:
             raise UsageError("heads= is empty. Name at least one head, or leave it out for all.")
         if not chosen:
@@ -333,6 +352,19 @@ class HeadWeights:
             )
 
     @cached_property
+    def quantisation(self) -> str | None:
+        """What the weights were before they were numbers (``"Q4_1, dequantised"``), if they were quantised.
+
+        As the configuration states it, or as the values of the first attention layer show; weights that were processed
+        show less.
+        """
+        layer = self.layer(self.layers_with_heads[0])
+        stated = stated_quantisation(None if self.model is None else config_of(self.model))
+        # As they are stored: rows are outputs, heads beside or below each other.
+        written, values = layer.W_O.flatten(0, 1).T, layer.W_V.mT.flatten(0, 1)
+        return stated or quantisation_of(written, self.W_E.dtype) or quantisation_of(values, self.W_E.dtype)
+
+    @cached_property
     def fingerprint(self) -> str:
         """SHA-256 that stands for the model in every result: over names, types, shapes and bytes of all tensors here.
 
@@ -386,6 +418,7 @@ class HeadWeights:
             architecture=self.architecture,
             basis=self.basis,
             dtype=f"{str(self.W_E.dtype).removeprefix('torch.')} stored, float32 computed",
+            quantisation=self.quantisation,
             device=str(self.device),
             data=read,
             mixers={str(layer): mixer for layer, mixer in self.mixers.items() if layer < self.n_layers},

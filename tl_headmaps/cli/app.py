@@ -7,15 +7,17 @@ Nothing here or in the modules of the commands imports torch: each command impor
 """
 
 import sys
-from typing import Annotated
+import warnings
+from typing import Annotated, Any
 
 import typer
 
-from ..core.errors import HeadMapsError, UsageError
+from ..core.errors import HeadMapsError, HeadMapsWarning, UsageError
 from .attention import association, compare_attention, groups, mixing, profile
 from .checks import ablate, reproduce, validate
 from .components import components
 from .demo import demo
+from .doctor import doctor
 from .head import head, worth
 from .model import cite, model
 from .output import require_printed
@@ -36,6 +38,15 @@ app = typer.Typer(
 
 def main() -> None:
     """Entry point: every foreseen failure is one sentence and an exit code, never a traceback."""
+    shown = warnings.showwarning
+
+    def as_sentence(message: Any, category: type[Warning], *where: Any) -> None:
+        if issubclass(category, HeadMapsWarning):
+            typer.echo(f"tl-headmaps: {message}", err=True)
+        else:
+            shown(message, category, *where)
+
+    warnings.showwarning = as_sentence
     try:
         try:
             app()
@@ -46,6 +57,8 @@ def main() -> None:
         sentence = f"tl-headmaps: {error}".encode("utf-8", "backslashreplace").decode()
         typer.echo(sentence, err=True)
         sys.exit(2 if isinstance(error, UsageError) else 1)
+    finally:
+        warnings.showwarning = shown
 
 
 def _print_version(value: bool | None) -> None:
@@ -85,3 +98,4 @@ app.command()(trust)
 app.command()(worth)
 app.command()(ablate)
 app.command()(reproduce)
+app.command()(doctor)

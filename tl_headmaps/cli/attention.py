@@ -1,23 +1,33 @@
 """Commands about real attention: which tokens heads bind together, and what that does to their values."""
 
+import re
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from ..core.errors import UsageError
-from ..core.types import Combine, GroupMethod, Measure
-from .options import BosOption, DeviceOption, ModelOption, NoCheckpointOption, OutOption, given
-from .output import check_outputs, comma_parts, parse_heads, show_and_save
+from ..core.types import Combine, GroupMethod, Measure, layer_list
+from .options import (
+    BosOption,
+    DeviceOption,
+    HeadsOption,
+    LayersOption,
+    ModelOption,
+    NoCheckpointOption,
+    OutOption,
+    given,
+)
+from .output import check_outputs, parse_heads, show_and_save
 
-QUERY_HELP = "Token whose value changes: walk, walk#2, or 3."
+QUERY_HELP = "Token whose value changes: walk, walk#2, 3, or -1 (the last)."
 KEY_HELP = "Token it is compared with, likewise."
 
 
 def groups(
     text: Annotated[str, typer.Option("--text", help="The text whose tokens are grouped.")],
-    layers: Annotated[str | None, typer.Option("--layers", help="Only heads of these layers: 3,4,5.")] = None,
-    heads: Annotated[str | None, typer.Option("--heads", help="Only these heads: L23H4,L23H2.")] = None,
+    layers: LayersOption = None,
+    heads: HeadsOption = None,
     method: Annotated[GroupMethod | None, typer.Option("--method", help="How groups are found; default: auto.")] = None,
     drop_sink: Annotated[
         bool | None,
@@ -46,7 +56,7 @@ def groups(
 
     paths = check_outputs(out)
     options = given(
-        layers=None if layers is None else [_layer(part) for part in comma_parts(layers)],
+        layers=None if layers is None else layer_list(layers),
         heads=None if heads is None else parse_heads(heads),
         method=method,
         drop_sink=drop_sink,
@@ -59,15 +69,16 @@ def groups(
     show_and_save(attention_groups(load_model(model, device), text, **options), paths)
 
 
-def _layer(text: str) -> int:
-    if not text.isdecimal():
-        raise UsageError(f"{text!r} is not the number of a layer. Write --layers 3,4,5.")
-    return int(text)
-
-
 def profile(
-    texts: Annotated[Path, typer.Option("--texts", metavar="FILE", help="Texts with blank lines between them.")],
-    heads: Annotated[str | None, typer.Option("--heads", help="Only these heads: L23H4,L23H2.")] = None,
+    texts: Annotated[
+        Path | None,
+        typer.Option(
+            "--texts",
+            metavar="FILE",
+            help="Texts with blank lines between them; default: random tokens said twice, and the bundled prose.",
+        ),
+    ] = None,
+    heads: Annotated[str | None, typer.Option("--heads", help="Only these heads: L23H4,L12 (all of layer 12).")] = None,
     max_texts: Annotated[int | None, typer.Option("--max-texts", help="Stop after this many texts.")] = None,
     max_tokens: Annotated[
         int | None, typer.Option("--max-tokens", help="Cut texts to this many tokens; default: 512.")
@@ -82,7 +93,7 @@ def profile(
     from .. import grouping_profile, load_model
 
     paths = check_outputs(out)
-    if not texts.is_file():
+    if texts is not None and not texts.is_file():
         raise UsageError(f"There is no file {texts}. Give a text file with blank lines between texts.")
     options = given(
         heads=None if heads is None else parse_heads(heads),
@@ -174,8 +185,13 @@ def compare_attention(
     show_and_save(compare_attention(load_model(model, device), asked, key, **options), paths)
 
 
-def _phrase(text: str) -> tuple[str, str]:
+def _phrase(text: str) -> tuple[str, str | int]:
     phrase, equals, query = text.rpartition("=")
     if not (equals and phrase.strip() and query.strip()):
         raise UsageError(f'{text!r} has no query. Write the phrase, "=" and its query: "Birds sometimes walk=walk".')
-    return phrase, query
+    return phrase, _index(query, phrase)
+
+
+def _index(token: str, text: str) -> str | int:
+    """An index of a token (-1 is the last), unless the text has these digits."""
+    return int(token) if re.fullmatch("-?[0-9]{1,9}", token.strip()) and token.strip() not in text else token

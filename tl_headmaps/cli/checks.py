@@ -78,7 +78,8 @@ def ablate(
         str | None, typer.Option("--template", help='Prompt before the target: "The capital of <X> is".')
     ] = None,
     heads: Annotated[
-        str | None, typer.Option("--heads", help="Heads in their order: L23H4,L23H5, by static score; default: top.")
+        str | None,
+        typer.Option("--heads", help="Heads in their order: L23H4,L12 (all of layer 12); default: by static score."),
     ] = None,
     max_heads: Annotated[
         int | None, typer.Option("--max-heads", help="Heads at most; default: by the size of the model.")

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from ..core.types import COMPONENT_METRICS
 from .options import (
     BosOption,
     CheckpointOption,
@@ -17,10 +18,12 @@ from .options import (
 )
 from .output import check_outputs, show_and_save
 
+_METRICS = "; ".join(f"from {source}: {', '.join(names)}" for source, names in COMPONENT_METRICS.items())
+
 
 def components(
     metric: Annotated[
-        str | None, typer.Option("--metric", help="What to measure (an unknown name lists all); default: sensitivity.")
+        str | None, typer.Option("--metric", help=f"What to measure; default: sensitivity. {_METRICS}.")
     ] = None,
     texts: Annotated[
         Path | None, typer.Option("--texts", metavar="FILE", help="Texts separated by blank lines; default: bundled.")

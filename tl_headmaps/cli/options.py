@@ -76,6 +76,8 @@ VocabularyOption = Annotated[
         "--vocabulary", help="words: without byte fragments, control tokens and untrained tokens; default: all."
     ),
 ]
+HeadsOption = Annotated[str | None, typer.Option("--heads", help="Only these heads: L23H4,L12 (L12: all of layer 12).")]
+LayersOption = Annotated[str | None, typer.Option("--layers", help="Only heads of these layers: 3,4,5.")]
 OutOption = Annotated[
     list[Path] | None,
     typer.Option(

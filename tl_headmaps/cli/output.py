@@ -9,7 +9,7 @@ import typer
 
 from ..core.errors import OutputError, UsageError
 from ..core.files import FIGURE_SUFFIXES, SAVED_SUFFIXES, STATIC_SUFFIXES
-from ..core.types import HeadIndex
+from ..core.types import head_list
 
 
 def comma_parts(text: str) -> list[str]:
@@ -17,9 +17,10 @@ def comma_parts(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-def parse_heads(text: str) -> list[HeadIndex]:
-    """Heads from a list such as ``L23H4,L23H2``."""
-    return [HeadIndex.parse(name) for name in comma_parts(text)]
+def parse_heads(text: str) -> str:
+    """Heads as they were written, such as ``L23H4,L23``; raises for a wrong spelling before a model is loaded."""
+    head_list(text)
+    return text
 
 
 def check_outputs(paths: list[Path] | None) -> list[Path]:

@@ -5,12 +5,15 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
+from ..core.types import layer_list
 from ..data.relations import MultiToken
 from .options import (
     BosOption,
     CheckpointOption,
     CircuitOption,
     DeviceOption,
+    HeadsOption,
+    LayersOption,
     ModelOption,
     OutOption,
     PresetOption,
@@ -75,7 +78,8 @@ def relations(
     show_list: Annotated[bool, typer.Option("--list", help="List the bundled relations and exit.")] = False,
     category: Annotated[str | None, typer.Option("--category", help="Bundled relations of one category.")] = None,
     k: Annotated[int | None, typer.Option("--k", help="Top-k; default: each relation's own.")] = None,
-    heads: Annotated[str | None, typer.Option("--heads", help="Only these heads: L23H4,L23H2.")] = None,
+    heads: HeadsOption = None,
+    layers: LayersOption = None,
     multi_token: MultiTokenOption = None,
     side_by_side: Annotated[
         bool, typer.Option("--side-by-side", help="Draw the maps of all relations side by side.")
@@ -107,6 +111,7 @@ def relations(
     options = given(
         k=k,
         heads=None if heads is None else parse_heads(heads),
+        layers=None if layers is None else layer_list(layers),
         multi_token=multi_token,
         ranks=ranks,
         trust=trust,

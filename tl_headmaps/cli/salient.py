@@ -5,11 +5,14 @@ from typing import Annotated
 import typer
 
 from ..core.errors import UsageError
+from ..core.types import layer_list
 from .options import (
     BosOption,
     CheckpointOption,
     CircuitOption,
     DeviceOption,
+    HeadsOption,
+    LayersOption,
     ModelOption,
     OutOption,
     PresetOption,
@@ -26,7 +29,8 @@ from .output import check_outputs, parse_heads, show_and_save
 
 
 def salient(
-    heads: Annotated[str | None, typer.Option("--heads", help="Heads to look at: L23H4,L23H2.")] = None,
+    heads: HeadsOption = None,
+    layers: LayersOption = None,
     all_heads: Annotated[bool, typer.Option("--all", help="All heads of the model.")] = False,
     n_tokens: Annotated[
         int | None, typer.Option("--n-tokens", help="Salient tokens of each head; default: 30.")
@@ -50,10 +54,11 @@ def salient(
     from .. import salient_operations
 
     paths = check_outputs(out)
-    if (heads is None) != all_heads:
-        raise UsageError("Say which heads: either --heads L23H4,L23H2 or --all.")
+    if (heads is None and layers is None) != all_heads:
+        raise UsageError("Say which heads: --heads L23H4,L23H2, --layers 12, or --all.")
     options = given(
         heads=None if heads is None else parse_heads(heads),
+        layers=None if layers is None else layer_list(layers),
         n_tokens=n_tokens,
         n_targets=n_targets,
         vocabulary=vocabulary,

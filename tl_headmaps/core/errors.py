@@ -42,6 +42,10 @@ class ModelLoadError(HeadMapsError):
     """A model could not be found, fetched, verified or opened."""
 
 
+class HeadMapsWarning(UserWarning):
+    """What was assumed or left out, where that can be meant: commands print it as a sentence."""
+
+
 class OutputError(HeadMapsError, OSError):
     """A result could not be written or read."""
 

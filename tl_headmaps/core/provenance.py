@@ -10,6 +10,9 @@ from typing import Any
 _RECORDED_PACKAGES = ("tl-headmaps", "transformer-lens", "torch", "transformers", "numpy")
 
 
+_OF_SOME_MODELS = ("mixers", "notes", "quantisation")
+
+
 def package_versions() -> dict[str, str]:
     """Versions of Python and of the packages that can change a number."""
     return {"python": platform.python_version()} | {name: _version(name) for name in _RECORDED_PACKAGES}
@@ -46,6 +49,8 @@ class Provenance:
         seed: Seed of anything random, None if nothing was.
         mixers: What mixes the tokens of layers that have no heads (hybrid models), by layer.
         notes: What to know when reading numbers of this model, such as a gate that maps of the weights leave out.
+        quantisation: What the weights were before they were numbers, such as ``"Q4_1, dequantised"``; None if they do
+            not show that they were quantised.
         seams: Where the model was run to check what was read of it: what fits, by seam (``tl-headmaps model``).
         versions: Versions of the packages involved.
         created: UTC time; the only part that differs between two identical runs.
@@ -70,6 +75,7 @@ class Provenance:
     seed: int | None = None
     mixers: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    quantisation: str | None = None
     seams: dict[str, str] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=package_versions)
     created: str = field(default_factory=_now)
@@ -91,13 +97,18 @@ class Provenance:
                 lines.append(f"{name + ':':<14}{value}")
         return "\n".join(lines)
 
+    @property
+    def caption(self) -> str:
+        """What figures say about the model under them: that its weights were quantised, if they were."""
+        return "" if self.quantisation is None else f"{self.model}: weights {self.quantisation}."
+
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         """What a notebook shows for ``result.provenance``."""
         printer.text(str(self))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain dictionary for JSON; what only some models have is left out for the others."""
-        return {name: value for name, value in asdict(self).items() if value or name not in ("mixers", "notes")}
+        return {name: value for name, value in asdict(self).items() if value or name not in _OF_SOME_MODELS}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Provenance":

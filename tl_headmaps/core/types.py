@@ -4,9 +4,10 @@ A head is written ``L23H4`` everywhere: in results, JSON, tables, figures and on
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeAlias, get_args, runtime_checkable
+from operator import index
+from typing import Any, Literal, Protocol, SupportsIndex, TypeAlias, get_args, runtime_checkable
 
 from .errors import UsageError
 
@@ -34,6 +35,9 @@ MLP_COMPONENTS: tuple[str, ...] = ("mlp.up", "mlp.down", "mlp.gate")
 
 WRITING_COMPONENTS: tuple[str, ...] = ("attn.o", "mlp.down")
 """Matrices that write to the residual stream; the others read from it."""
+
+COMPONENT_METRICS: dict[str, tuple[str, ...]] = {METRICS_HERE}
+"""Metrics of component maps by what they are measured on; here for ``--help``, which imports no torch."""
 
 Positions: TypeAlias = Literal["answer", "last"]
 """Where heads are read: at the answer's tokens, or at the last token before it."""
@@ -77,6 +81,7 @@ class Model(Protocol, metaclass=_NeverRefuses):
 
 
 _HEAD_NAME = re.compile(r"[Ll](\d+)[Hh](\d+)")
+_LAYER_NAME = re.compile(r"[Ll]?(\d+)")
 
 
 @dataclass(frozen=True, order=True)
@@ -105,6 +110,8 @@ class HeadIndex:
     def parse(cls, name: str) -> "HeadIndex":
         """Read a head name such as ``L23H4`` (case does not matter)."""
         match = _HEAD_NAME.fullmatch(name.strip())
+        if match is None and _is_layer(name):
+            raise UsageError(f"{name!r} is a layer, and one head is needed. Write for example '{name.strip()}H0'.")
         if match is None:
             raise UsageError(
                 f"{name!r} is not the name of a head. Heads are written like 'L23H4': "
@@ -119,10 +126,10 @@ class HeadIndex:
             return head
         if isinstance(head, str):
             return cls.parse(head)
-        pair = tuple(head)
-        if len(pair) != 2 or not all(isinstance(part, int) for part in pair):
-            raise UsageError(f"{head!r} is not a head. Write 'L23H4' or (23, 4).")
-        return cls(*pair)
+        pair = tuple(head) if isinstance(head, Iterable) else ()
+        if len(pair) != 2 or not all(map(is_index, pair)):
+            raise UsageError(f"{head!r:.80} is not a head. Write 'L23H4' or (23, 4); 'L23' is all heads of layer 23.")
+        return cls(*map(index, pair))
 
     def check(self, n_layers: int, n_heads: int) -> "HeadIndex":
         """Return the head itself if a model of this size has it, else raise."""
@@ -135,15 +142,82 @@ class HeadIndex:
         return self
 
 
-HeadLike: TypeAlias = HeadIndex | str | Iterable[int]
+HeadLike: TypeAlias = HeadIndex | str | Iterable[SupportsIndex]
+LayerLike: TypeAlias = SupportsIndex | str
 
 
-def head_list(heads: Any) -> list[HeadLike]:
-    """One head or several: a name, a HeadIndex, a (layer, head) pair, or a list of these."""
-    if isinstance(heads, str | HeadIndex):
-        return [heads]
-    listed = list(heads)
-    return [(listed[0], listed[1])] if len(listed) == 2 and all(type(part) is int for part in listed) else listed
+def is_index(value: object) -> bool:
+    """Whether a value counts something: a whole number, also of numpy or torch, but not True or False."""
+    if isinstance(value, bool | str) or (getattr(value, "dtype", None) is not None and "bool" in str(value.dtype)):
+        return False
+    try:
+        index(value)  # type: ignore[arg-type]
+    except TypeError:
+        return False
+    return True
+
+
+def _is_layer(name: object) -> bool:
+    return isinstance(name, str) and name.strip()[:1] in ("L", "l") and bool(_LAYER_NAME.fullmatch(name.strip()))
+
+
+def head_list(heads: Any, known: Sequence[HeadIndex] | None = None) -> list[HeadIndex]:
+    """One head or several, in the order given: the one place where heads are read from what users write.
+
+    Args:
+        heads: A name, a HeadIndex, a (layer, head) pair, or several of these in a list or with commas between them.
+            ``"L12"`` means all heads of layer 12.
+        known: All heads there are, from which those of a layer are taken. Without them only the spelling is checked,
+            and a layer stands for its first head.
+
+    Example:
+        >>> known = [HeadIndex(layer, head) for layer in range(3) for head in range(2)]
+        >>> [str(head) for head in head_list("L2H1, L0", known)]
+        ['L2H1', 'L0H0', 'L0H1']
+    """
+    one = isinstance(heads, str | HeadIndex) or not isinstance(heads, Iterable)
+    parts = [heads] if one else list(heads)
+    if len(parts) == 2 and all(map(is_index, parts)):
+        parts = [parts]
+    chosen: dict[HeadIndex, None] = {}
+    for part in parts:
+        for name in _comma_parts(part) if isinstance(part, str) else [part]:
+            chosen |= dict.fromkeys(_heads_of(name, known) if _is_layer(name) else [HeadIndex.of(name)])
+    return list(chosen)
+
+
+def _comma_parts(text: str) -> list[str]:
+    return [part for part in text.split(",") if part.strip()]
+
+
+def _heads_of(layer: str, known: Sequence[HeadIndex] | None) -> list[HeadIndex]:
+    (number,) = layer_list(layer)
+    if known is None:
+        return [HeadIndex(number, 0)]
+    heads = [head for head in known if head.layer == number]
+    if not heads:
+        listed = sorted({head.layer for head in known})
+        shown = f"{listed[0]} to {listed[-1]}" if len(listed) > 8 else ", ".join(map(str, listed))
+        raise UsageError(f"There are no heads of layer {number} here; there are heads of layers {shown}.")
+    return heads
+
+
+def layer_list(layers: Any) -> list[int]:
+    """One layer or several: 12, ``"L12"``, ``"3,4"``, or a list of these.
+
+    Example:
+        >>> layer_list("L3, 4"), layer_list(12), layer_list(range(2))
+        ([3, 4], [12], [0, 1])
+    """
+    if isinstance(layers, str):
+        layers = _comma_parts(layers)
+    numbers = []
+    for layer in [layers] if is_index(layers) or not isinstance(layers, Iterable) else layers:
+        match = _LAYER_NAME.fullmatch(layer.strip()) if isinstance(layer, str) else None
+        if match is None and not is_index(layer):
+            raise UsageError(f"{layer!r:.80} is not the number of a layer. Write 12, or 'L12'.")
+        numbers.append(index(layer) if match is None else int(match[1]))
+    return numbers
 
 
 def by_layer(heads: Iterable[HeadIndex]) -> dict[int, list[int]]:
@@ -157,11 +231,6 @@ def by_layer(heads: Iterable[HeadIndex]) -> dict[int, list[int]]:
     for head in heads:
         layers.setdefault(head.layer, []).append(head.head)
     return layers
-
-
-def head_names(heads: Any) -> list[str] | None:
-    """Sorted names for provenance; None for all heads."""
-    return None if heads is None else sorted(str(HeadIndex.of(head)) for head in head_list(heads))
 
 
 def check_seed(seed: Any) -> None:

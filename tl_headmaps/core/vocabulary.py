@@ -10,13 +10,47 @@ import difflib
 import itertools
 import re
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from operator import index
 from typing import Any, SupportsInt, TypeAlias
 
 from .errors import TokenError, UsageError
+from .types import is_index
 
 TokenLike: TypeAlias = str | int
+Text: TypeAlias = str | tuple[int, ...]
+"""A text as the analyses take it: a string, or the ids of its tokens."""
+
+_INDEX = "-?[0-9]{1,9}"
+
+
+def as_text(text: Any) -> Text:
+    """A string as it is, or token ids: a list, or an array or tensor of one dimension or of one row.
+
+    Example:
+        >>> import torch
+        >>> as_text("Birds walk"), as_text([3, 4]), as_text(torch.tensor([[3, 4]]))
+        ('Birds walk', (3, 4), (3, 4))
+    """
+    if isinstance(text, str):
+        return text
+    listed = text.tolist() if hasattr(text, "tolist") else text
+    if isinstance(listed, Iterable) and not isinstance(listed, bytes | dict):
+        listed = list(listed)
+        if len(listed) == 1 and not is_index(listed[0]) and not isinstance(listed[0], str):
+            return as_text(listed[0])
+        wrong = next((token for token in listed if not is_index(token)), None)
+        if wrong is None:
+            return tuple(map(index, listed))
+        if not isinstance(wrong, str) and isinstance(wrong, Iterable):
+            raise UsageError(
+                f"{len(listed)} texts were given, and this is about one. Give a string, or the token ids of one text."
+            )
+        raise UsageError(
+            f"{wrong!r:.60} is not a token id. Give a text as one string, or a list or tensor of integer token ids."
+        )
+    raise UsageError(f"{text!r:.60} is not a text. Give a string, or a list or tensor of integer token ids.")
 
 
 def word_ids(tokenizer: Any, word: str) -> list[int]:
@@ -100,16 +134,23 @@ def token_strings(tokenizer: Any, n_vocab: int) -> list[str]:
 def token_position(tokens: Sequence[str], token: TokenLike) -> int:
     """Position of a token in a text, given by its text (spaces around it do not matter), as ``walk#2``, or by index.
 
-    ``walk#2`` is the second ``walk``. Digits that are not a token of the text are an index, counted from 0.
+    ``walk#2`` is the second ``walk``. Digits that are not a token of the text are an index, counted from 0; negative
+    ones count from the end.
 
     Example:
-        >>> token_position(["Birds", " walk", " and", " walk"], "walk#2")
-        3
+        >>> tokens = ["Birds", " walk", " and", " walk"]
+        >>> token_position(tokens, "walk#2"), token_position(tokens, -2), token_position(tokens, "-2")
+        (3, 2, 2)
     """
     if not isinstance(token, str):
-        if not 0 <= token < len(tokens):
-            raise TokenError(f"There is no token {token}: the text has tokens 0 to {len(tokens) - 1}.")
-        return token
+        if not is_index(token):
+            raise TokenError(f"{token!r:.60} is no token of a text. Give its text, or an index (a whole number).")
+        place, n = index(token), len(tokens)
+        if not -n <= place < n:
+            raise TokenError(
+                f"There is no token {place}: the text has tokens 0 to {n - 1}, or -{n} to -1 counted from the end."
+            )
+        return place % n
     places = _places(tokens, token)
     numbered = re.fullmatch(r"(.+)#([0-9]+)", token.strip())
     if not places and numbered is not None:
@@ -121,7 +162,7 @@ def token_position(tokens: Sequence[str], token: TokenLike) -> int:
                 f"{token!r}: the text has {numbered[1]!r} {len(places)} time{'s' if len(places) > 1 else ''} "
                 f"({_listed(places)}), counted from #1."
             )
-    if not places and re.fullmatch("[0-9]{1,9}", token.strip()):
+    if not places and re.fullmatch(_INDEX, token.strip()):
         return token_position(tokens, int(token))
     pieces = [] if places else _spelled(tokens, token)
     if pieces:
@@ -160,6 +201,8 @@ def word_place(tokens: Sequence[str], word: TokenLike) -> tuple[int, int]:
         if 1 <= int(numbered[2]) <= len(found):
             return found[int(numbered[2]) - 1]
         found = []
+    if not found and re.fullmatch(_INDEX, word.strip()):
+        return (token_position(tokens, int(word)),) * 2
     if not found:
         raise TokenError(f"{word!r} is not in the text. Its tokens are {_shown(tokens)}. Choose a word of it.")
     if len(found) > 1:

@@ -1,7 +1,7 @@
 """Relations: named lists of (source, target) words, and their token ids for a model.
 
 A relation file is JSON with the fields of :class:`Relation` (``relations_data/<category>/<name>.json``). Users may also
-bring a plain JSON list of [source, target], a CSV file with a header, a TSV file, or a ``datasets.Dataset``. Words have
+bring a plain JSON list of [source, target], two columns of a CSV or TSV file, or a ``datasets.Dataset``. Words have
 no leading space; :mod:`tl_headmaps.core.vocabulary` says which token a word means. ``<X>`` is the placeholder of prompt
 templates.
 """
@@ -10,12 +10,13 @@ import difflib
 import hashlib
 import json
 import re
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from ..core.errors import RelationDataError, TokenError, UsageError
+from ..core.errors import HeadMapsWarning, RelationDataError, TokenError, UsageError
 from ..core.files import UnreadableError, csv_rows, parse_json, read_text, require_whole_characters
 from ..core.vocabulary import TokenLike, single_id, word_ids
 
@@ -36,6 +37,10 @@ _LARGEST_INT = 2**63 - 1
 _LARGE_VOCABULARY = 100_000
 _LARGE_K = {10: 25, 1: 3}
 """Published default k for vocabularies above 100,000 tokens."""
+
+
+class _NoRelationError(RelationDataError):
+    """A file that does not even look like a relation."""
 
 
 @dataclass(frozen=True)
@@ -119,22 +124,53 @@ class Relation:
         return cls(name=name, pairs=tuple(checked), **details)
 
     @classmethod
-    def from_file(cls, path: str | Path) -> "Relation":
-        """Read our JSON, a JSON list of pairs, a CSV file with a header, or a TSV file."""
-        path = Path(path)
+    def from_file(
+        cls,
+        path: str | Path,
+        *,
+        templates: str | Sequence[str] | Mapping[str, Sequence[str]] | None = None,
+        header: bool | None = None,
+    ) -> "Relation":
+        r"""Read our JSON, a JSON list of pairs, or the two columns of a CSV or TSV file.
+
+        Args:
+            path: The file.
+            templates: Prompts whose next word is the target (``"The capital of <X> is"``), one or several; or
+                ``{"neutral": [...], "eliciting": [...]}``. Those of the file by default.
+            header: Whether the first row of a table names its columns. By default that is recognised, and a warning
+                says what was assumed, unless the columns are named source and target.
+
+        Example:
+            >>> _ = Path("capitals.csv").write_text("source,target\nFrance,Paris\nEgypt,Cairo\n")
+            >>> capitals = Relation.from_file("capitals.csv", templates="The capital of <X> is")
+            >>> capitals.pairs, capitals.eliciting_templates
+            ((('France', 'Paris'), ('Egypt', 'Cairo')), ('The capital of <X> is',))
+        """
+        relation = cls._read(Path(path), header)
+        if templates is None:
+            return relation
+        if not isinstance(templates, Mapping):
+            templates = {"eliciting": [templates] if isinstance(templates, str) else list(templates)}
+        given = _checked_templates(Path(path), {name: list(listed) for name, listed in templates.items()})
+        if unknown := sorted(set(given) - {"neutral", "eliciting"}):
+            raise RelationDataError(f"templates= has {unknown[0]!r}; it may have 'neutral' and 'eliciting'.")
+        return replace(relation, **{f"{name}_templates": tuple(listed) for name, listed in given.items()})
+
+    @classmethod
+    def _read(cls, path: Path, header: bool | None) -> "Relation":
         try:
             text = read_text(path)
             if path.suffix.lower() in (".csv", ".tsv"):
-                return cls.from_pairs(path.stem, _table(path, text))
+                return cls.from_pairs(path.stem, _table(path, text, header))
             content = parse_json(text)
         except UnreadableError as error:
-            raise RelationDataError(
+            raise _NoRelationError(
                 f"Cannot read the relation file {path!s:.200}: {error}. Give JSON, CSV or TSV in UTF-8."
             ) from error
         if isinstance(content, list):
             return cls._from_untrusted(path.stem, content)
         if not isinstance(content, dict) or not isinstance(content.get("pairs"), list):
-            raise RelationDataError(
+            raise _NoRelationError(
                 f"{path}: a relation file is a list of [source, target], or an object with a field 'pairs'."
             )
         return cls._from_object(path, content)
@@ -225,22 +261,57 @@ def _checked_templates(path: Path, templates: Any) -> dict[str, list[str]]:
     return dict(templates)
 
 
-def _table(path: Path, text: str) -> list[tuple[str, str]]:
+_COLUMN_NAMES = frozenset(
+    {
+        *("source", "target", "from", "to", "input", "output", "subject", "object", "word", "words", "token", "key"),
+        *("value", "question", "answer", "prompt", "label", "name", "first", "second", "left", "right", "x", "y"),
+    }
+)
+"""What columns are usually called."""
+
+
+def _table(path: Path, text: str, header: bool | None) -> list[tuple[str, str]]:
     """Rows of a CSV or TSV file: columns named source and target, else the first two."""
     delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
-    rows = [row for row in csv_rows(text, delimiter) if any(cell.strip() for cell in row)]
+    rows = [[cell.strip() for cell in row] for row in csv_rows(text, delimiter)]
+    rows = [row for row in rows if any(row)]
     if not rows:
         raise RelationDataError(f"{path} has no rows; it needs (source, target) pairs.")
-    header = [cell.strip().lower() for cell in rows[0]]
-    named = "source" in header and "target" in header
-    columns = (header.index("source"), header.index("target")) if named else (0, 1)
+    names = [cell.lower() for cell in rows[0]]
+    named = header is not False and {"source", "target"} <= set(names)
+    if header is None and not named:
+        header = _is_header(path, rows)
+        taken, other = ("the names of its columns", "header=False") if header else ("its first pair", "header=True")
+        warnings.warn(
+            f"{path.name}: the first row ({', '.join(rows[0][:2])}) was taken for {taken}; {other} says otherwise.",
+            HeadMapsWarning,
+            stacklevel=4,
+        )
+    columns = (names.index("source"), names.index("target")) if named else (0, 1)
     pairs = []
-    # A CSV file has a header by definition; a TSV file may start with its first pair.
-    for number, row in enumerate(rows[1:] if named or delimiter == "," else rows, start=2):
+    for number, row in enumerate(rows):
+        if number == 0 and (header or named):
+            continue
         if len(row) <= max(columns):
-            raise RelationDataError(f"{path}, row {number}: {row!r} does not have two columns.")
-        pairs.append((row[columns[0]].strip(), row[columns[1]].strip()))
+            raise RelationDataError(f"{path}, row {number + 1}: {row!r} does not have two columns.")
+        pairs.append((row[columns[0]], row[columns[1]]))
     return pairs
+
+
+def _is_header(path: Path, rows: Sequence[Sequence[str]]) -> bool:
+    """Whether the first row names columns: by usual names or those of the file, or unlike all that is below it."""
+    first, below = rows[0][:2], rows[1:]
+    names = [cell.lower() for cell in first]
+    if _COLUMN_NAMES.intersection(names) or set(names) <= set(re.split("[^a-z0-9]+", path.stem.lower())):
+        return True
+    unlike = []
+    for place, cell in enumerate(first):
+        column = [row[place] for row in below if len(row) > place]
+        features = (lambda text: text[:1].isupper(), lambda text: text.lstrip("-").isdigit())
+        differs = any(all(map(feature, column)) and not feature(cell) for feature in features)
+        unlike.append((bool(column) and differs, len(column)))
+    # Of a single row below, both cells must differ.
+    return all(differs for differs, _ in unlike) or any(differs and n > 1 for differs, n in unlike)
 
 
 def data_folder(data_dir: str | Path | None = None) -> Path:
@@ -256,7 +327,14 @@ def data_folder(data_dir: str | Path | None = None) -> Path:
 
 
 def _bundled(data_dir: str | Path | None) -> dict[str, Path]:
-    return {path.stem: path for path in sorted(data_folder(data_dir).glob("*/*.json")) if path.parent.name != "tasks"}
+    """Files of relations by their names: ours in folders by category, those of users also beside each other."""
+    folder = data_folder(data_dir)
+    if data_dir is None:
+        return {path.stem: path for path in sorted(folder.glob("*/*.json")) if path.parent.name != "tasks"}
+    files = [*folder.glob("*"), *folder.glob("*/*")]
+    # Of two forms of one relation the JSON file says more.
+    own = sorted((path for path in files if path.suffix.lower() in _FILE_SUFFIXES), key=lambda path: path.suffix)
+    return {path.stem: path for path in sorted(reversed(own), key=lambda path: path.parent)}
 
 
 def load_relations(
@@ -268,7 +346,8 @@ def load_relations(
         category: Only relations of this category.
         model: Leave out relations without a pair of single tokens for this model's tokenizer (such as ``next_year``,
             where a tokenizer splits numbers).
-        data_dir: Folder of relations to use instead of the bundled one.
+        data_dir: Folder of relations to use instead of the bundled one: JSON, CSV or TSV, in it or in folders by
+            category. Files that are no relations are left out with a warning.
 
     Example:
         >>> from tl_headmaps import load_relations
@@ -279,7 +358,19 @@ def load_relations(
     categories = sorted({path.parent.name for path in paths})
     if category is not None and category not in categories:
         raise RelationDataError(f"There is no category {category!r}; the categories are {', '.join(categories)}.")
-    relations = [Relation.from_file(path) for path in paths if category in (None, path.parent.name)]
+    relations = []
+    for path in paths:
+        try:
+            if category in (None, path.parent.name):
+                relations.append(Relation.from_file(path))
+        except _NoRelationError as error:
+            if data_dir is None:
+                raise
+            warnings.warn(f"{path} was left out: it is not a relation ({error})", HeadMapsWarning, stacklevel=2)
+    if not relations:
+        raise RelationDataError(
+            f"There is no relation in {data_folder(data_dir)}. Give a folder of .json, .csv or .tsv."
+        )
     tokenizer = getattr(model, "tokenizer", None)
     return [relation for relation in relations if tokenizer is None or kept_pairs(relation, tokenizer)]
 

@@ -1,4 +1,4 @@
-"""Plain text for the analyses that run a model: the bundled sample, a string, a list, a file or a dataset.
+"""Texts for the analyses that run a model: the bundled sample, a string, token ids, a list, a file or a dataset.
 
 The bundled samples (:class:`Sample`, in ``relations_data/text/``) were written for this package and are CC0. A text
 file holds texts separated by blank lines, in UTF-8.
@@ -9,7 +9,8 @@ of a source change nothing about those before them.
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator
+import random
+from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
 from itertools import chain
 from pathlib import Path
@@ -17,12 +18,14 @@ from typing import Any, Literal, TypeAlias
 
 from ..core.errors import UsageError
 from ..core.files import UnreadableError, home_expanded, require_file, require_whole_characters
-from ..core.types import check_choice
+from ..core.types import check_choice, is_index
+from ..core.vocabulary import Text, as_text
 from .relations import data_folder
 
 Part: TypeAlias = Literal["all", "fit", "held_out"]
 
 _FILE_SUFFIXES = (".txt", ".text", ".md")
+_CHUNK = 8
 _PART_NAMES = {"all": "", "fit": ", without the held-out third", "held_out": ", held-out third"}
 
 
@@ -43,13 +46,14 @@ class Sample(Enum):
         return tuple(data_folder() / "text" / name for name in self.value)
 
 
-def read_texts(source: Any = None, column: str = "text", part: Part = "all") -> Iterator[str]:
+def read_texts(source: Any = None, column: str = "text", part: Part = "all") -> Iterator[Text]:
     """The texts of a source, one after the other, empty ones left out; nothing is read before it is asked for.
 
     Args:
         source: None for the bundled prose, or another :class:`Sample`; the path of a UTF-8 file with texts separated by
-            blank lines; a string (a file if it names one, else a text itself); a list or other iterable of strings; or
-            a ``datasets.Dataset`` (also a streamed one).
+            blank lines; a string (a file if it names one, else a text itself); token ids of a text in a list or tensor;
+            a list or other iterable of texts, or a tensor with one in each row; or a ``datasets.Dataset`` (also a
+            streamed one).
         column: The column of a dataset that holds the text.
         part: ``"fit"`` for the texts that may be fitted on, ``"held_out"`` for the third to judge on.
 
@@ -58,6 +62,8 @@ def read_texts(source: Any = None, column: str = "text", part: Part = "all") -> 
         ['One text.', 'Another.']
         >>> list(read_texts(["One", "Two", "Three", "Four"], part="held_out"))
         ['Three']
+        >>> list(read_texts([3, 4])), list(read_texts([[3, 4], [5, 6]]))
+        ([(3, 4)], [(3, 4), (5, 6)])
     """
     check_choice(part, Part, "part")
     if source is None:
@@ -71,11 +77,11 @@ def read_texts(source: Any = None, column: str = "text", part: Part = "all") -> 
     elif hasattr(source, "column_names"):
         found = _from_dataset(source, column)
     elif isinstance(source, Iterable) and not isinstance(source, bytes | dict):
-        found = iter(source)
+        found = _listed(source)
     else:
         raise UsageError(
-            f"{type(source).__name__} is not a source of texts. Give a string, a list of strings, the path of a text "
-            "file, or a datasets.Dataset."
+            f"{type(source).__name__} is not a source of texts. Give a string, a list of strings, token ids, the path "
+            "of a text file, or a datasets.Dataset."
         )
     texts = _checked(found)
     if part == "all":
@@ -83,7 +89,7 @@ def read_texts(source: Any = None, column: str = "text", part: Part = "all") -> 
     return (text for text, held_out in _with_part(texts) if held_out == (part == "held_out"))
 
 
-def split_texts(source: Any = None, column: str = "text") -> tuple[list[str], list[str]]:
+def split_texts(source: Any = None, column: str = "text") -> tuple[list[Text], list[Text]]:
     """The texts to fit on and the texts held out, of a source that is read once; see :func:`read_texts`.
 
     Fewer than three different texts leave nothing held out.
@@ -92,11 +98,38 @@ def split_texts(source: Any = None, column: str = "text") -> tuple[list[str], li
         >>> split_texts(["One", "Two", "Three", "Four", "Three"])
         (['One', 'Two', 'Four'], ['Three', 'Three'])
     """
-    fit: list[str] = []
-    held: list[str] = []
+    fit: list[Text] = []
+    held: list[Text] = []
     for text, held_out in _with_part(read_texts(source, column)):
         (held if held_out else fit).append(text)
     return fit, held
+
+
+def repeated_tokens(usable: Sequence[int], longest: int, n: int = 24, length: int = 64) -> list[tuple[int, ...]]:
+    """Sequences of different random tokens, each said twice, where induction heads show.
+
+    The second time, chunks of eight tokens come in another order. If all of it came again as it was, what follows the
+    first occurrence would always be equally far away, and attention by distance could not be told from induction.
+
+    Args:
+        usable: Token ids to draw from.
+        longest: Most tokens of a sequence, both times together.
+        n: Number of sequences.
+        length: Tokens that are said twice, fewer if there is no room or there are no more.
+
+    Example:
+        >>> (tokens,) = repeated_tokens(range(100), longest=64, n=1)
+        >>> sorted(tokens[:32]) == sorted(tokens[32:]), tokens[:32] == tokens[32:]
+        (True, False)
+    """
+    draw = random.Random(0)
+    size = min(length, longest // 2, len(usable))
+    sequences = []
+    for _ in range(n):
+        once = draw.sample(usable, size)
+        chunks = [once[start : start + _CHUNK] for start in range(0, size, _CHUNK)]
+        sequences.append((*once, *chain.from_iterable(draw.sample(chunks, len(chunks)))))
+    return sequences
 
 
 def describe_source(source: Any, part: Part = "all") -> str:
@@ -112,11 +145,16 @@ def _origin(source: Any) -> str:
     return "text of the call" if isinstance(source, str) else type(source).__name__
 
 
-def _with_part(texts: Iterable[str]) -> Iterator[tuple[str, bool]]:
+def text_bytes(text: Text) -> bytes:
+    """What a digest of a text is of."""
+    return text.encode("utf-8", "surrogatepass") if isinstance(text, str) else repr(text).encode()
+
+
+def _with_part(texts: Iterable[Text]) -> Iterator[tuple[Text, bool]]:
     """Each text, and whether it is held out: the third, sixth, ninth ... different one, wherever it comes again."""
     seen: dict[bytes, bool] = {}
     for text in texts:
-        digest = hashlib.sha256(text.strip().encode("utf-8", "surrogatepass")).digest()
+        digest = hashlib.sha256(text_bytes(text.strip() if isinstance(text, str) else text)).digest()
         yield text, seen.setdefault(digest, len(seen) % 3 == 2)
 
 
@@ -171,15 +209,23 @@ def _from_dataset(dataset: Any, column: str) -> Iterator[Any]:
         yield row[column]
 
 
-def _checked(texts: Iterator[Any]) -> Iterator[str]:
-    for number, text in enumerate(texts):
-        if not isinstance(text, str):
-            raise UsageError(
-                f"Text {number} is {text!r:.60}, of type {type(text).__name__}. Every text must be a string."
-            )
+def _listed(source: Iterable[Any]) -> Iterator[Any]:
+    """The texts of a list, which may be the token ids of a single one."""
+    items = iter(source)
+    first = next(items, None)
+    if first is None:
+        return iter(())
+    return iter([[first, *items]]) if is_index(first) else chain([first], items)
+
+
+def _checked(texts: Iterator[Any]) -> Iterator[Text]:
+    for number, given in enumerate(texts):
         try:
+            text = as_text(given)
             require_whole_characters(text)
         except UnreadableError as error:
             raise UsageError(f"Text {number}: {error}. Write the character out, or remove it.") from error
-        if text.strip():
+        except UsageError as error:
+            raise UsageError(f"Text {number}: {error}") from error
+        if text if not isinstance(text, str) else text.strip():
             yield text

@@ -1,14 +1,14 @@
 """A figure is a value: a notebook shows it, a file holds it, and creating one displays nothing."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from ..core.errors import OutputError, UsageError
 from ..core.files import FIGURE_SUFFIXES, PAGE_SUFFIX, replacing
 from ..core.types import check_choice
-from .page import assets, whole_page
+from .page import assets, escaped, whole_page
 
 Width: TypeAlias = Literal["column", "page"]
 """Widths of figures in print: one column of two (3.4 inches) or the whole page (7 inches)."""
@@ -47,6 +47,15 @@ class Figure:
     def html(self) -> str:
         """Self-contained markup for any page, with styles and scripts; the same for the same values."""
         return self.body + assets(self.needs)
+
+    def captioned(self, caption: str) -> "Figure":
+        """The same figure with a sentence under it, on pages and (where it has notes there) in print."""
+        if not caption or caption in self.body:
+            return self
+        note = getattr(self.data, "note", None)
+        data = self.data if note is None else replace(self.data, note=f"{note} {caption}".strip())
+        inside = f'<div class="tlhm-note">{escaped(caption)}</div></div>'
+        return replace(self, body=self.body.removesuffix("</div>") + inside, data=data)
 
     def _repr_html_(self) -> str:
         return self.html

@@ -38,8 +38,16 @@ def as_words(tokens: Sequence[str]) -> list[str]:
 
 
 def number(value: float | None, digits: int = 2) -> str:
-    """A value with this many decimals, or a dash where there is none."""
-    return "-" if value is None or math.isnan(value) else f"{value:.{digits}f}"
+    """A value with this many decimals, or a dash where there is none; a small value is not shown as nothing.
+
+    Example:
+        >>> number(0.4567), number(0.00123), number(0.0), number(-4e-7, 3)
+        ('0.46', '0.0012', '0.00', '-4e-07')
+    """
+    if value is None or math.isnan(value):
+        return "-"
+    text = f"{value:.{digits}f}"
+    return significant(value, 2) if value and float(text) == 0 else text
 
 
 def significant(value: float, digits: int = 3) -> str:
@@ -48,6 +56,11 @@ def significant(value: float, digits: int = 3) -> str:
         return "-"
     text = f"{value:.{digits}g}"
     return "0" if float(text) == 0 else text
+
+
+def chance(value: float) -> str:
+    """A p- or q-value with two significant digits; below 1e-9 nobody can tell."""
+    return "<1e-9" if value < 1e-9 else significant(value, 2)
 
 
 def signed(value: float, digits: int = 3) -> str:
@@ -96,7 +109,7 @@ def wrapped(text: str, width: int = 100) -> str:
 
 def interval(low: float, high: float) -> str:
     """``0.78 to 0.91``, or a dash."""
-    return "-" if math.isnan(low) or math.isnan(high) else f"{low:.2f} to {high:.2f}"
+    return "-" if math.isnan(low) or math.isnan(high) else f"{number(low)} to {number(high)}"
 
 
 def percent(share: float | None) -> str:

@@ -41,6 +41,12 @@ PROFILE_SCORES = (
 POSITIONS = ("previous_token", "first_token")
 """Scores that are positions themselves, so that distance explains all of them."""
 
+REPETITION_SCORES = ("duplicate_token", "induction")
+"""Scores about tokens that come again."""
+
+SENTENCE_SCORES = ("syntactic_neighbour", "sentence_block")
+"""Scores that mean nothing where there are no sentences."""
+
 FUNCTION_WORDS = frozenset(
     """a an the this that these those my your his her its our their some any no every each either neither all both
     of in on at by for from to with without into onto upon over under above below between among through during before

@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from ...capture.running.ablated import mean_outputs
 from ...capture.running.activations import encode_prompt, prepends_bos
@@ -17,7 +16,8 @@ from ...capture.running.prompts import check_templates, filled
 from ...capture.weights import HeadWeights
 from ...core.ambient import steady
 from ...core.errors import UsageError
-from ...core.types import AblationMethod, HeadIndex, HeadLike, Model, Preset, check_choice, head_list
+from ...core.progress import Progress
+from ...core.types import AblationMethod, HeadIndex, HeadLike, Model, Preset, check_choice
 from ...data.relations import (
     Encoded,
     MultiToken,
@@ -139,7 +139,7 @@ def ablate(
     experiment = AblationExperiment(model, weights, settings)
     chosen_on, asked = experiment.halves(resolved) if split else (resolved, resolved)
     questions = experiment.questions(asked, templates)
-    ranked = None if isinstance(heads, str) and heads == "top" else [weights.head(head) for head in head_list(heads)]
+    ranked = None if isinstance(heads, str) and heads == "top" else weights.named_heads(heads)
     if ranked is not None and not ranked:
         raise UsageError("heads= is empty. Name at least one head, or leave it out for the top heads.")
     candidates = load_relations(model=weights, data_dir=data_dir) if given_controls is None else given_controls
@@ -316,11 +316,11 @@ class AblationExperiment:
         n_curves = min(n_random, CURVES_OF_OTHERS)
         random = matched_sets(ablated, everything, n_curves).sets if ablated and n_random else ()
         rivals = sets_like(ablated[:n_verdict], everything, n_random) if n_verdict and n_random else None
-        with tqdm(
+        with Progress(
             total=len(ablated) * (1 + len(random) + len(controls)) + (len(rivals.sets) if rivals else 0),
             desc=relation.name,
             unit="set",
-            disable=None if settings.progress else True,
+            show=settings.progress,
         ) as bar:
             curve, *random_curves = self._curves(questions, [ablated, *random], bar.update)
             control_curves = tuple(

@@ -317,6 +317,10 @@ class AblationCurves(Result):
                     "logit_difference": float(curve.logit_difference[step]),
                 }
 
+    def top(self, n: int = 5) -> list[tuple[HeadIndex, float]]:
+        """The first ``n`` heads that were switched off, with their static scores."""
+        return list(zip(self.heads, self.scores, strict=True))[:n]
+
     def figure(self) -> Figure:
         """Accuracy with its 95% interval, a few draws of random heads, control relations, and where the verdict is."""
         title = f"Ablating the heads of {self.relation}"

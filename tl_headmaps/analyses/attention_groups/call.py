@@ -10,7 +10,7 @@ from ...capture.running.cached import run_or_read
 from ...capture.running.text import EncodedText
 from ...capture.weights import HeadWeights
 from ...core.ambient import steady
-from ...core.types import Combine, GroupMethod, HeadIndex, HeadLike, Model, head_list, head_names
+from ...core.types import Combine, GroupMethod, HeadIndex, HeadLike, LayerLike, Model
 from ...scorers.groups import THRESHOLD, Grouping, GroupOptions
 from .result import AttentionGroups
 
@@ -20,7 +20,7 @@ def attention_groups(
     model: Model,
     text: Any,
     *,
-    layers: Iterable[int] | int | None = None,
+    layers: LayerLike | Iterable[LayerLike] | None = None,
     heads: HeadLike | Iterable[HeadLike] | None = None,
     method: GroupMethod = "auto",
     drop_sink: bool = True,
@@ -37,7 +37,7 @@ def attention_groups(
         model: A TransformerBridge or HookedTransformer.
         text: A text, or its token ids.
         layers: Only heads of these layers.
-        heads: Only these heads.
+        heads: Only these heads (``"L12"``: all of layer 12).
         method: ``"spectral"`` (number of groups by the largest eigengap), ``"components"`` (connected by strong edges),
             or ``"auto"``: components where the matrix is sharp.
         drop_sink: Leave attention sinks out: the first token, and others on which attention is parked.
@@ -60,7 +60,7 @@ def attention_groups(
     chosen_options = GroupOptions(method, drop_sink, threshold, n_groups, n_null, combine)
     prompt = EncodedText.of(model, text, prepend_bos=prepend_bos, least=2, what="a group needs at least two")
     weights = HeadWeights.of(model)
-    named = None if heads is None else head_list(heads)
+    named = None if heads is None else weights.named_heads(heads)
     chosen = weights.chosen_heads(named, layers)
     chosen_layers = sorted({head.layer for head in chosen})
     index_of = {head: index for index, head in enumerate(chosen)}
@@ -76,7 +76,7 @@ def attention_groups(
     grouping = Grouping(visit, chosen, len(prompt.tokens), chosen_options)
     options = {
         "layers": None if layers is None else chosen_layers,
-        "heads": head_names(named),
+        "heads": None if named is None else sorted(map(str, named)),
         "prepend_bos": prompt.prepend_bos,
         "from_cache": cache is not None,
         **grouping.options,

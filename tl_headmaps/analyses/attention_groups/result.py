@@ -243,7 +243,7 @@ class AttentionGroups(Result):
 
     def groups_of(self, head: HeadLike) -> Groups:
         """Groups of one head."""
-        return self.head_groups[self.heads.index(HeadIndex.of(head))]
+        return self.head_groups[self._index(head)]
 
     def top(self, n: int = 5) -> list[tuple[HeadIndex, float]]:
         """The ``n`` heads with the most modular groups (ties: lower layer, then lower head)."""
@@ -537,7 +537,7 @@ class AttentionGroups(Result):
 
     def _served_by(self, group: int) -> str:
         serving = self._serving(group)
-        shown = ", ".join(f"{self.heads[place]} {self.weights[place, group]:.2f}" for place in serving[:6])
+        shown = ", ".join(f"{self.heads[place]} {number(float(self.weights[place, group]))}" for place in serving[:6])
         return shown + (f", {len(serving) - 6} more" if len(serving) > 6 else "") or "no head"
 
     def _tree(self, parents: tuple[int | None, ...]) -> str:

@@ -8,7 +8,6 @@ from typing import Any, Literal, overload
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from ...capture.components.gradients import component_gradients
 from ...capture.components.matrices import (
@@ -21,11 +20,12 @@ from ...capture.components.matrices import (
 )
 from ...capture.components.outputs import component_outputs
 from ...capture.loading import load_model
-from ...capture.running.activations import prepends_bos
+from ...capture.running.activations import encode_prompt, prepends_bos
 from ...capture.running.batches import TextBatches, token_batches
 from ...capture.weights import HeadWeights
 from ...core.ambient import steady
 from ...core.errors import UsageError, WeightBasisError
+from ...core.progress import Progress
 from ...core.provenance import Provenance
 from ...core.types import ATTENTION_COMPONENTS, WRITING_COMPONENTS, Model, check_choice
 from ...data.texts import describe_source, read_texts
@@ -352,8 +352,8 @@ class _Measurement:
 
         if options.run_dir is None:
             measured_rows = side_by_side(measure, keys)
-            disable = None if options.progress else True
-            rows = list(tqdm(measured_rows, self.metric.name, len(keys), unit="matrix", disable=disable))
+            bar = Progress(total=len(keys), desc=self.metric.name, unit="matrix", show=options.progress)
+            rows = list(bar.over(measured_rows))
         else:
             swept = sweep_layers(
                 _MeasureLayers(self.source.weights, keys, measure),
@@ -449,7 +449,10 @@ class _Measurement:
         length = min(_SEQUENCE, int(model.cfg.n_ctx))
         prepend_bos = prepends_bos(model, options.prepend_bos)
         batches = token_batches(
-            read_texts(options.texts, options.column),
+            (
+                text if isinstance(text, str) else tuple(encode_prompt(model, text))
+                for text in read_texts(options.texts, options.column)
+            ),
             source.weights.tokenizer,
             length=length,
             max_tokens=options.max_tokens,
@@ -475,8 +478,8 @@ class _Measurement:
             )
             for component in source.components
         }
-        shown = tqdm(batches.items, self.metric.name, unit="batch", disable=None if self.options.progress else True)
-        for number, batch in enumerate(shown):
+        bar = Progress(total=len(batches.items), desc=self.metric.name, unit="batch", show=self.options.progress)
+        for number, batch in enumerate(bar.over(batches.items)):
 
             def receive(layer: int, component: str, written: Tensor, stream: Tensor, number: int = number) -> None:
                 shares[component][number, layer] = self.metric.measure(written, stream).cpu()

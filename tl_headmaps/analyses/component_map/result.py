@@ -16,8 +16,8 @@ from ...core.types import ATTENTION_COMPONENTS, HeadIndex
 from ...renderers import heat
 from ...renderers.figure import Figure
 from ...renderers.grids import MapLayer
-from ...renderers.text import interval, significant, table_text, true_minus, visible, wrapped
-from ...results import Result, cells
+from ...renderers.text import interval, number, significant, table_text, true_minus, visible, wrapped
+from ...results import HeadMaps, Result, cells
 from ...scorers.components import LEAST_DOCUMENTS, attention_share, find_metric, thirds_of, trend_over_layers
 from ...scorers.statistics import jackknife_half_width
 
@@ -169,14 +169,6 @@ class ComponentMap(MeasuredComponents):
     values: Float[Tensor, "layer component"]
     attention_without: Float[Tensor, "document layer"] | None = None
 
-    def top(self, n: int = 5) -> list[tuple[tuple[int, str], float]]:
-        """The ``n`` largest cells as ((layer, component), value); ties go to the lower layer."""
-        defined = [
-            ((labels["layer"], labels["component"]), float(self.values[index]))
-            for index, labels in cells(self.axes, self.values)
-        ]
-        return sorted(defined, key=lambda cell: -cell[1])[:n]
-
     def at(self, layer: int, component: str) -> float:
         """One cell."""
         return float(self.values[layer, self.index_of(component)])
@@ -274,16 +266,16 @@ class ComponentShift:
         """In words, with what follows from the slope."""
         shown = [""] * 4 if self.intervals is None else [f" ({interval(*ends)})" for ends in self.intervals]
         parts = [
-            f"{share:.2f}{ends} in layers {first} to {last}"
+            f"{number(share)}{ends} in layers {first} to {last}"
             for share, ends, (first, last) in zip(self.thirds, shown[:3], self.layers, strict=True)
         ]
         text = f"Attention's share of its layer: {'; '.join(parts)}. "
-        change = f"{'rises' if self.slope > 0 else 'falls'} by {abs(self.slope):.2f}"
+        change = f"{'rises' if self.slope > 0 else 'falls'} by {number(abs(self.slope))}"
         if self.intervals is None:
             return f"{text}It {change} from the first layer to the last."
         low, high = self.intervals[3]
         if low <= 0 <= high:
-            verdict = f"Over all layers its slope, {self.slope:.2f} ({interval(low, high)}), shows no shift"
+            verdict = f"Over all layers its slope, {number(self.slope)} ({interval(low, high)}), shows no shift"
         else:
             ends = sorted((abs(low), abs(high)))
             towards = "from the MLP to attention" if self.slope > 0 else "from attention to the MLP"
@@ -292,7 +284,7 @@ class ComponentShift:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class HeadComponentMap(MeasuredComponents):
+class HeadComponentMap(MeasuredComponents, HeadMaps):
     """One value per attention component, layer and head: a :class:`ComponentMap` opened into its heads.
 
     ``attn.k`` and ``attn.v`` have one head per key/value head; where that is fewer than query heads, the cells left
@@ -316,6 +308,7 @@ class HeadComponentMap(MeasuredComponents):
 
     kind: ClassVar[str] = "head_component_map"
     json_axes: ClassVar[Mapping[str, str | None]] = {"component": "components", "layer": None, "head": None}
+    labelled: ClassVar[str] = "components"
     values: Float[Tensor, "component layer head"]
 
     def of(self, component: str) -> Float[Tensor, "layer head"]:

@@ -14,7 +14,7 @@ from ...circuits.maps import CircuitMaps, MetSources
 from ...circuits.ov import stream_map, written_maps
 from ...core.ambient import steady
 from ...core.errors import RelationDataError, UsageError
-from ...core.types import Circuit, HeadLike, Model, Preset, by_layer, check_choice, head_list, head_names
+from ...core.types import Circuit, HeadLike, LayerLike, Model, Preset, by_layer, check_choice
 from ...data.relations import Encoded, MultiToken, RelationLike, encode, resolve_relations
 from ...scorers.relation import EXACT_BELOW, Alike, Pairs, score_layer, shares
 from ...scorers.statistics import q_values
@@ -36,6 +36,7 @@ def relation_scores(
     k: int | None = None,
     circuit: Circuit = "ov",
     heads: HeadLike | Iterable[HeadLike] | None = None,
+    layers: LayerLike | Iterable[LayerLike] | None = None,
     multi_token: MultiToken = "skip",
     prompts: str | Sequence[str] | None = None,
     vectors: MetVectors | str | Path | None = None,
@@ -57,7 +58,8 @@ def relation_scores(
             for OV maps of a model that can run, ``"folded"`` for QK maps and for weights alone.
         k: Count targets among the k strongest; by default each relation's own k (larger for large vocabularies).
         circuit: ``"ov"``: what a head writes. ``"qk"``: whether a source, as query, attends to its target as key.
-        heads: Only these heads; all by default.
+        heads: Only these heads (``"L12"``: all of layer 12); all by default.
+        layers: Only heads of these layers.
         multi_token: ``"skip"`` leaves out targets of several tokens, ``"first"`` takes their first token.
         prompts: With ``"met"``: prefixes the sources are put behind; by default eight neutral ones.
         vectors: With ``"met"``: vectors made before (:class:`MetVectors` or their folder), for weights that cannot run.
@@ -82,8 +84,8 @@ def relation_scores(
     resolved = resolve_relations(relations, data_dir)
     weights = HeadWeights.of(model)
     preset = weights.preset(preset, circuit, meets=prompts is not None or vectors is not None)
-    named = None if heads is None else head_list(heads)
-    chosen = by_layer(weights.chosen_heads(named))
+    chosen_heads = weights.chosen_heads(heads, layers)
+    chosen = by_layer(chosen_heads)
     weights.require(preset, needs_mlp=max(chosen) > 0)
     token_share = None if trust is None else shares_of(trust, weights, preset)
     n_targets = weights.W_U.shape[0] if circuit == "ov" else weights.n_vocab
@@ -110,7 +112,8 @@ def relation_scores(
         prepend_bos=prepend_bos,
         progress=progress,
     )
-    options: dict[str, Any] = {"preset": preset, "k": k, "multi_token": multi_token, "heads": head_names(named)}
+    options: dict[str, Any] = {"preset": preset, "k": k, "multi_token": multi_token}
+    options["heads"] = None if heads is None and layers is None else sorted(map(str, chosen_heads))
     data = {entry.relation.name: entry.relation.digest for entry in encoded}
     if met is not None:
         options, data = options | met.options, data | met.data

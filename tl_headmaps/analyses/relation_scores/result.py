@@ -1,22 +1,20 @@
 """Scores of relations by layer and head, with nulls, intervals and what they are compared with."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeAlias
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ...core.errors import UsageError
 from ...core.provenance import Provenance
-from ...core.types import Circuit, HeadIndex, HeadLike, head_list
+from ...core.types import Circuit, HeadIndex
 from ...renderers import heat
 from ...renderers.figure import Figure
 from ...renderers.grids import MapLayer
 from ...renderers.text import interval, table_text
 from ...renderers.text import number as decimal
-from ...results import Result, cells, largest_heads
+from ...results import HeadMaps, cells, largest_heads
 
 ScoreDirection: TypeAlias = Literal["promote", "suppress"]
 
@@ -44,7 +42,7 @@ _MET_MAPS = ("prompt_low", "prompt_high", "several", "together")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class RelationScores(Result):
+class RelationScores(HeadMaps):
     """Scores of relations (first axis) by layer and head; cells that were not asked for are NaN.
 
     Attributes:
@@ -99,6 +97,11 @@ class RelationScores(Result):
     )
     json_axes: ClassVar[Mapping[str, str | None]] = {"relation": "relations", "layer": None, "head": None}
     nullable: ClassVar[tuple[str, ...]] = (*_MAPS, *_MET_MAPS, "stream", "token_share")
+    labelled: ClassVar[str] = "relations"
+    aligned: ClassVar[tuple[str, ...]] = (
+        *("k", "n_pairs", "n_kept", "dropped", "test", "n_units", "n_clusters", "n_several"),
+        *("promote_ranks", "suppress_ranks"),
+    )
     relations: tuple[str, ...]
     circuit: Circuit
     k: tuple[int, ...]
@@ -136,23 +139,18 @@ class RelationScores(Result):
         """The promotion scores."""
         return self.promote
 
-    def index_of(self, relation: str | None) -> int:
-        """Position of a relation on the first axis; None means the only one."""
-        if relation is None:
-            if len(self.relations) > 1:
-                raise UsageError(
-                    f"This result holds {len(self.relations)} relations; name one of {', '.join(self.relations)}."
-                )
-            return 0
-        if relation not in self.relations:
-            raise UsageError(f"This result has no relation {relation!r}; it has {', '.join(self.relations)}.")
-        return self.relations.index(relation)
+    def head_map(
+        self, relation: str | None = None, direction: ScoreDirection = "promote"
+    ) -> Float[Tensor, "layer head"]:
+        """The scores of one relation."""
+        scores: Tensor = getattr(self, direction)
+        return scores[self.index_of(relation)]
 
     def top(
         self, n: int = 5, relation: str | None = None, direction: ScoreDirection = "promote"
     ) -> list[tuple[HeadIndex, float]]:
         """The ``n`` heads that score highest on a relation (ties: lower layer, then lower head)."""
-        return largest_heads(getattr(self, direction)[self.index_of(relation)], n)
+        return largest_heads(self.head_map(relation, direction), n)
 
     def implements(self, score: float = IMPLEMENTS_SCORE, q: float = IMPLEMENTS_Q) -> dict[str, list[HeadIndex]]:
         """Heads that implement each relation, best first: a score of at least 0.15 that beats its null (q < 0.05).
@@ -169,32 +167,6 @@ class RelationScores(Result):
             heads = [HeadIndex(layer, head) for layer, head in implementing[number].nonzero().tolist()]
             heads_of[name] = sorted(heads, key=lambda head: (-self.promote[number, head.layer, head.head], head))
         return heads_of
-
-    def select(
-        self, relations: str | Sequence[str] | None = None, heads: HeadLike | Iterable[HeadLike] | None = None
-    ) -> "RelationScores":
-        """The same result for some relations, or with all other heads left out (NaN)."""
-        names = (relations,) if isinstance(relations, str) else tuple(relations or self.relations)
-        numbers = [self.index_of(name) for name in names]
-        changes: dict[str, Any] = {
-            name: tuple(getattr(self, name)[i] for i in numbers)
-            for name in ("relations", "k", "n_pairs", "n_kept", "dropped", "test", "n_units", "n_clusters")
-        }
-        for name in ("promote_ranks", "suppress_ranks"):
-            ranks = getattr(self, name)
-            changes[name] = None if ranks is None else tuple(ranks[i] for i in numbers)
-        if self.stream is not None and self.n_several is not None:
-            changes |= {"stream": self.stream[numbers], "n_several": tuple(self.n_several[i] for i in numbers)}
-        maps = {name: getattr(self, name)[numbers].clone() for name in (*_MAPS, *self._met_maps)}
-        if heads is not None:
-            n_layers, n_heads = self.promote.shape[1:]
-            left_out = torch.ones(n_layers, n_heads, dtype=torch.bool)
-            for head in head_list(heads):
-                index = HeadIndex.of(head).check(n_layers, n_heads)
-                left_out[index.layer, index.head] = False
-            for values in maps.values():
-                values[:, left_out] = float("nan")
-        return replace(self, **changes, **maps)
 
     @property
     def _met_maps(self) -> tuple[str, ...]:
@@ -325,12 +297,12 @@ class RelationScores(Result):
                 [
                     *(relation if place == 0 else ["", "", ""]),
                     f"{head}{mark}",
-                    f"{score:.2f}",
+                    decimal(score),
                     interval(float(self.interval_low[at]), float(self.interval_high[at])),
-                    f"{self.null_mean[at]:.2f}",
+                    decimal(float(self.null_mean[at])),
                     f"{self.q_value[at]:.1g}" if self.q_value[at] > 1e-9 else "<1e-9",
                     decimal(float(self.neighbour[at])),
-                    f"{self.suppress[at]:.2f}",
+                    decimal(float(self.suppress[at])),
                     *self._met_cells(at),
                     *([] if self.token_share is None else [decimal(float(self.token_share[at[1:]]))]),
                 ]
@@ -362,5 +334,5 @@ class RelationScores(Result):
         return [
             decimal(float(self.stream[at[:2]])),
             interval(low, high),
-            f"{float(self.several[at]):.2f} ({n})" if n else "-",
+            f"{decimal(float(self.several[at]))} ({n})" if n else "-",
         ]

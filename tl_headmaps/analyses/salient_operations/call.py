@@ -17,7 +17,7 @@ from ...circuits.maps import CircuitMaps, MetSources
 from ...circuits.ov import ov_maps
 from ...core.ambient import steady
 from ...core.errors import UsageError
-from ...core.types import Circuit, HeadLike, Model, Preset, by_layer, check_choice, head_list, head_names
+from ...core.types import Circuit, HeadLike, LayerLike, Model, Preset, by_layer, check_choice
 from ...core.vocabulary import token_strings
 from ...data.prompts import neutral_prompts
 from ...naming.namer import NAMING_TARGETS, NAMING_TOKENS, Describe, HeadName, Namer
@@ -39,6 +39,7 @@ def salient_operations(
     model: Model | HeadWeights,
     heads: HeadLike | Iterable[HeadLike] | None = None,
     *,
+    layers: LayerLike | Iterable[LayerLike] | None = None,
     n_tokens: int = 30,
     n_targets: int = 5,
     preset: Preset = "folded",
@@ -55,7 +56,8 @@ def salient_operations(
 
     Args:
         model: A TransformerBridge, a HookedTransformer, or HeadWeights (which reuse what earlier calls computed).
-        heads: Only these heads; all by default.
+        heads: Only these heads (``"L12"``: all of layer 12); all by default.
+        layers: Only heads of these layers.
         n_tokens: Salient tokens of each head.
         n_targets: Promoted and suppressed targets of each.
         preset: ``"met"``: what each layer reads when the model meets the token behind neutral prompts (the whole
@@ -83,10 +85,10 @@ def salient_operations(
         if value < 1:
             raise UsageError(f"{name}={value} is impossible; it must be at least 1.")
     weights = HeadWeights.of(model)
-    named = None if heads is None else head_list(heads)
-    chosen = weights.chosen_heads(named)
-    layers = by_layer(chosen)
-    weights.require(preset, needs_mlp=max(layers) > 0)
+    named = None if heads is None else weights.named_heads(heads)
+    chosen = weights.chosen_heads(named, layers)
+    by_number = by_layer(chosen)
+    weights.require(preset, needs_mlp=max(by_number) > 0)
     n_columns = weights.W_U.shape[0] if circuit == "ov" else weights.n_vocab
     texts = None if weights.tokenizer is None else token_strings(weights.tokenizer, weights.n_vocab)
     usable = _usable(weights, vocabulary, texts)
@@ -102,20 +104,20 @@ def salient_operations(
         "n_tokens": n_tokens,
         "n_targets": n_targets,
         "vocabulary": vocabulary if isinstance(vocabulary, str) else "a function",
-        "heads": head_names(named),
+        "heads": None if heads is None and layers is None else sorted(map(str, chosen)),
         "predicates": namer.catalogue,
     }
     n_named = min(n_left, max(n_tokens, NAMING_TOKENS))
     data: dict[str, str] = {}
     met = None
     if preset == "met":
-        met = _MetSalience.of(weights, layers, usable.mask.cpu(), circuit, n_named, prompts, prepend_bos, progress)
+        met = _MetSalience.of(weights, by_number, usable.mask.cpu(), circuit, n_named, prompts, prepend_bos, progress)
         options, data = options | met.sources.options, met.sources.data
     elif prompts is not None:
         raise UsageError(f"prompts= goes with preset='met'; preset={preset!r} puts tokens behind nothing.")
     task = _SalientLayers(
         weights,
-        layers,
+        by_number,
         usable.mask.cpu(),
         circuit,
         preset,
@@ -125,7 +127,7 @@ def salient_operations(
     )
     swept = sweep_layers(
         task,
-        list(layers),
+        list(by_number),
         kind=SalientOperations.kind,
         provenance=weights.provenance(options=options, data=data),
         details={"circuit": circuit, "token_ids": ids_digest(usable.mask.nonzero()[:, 0])},
@@ -134,7 +136,7 @@ def salient_operations(
         description="salient operations",
         progress=progress,
     )
-    arrays = {name: torch.cat([swept.layers[layer][name] for layer in layers]) for name in ARRAYS}
+    arrays = {name: torch.cat([swept.layers[layer][name] for layer in by_number]) for name in ARRAYS}
     names = namer.names(chosen, *strings.mappings(_cut(arrays, NAMING_TOKENS, NAMING_TARGETS)))
     shown = _cut(arrays, n_tokens, n_targets)
     crossed = torch.cat([swept.layers[layer]["crossed"] for layer in layers])
@@ -150,7 +152,7 @@ def salient_operations(
         **shown,
     )
     # In the order in which the heads were named.
-    return result if named is None else result.select(dict.fromkeys(weights.head(head) for head in named))
+    return result if named is None else result.select([head for head in named if head in set(chosen)])
 
 
 def _cut(arrays: Mapping[str, Tensor], n_tokens: int, n_targets: int) -> dict[str, Tensor]:

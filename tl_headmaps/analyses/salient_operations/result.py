@@ -17,6 +17,7 @@ from ...renderers.grids import MapLayer
 from ...renderers.heat import head_map, token_grid
 from ...renderers.listing import beside, table_figure
 from ...renderers.text import as_words, quoted, table_text, visible
+from ...renderers.text import number as decimal
 from ...renderers.views import top_tokens_view
 from ...results import Result
 
@@ -123,9 +124,14 @@ class SalientOperations(Result):
             for token, targets in zip(self.token_ids[number].tolist(), self.promoted_ids[number].tolist(), strict=True)
         ]
 
+    def top(self, n: int = 5) -> list[tuple[HeadIndex, float]]:
+        """The ``n`` heads of which the best name explains most (ties: the first)."""
+        scores = zip(self.heads, (name.score for name in self.names), strict=True)
+        return sorted(scores, key=lambda entry: -entry[1])[:n]
+
     def select(self, heads: HeadLike | Iterable[HeadLike]) -> "SalientOperations":
         """The same result for some heads, in the order given."""
-        numbers = [self.index_of(head) for head in head_list(heads)]
+        numbers = [self.index_of(head) for head in head_list(heads, self.heads)]
         arrays = {name: getattr(self, name)[numbers] for name in ARRAYS}
         used = token_ids_in(arrays)
         return replace(
@@ -351,10 +357,10 @@ def token_ids_in(arrays: Mapping[str, Tensor]) -> set[int]:
 def _name_line(entry: HeadName) -> str:
     line = entry.name if entry.best in (None, entry.name) else f"{entry.name} (best: {entry.best})"
     if entry.best is not None:
-        line += f"; score {entry.score:.2f}, null {entry.null_mean:.2f}, p {_small(entry.p_value)}"
+        line += f"; score {decimal(entry.score)}, null {decimal(entry.null_mean)}, p {_small(entry.p_value)}"
         line += f", q {_small(entry.q_value)}"
     if entry.runner_up is not None:
-        line += f"; runner-up: {entry.runner_up} {entry.runner_up_score:.2f}"
+        line += f"; runner-up: {entry.runner_up} {decimal(entry.runner_up_score)}"
     if entry.description is not None:
         line += f"\n  described as: {visible(entry.description)}"
     if entry.description_error is not None:

@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from ...capture.running.activations import DEFAULT_BUDGET, prepends_bos
 from ...capture.running.answers import Question, encode_question
@@ -26,6 +25,7 @@ from ...capture.running.head_features import capture_head_features
 from ...capture.weights import HeadWeights
 from ...core.ambient import steady
 from ...core.errors import UsageError
+from ...core.progress import Progress
 from ...core.types import HeadIndex, Model, Positions, check_choice
 from ...data.tasks import TaskItem, Tasks, load_tasks
 from ...scorers.probe import (
@@ -107,7 +107,7 @@ def task_maps(
     questions = [
         encode_question(model, item.prompt, (item.answer, *item.alternatives), prepend_bos) for item in chosen.items
     ]
-    bars = partial(tqdm, disable=None if progress else True)
+    bars = partial(Progress, show=progress)
     with bars(total=len(questions), desc="activations", unit="item") as bar:
         captured = capture_head_features(
             model,

@@ -1,8 +1,8 @@
 """Which heads serve which cognitive function, how sure that is, and what words alone would have told."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from jaxtyping import Float, Int
@@ -16,8 +16,8 @@ from ...renderers import heat
 from ...renderers.charts import scatter
 from ...renderers.figure import Figure
 from ...renderers.grids import MapLayer
-from ...renderers.text import interval, table_text, wrapped
-from ...results import Result, cells, largest_heads
+from ...renderers.text import interval, significant, table_text, wrapped
+from ...results import HeadMaps, cells
 from .shape import MapShapes
 
 STABLE = 0.8
@@ -31,9 +31,9 @@ _NAMED = 4
 
 _LEGEND = (
     "probe: held-out items recognised from all heads, 95% interval over contents; words: from the items' words;\n"
-    "asked: from the words of the sentence that is asked about; stability: rank correlation of maps from two halves\n"
-    "of the contents; heads: above shuffled labels at a false discovery rate of 5% over all functions and heads, with\n"
-    "their share of the importance beyond the items' words"
+    "asked: from the words of the sentence that is asked about; stability: rank correlation of the maps from two\n"
+    "disjoint halves of the contents, not of two seeds on the same items; heads: above shuffled labels at a false\n"
+    "discovery rate of 5% over all functions and heads, with their share of the importance beyond the items' words"
 )
 _MAPS = (
     "importance",
@@ -51,7 +51,7 @@ _BETWEEN = ("overlap", "correlation")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class TaskMaps(Result):
+class TaskMaps(HeadMaps):
     """Importance of every head (last two axes) for every function (first axis); NaN in layers without heads.
 
     Attributes:
@@ -85,7 +85,8 @@ class TaskMaps(Result):
         standing_out: Heads of each function with ``q_value`` of at most 0.05, most important first.
         overlap: Shared part of those heads between two functions (Jaccard).
         correlation: Rank correlation of two functions' importances.
-        stability: Rank correlation of the two ``importance_halves``, function by function; NaN without them.
+        stability: Rank correlation of the two ``importance_halves``, function by function: maps of disjoint halves of
+            the contents, so other items, and not other seeds on the same ones. NaN without halves.
         folds: Fold of each item, in the order of the items.
         fold_importance: ``importance`` without each fold: what :func:`verify_tasks` chooses heads by, so that no item
             has a say in the heads that are ablated for it.
@@ -107,6 +108,8 @@ class TaskMaps(Result):
     json_axes: ClassVar[Mapping[str, str | None]] = {"function": "functions", "layer": None, "head": None}
     json_extra: ClassVar[tuple[str, ...]] = ("stable",)
     nullable: ClassVar[tuple[str, ...]] = (*_MAPS, *_BY_FOLD, "stability")
+    labelled: ClassVar[str] = "functions"
+    aligned: ClassVar[tuple[str, ...]] = ("n_items", "standing_out", "baseline_accuracy")
     functions: tuple[str, ...]
     n_items: tuple[int, ...]
     positions: str
@@ -146,27 +149,9 @@ class TaskMaps(Result):
         """Whether every function's map is nearly the same from other contents (rank correlation of at least 0.8)."""
         return bool((self.stability >= STABLE).all())
 
-    def index_of(self, function: str) -> int:
-        """Position of a function."""
-        if function not in self.functions:
-            raise UsageError(f"This result has no function {function!r}; it has {', '.join(self.functions)}.")
-        return self.functions.index(function)
-
-    def top(self, n: int = 5, function: str | None = None) -> list[tuple[HeadIndex, float]]:
-        """The ``n`` most important heads of a function (or for any function, without one)."""
-        maps = self.importance.amax(0) if function is None else self.importance[self.index_of(function)]
-        return largest_heads(maps, n)
-
-    def select(self, functions: str | Sequence[str]) -> "TaskMaps":
-        """The maps of some functions; the probe was trained on all of them."""
-        names = (functions,) if isinstance(functions, str) else tuple(functions)
-        numbers = [self.index_of(name) for name in names]
-        changes: dict[str, Any] = {name: getattr(self, name)[numbers] for name in (*_MAPS, *_BY_FUNCTION)}
-        changes |= {name: getattr(self, name)[numbers][:, numbers] for name in _BETWEEN}
-        changes |= {name: tuple(getattr(self, name)[i] for i in numbers) for name in ("n_items", "standing_out")}
-        baselines = {name: tuple(values[i] for i in numbers) for name, values in self.baseline_accuracy.items()}
-        changes |= {name: getattr(self, name)[:, numbers] for name in _BY_FOLD}
-        return replace(self, functions=names, baseline_accuracy=baselines, **changes)
+    def head_map(self, function: str | None = None) -> Float[Tensor, "layer head"]:
+        """The importances for a function; without one, each head's largest for any."""
+        return self.importance.amax(0) if function is None else self.importance[self.index_of(function)]
 
     def to_rows(self) -> Iterable[dict[str, Any]]:
         """One record per function and head."""
@@ -276,7 +261,8 @@ class TaskMaps(Result):
         for number, function in enumerate(self.functions):
             heads, stability = self.standing_out[number], float(self.stability[number])
             named = [
-                f"{head} {self.importance_normalised[number, head.layer, head.head]:.3f}" for head in heads[:_NAMED]
+                f"{head} {significant(float(self.importance_normalised[number, head.layer, head.head]), 2)}"
+                for head in heads[:_NAMED]
             ]
             rows.append(
                 [

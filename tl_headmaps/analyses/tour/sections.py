@@ -96,7 +96,7 @@ def _score(scores: RelationScores, name: str) -> str:
     head, score = scores.top(1, name)[0]
     null = float(scores.null_mean[scores.index_of(name), head.layer, head.head])
     doubt = "" if head in scores.implements()[name] else ", not enough to count"
-    return f"{name} {head} {score:.2f} (null {null:.2f}{doubt})"
+    return f"{name} {head} {number(score)} (null {number(null)}{doubt})"
 
 
 def _head(tour: Tour) -> HeadIndex:

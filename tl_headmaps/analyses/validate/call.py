@@ -9,7 +9,6 @@ from typing import Any, NoReturn
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from ...capture.running.activations import LayerActivations, check_prompts, prepends_bos, run
 from ...capture.running.prompts import Prompt, check_templates, fill
@@ -18,6 +17,7 @@ from ...capture.weights import HeadWeights
 from ...circuits.maps import CircuitMaps, MetSources
 from ...core.ambient import steady
 from ...core.errors import RelationDataError, UsageError
+from ...core.progress import Progress
 from ...core.types import Model, Preset, PromptSources, check_choice
 from ...data.relations import Encoded, MultiToken, Relation, RelationLike, encode, resolve_relations
 from ...scorers.statistics import pair_clusters
@@ -111,11 +111,11 @@ def validate_with_weights(
     # Everything a user can get wrong is found before the long work starts.
     prompted = [_prompted(model, weights, relation, templates, settings) for relation in relations]
     met = [_met(weights, entry, settings, progress) for entry in prompted]
-    with tqdm(
+    with Progress(
         total=sum(len(entry.prompts) for entry in prompted),
         desc=f"{len(relations)} relations" if len(relations) > 1 else relations[0].name,
         unit="prompt",
-        disable=None if progress else True,
+        show=progress,
     ) as bar:
         scored = [
             _scored(model, weights, entry, sources, settings, bar.update)

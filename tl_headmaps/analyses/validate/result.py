@@ -15,7 +15,7 @@ from ...core.types import HeadIndex
 from ...renderers.charts import scatter
 from ...renderers.figure import Figure
 from ...renderers.text import interval, number, table_text, visible
-from ...results import Result, cells
+from ...results import HeadMaps, cells
 from ...scorers.validation import LEAST_CLUSTERS
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ _DYNAMIC = ("promote_without", "promote_with", "suppress_without", "suppress_wit
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Validation(Result):
+class Validation(HeadMaps):
     """Static and dynamic scores of relations, and how well they agree.
 
     Attributes:
@@ -72,6 +72,8 @@ class Validation(Result):
         "head": None,
     }
     nullable: ClassVar[tuple[str, ...]] = ("agreement", *_STATIC, *_DYNAMIC)
+    labelled: ClassVar[str] = "relations"
+    aligned: ClassVar[tuple[str, ...]] = ("k", "n_static", "n_dynamic", "dropped", "agreement")
     relations: tuple[str, ...]
     templates: tuple[str, ...]
     k: tuple[int, ...]
@@ -92,11 +94,9 @@ class Validation(Result):
         """The dynamic promotion scores without context."""
         return self.promote_without
 
-    def index_of(self, relation: str) -> int:
-        """Position of a relation."""
-        if relation not in self.relations:
-            raise UsageError(f"This result has no relation {relation!r}; it has {', '.join(self.relations)}.")
-        return self.relations.index(relation)
+    def head_map(self, relation: str | None = None) -> Float[Tensor, "layer head"]:
+        """What heads write on a relation in prompts, attention on the source alone: mean over templates."""
+        return self.promote_without[self.index_of(relation)].mean(0)
 
     def mean(self, column: str) -> float:
         """Mean of a column of the agreement table over the relations that have a value there."""

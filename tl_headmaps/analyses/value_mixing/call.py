@@ -37,7 +37,8 @@ def value_mixing(
         model: A TransformerBridge or HookedTransformer.
         text: A text, or its token ids.
         head: ``"L5H3"``, ``(5, 3)`` or a HeadIndex.
-        query: Only this token as a query: its text, ``walk#2`` for the second of several, or an index.
+        query: Only this token as a query: its text, ``walk#2`` for the second of several, or an index
+            (-1 is the last).
         key: With ``query``, the token it is compared with in the result's worked example.
         prepend_bos: Begin the text with BOS; by default as the model does. Token ids are taken as they are.
         cache: An ``ActivationCache`` of this very text, from ``model.run_with_cache``; the model is then not run.

@@ -17,7 +17,7 @@ from ...core.vocabulary import TokenLike, token_position, word_place
 from ...renderers.figure import Figure
 from ...renderers.heat import token_grid
 from ...renderers.text import significant, table_text, visible, word
-from ...results import Result, cells
+from ...results import Result, cells, largest_cells
 from ...scorers.mixing import cosines, dots, mixed, split_after, split_change
 from .explanations import ValueDimensions, WorkedExample
 
@@ -200,7 +200,8 @@ class ValueMixing(Result):
         """One association worked out by hand: ``print()`` it, or use ``.markdown()``, ``.latex()`` or ``.figure()``.
 
         Args:
-            query: The token whose vector changes: its text, ``walk#2`` for the second of several, or an index.
+            query: The token whose vector changes: its text, ``walk#2`` for the second of several, or an index
+                (-1 is the last).
             key: The token it is compared with.
         """
         row, place = self._row(query), self._position(key)
@@ -337,6 +338,10 @@ class ValueMixing(Result):
             attention=torch.tensor(values["attention"], dtype=dtype) if "attention" in values else None,
             provenance=Provenance.from_dict(values["provenance"]),
         )
+
+    def top(self, n: int = 5) -> list[tuple[Any, float]]:
+        """The ``n`` pairs (query, key) whose dot product attention raises most, by their positions in the text."""
+        return largest_cells({"query": self.queries, "key": range(len(self.tokens))}, self.values, n, self.kind)
 
     def to_rows(self) -> Iterable[dict[str, Any]]:
         """One record per query and key."""

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from ...core.errors import UnsupportedModelError
+from ...core.progress import Progress
 from ...core.types import Model
 from ..isolation import all_modules, isolated, lock_of
 from ..running.batches import TextBatch, TextBatches
@@ -65,7 +65,8 @@ def component_gradients(
         for component in source.components
     }
     with _only_gradients(source.model, places) as collect:
-        for number, batch in enumerate(tqdm(batches.items, unit="batch", disable=None if progress else True)):
+        shown = Progress(total=len(batches.items), desc="gradients", unit="batch", show=progress)
+        for number, batch in enumerate(shown.over(batches.items)):
             arrived: set[tuple[int, str]] = set()
 
             def reduce(

@@ -27,6 +27,7 @@ from torch import Tensor
 from ...core.errors import UsageError
 from ...core.files import UnreadableError, require_whole_characters
 from ...core.types import Model, Preset
+from ...core.vocabulary import Text
 from ..anatomy import layers_with_heads
 from ..isolation import evaluating
 
@@ -94,8 +95,13 @@ class LayerActivations:
 Edit: TypeAlias = Callable[[Tensor, PromptBatch], Tensor]
 
 
-def encode_prompt(model: Model, text: str, prepend_bos: bool = False) -> list[int]:
-    """Token ids of a text without special tokens, with BOS in front if ``prepend_bos``."""
+def encode_prompt(model: Model, text: Text, prepend_bos: bool = False) -> list[int]:
+    """Token ids of a text without special tokens, with BOS in front if ``prepend_bos``; ids stay as they are."""
+    if not isinstance(text, str):
+        n_vocab = model.embed.W_E.shape[0]
+        if text and (min(text) < 0 or max(text) >= n_vocab):
+            raise UsageError(f"The text has a token id outside the vocabulary: ids run from 0 to {n_vocab - 1}.")
+        return list(text)
     tokenizer = getattr(model, "tokenizer", None)
     if tokenizer is None:
         raise UsageError(

@@ -16,6 +16,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from ...core.errors import UnsupportedModelError, UsageError
+from ...core.vocabulary import Text
 
 _MOST_UNITS = 128
 """More documents than this are taken together in groups of about equal size: each costs a pass through the model."""
@@ -64,7 +65,7 @@ class TextBatches:
 
 
 def token_batches(
-    texts: Iterable[str],
+    texts: Iterable[Text],
     tokenizer: Any,
     *,
     length: int,
@@ -75,20 +76,24 @@ def token_batches(
     """Tokenise documents until ``max_tokens`` are read; a batch is a sequence, or several that are short.
 
     Args:
-        texts: Documents; only as many as needed are taken.
+        texts: Documents; only as many as needed are taken. Token ids stay as they are, without BOS.
         tokenizer: The model's tokenizer, used without special tokens.
         length: Longest sequence, and most tokens of a batch.
         max_tokens: Read at most this many tokens.
         prepend_bos: Start every sequence with the tokenizer's beginning-of-text token.
         device: Where the batches go.
     """
-    if tokenizer is None:
-        raise UnsupportedModelError("The model has no tokenizer, so text cannot be read. Load it with its tokenizer.")
-    start = _bos(tokenizer) if prepend_bos else []
+    bos = _bos(tokenizer) if prepend_bos else []
     documents: list[list[list[int]]] = []
     read = longest = 0
     for text in texts:
-        ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        if tokenizer is None and isinstance(text, str):
+            raise UnsupportedModelError(
+                "The model has no tokenizer, so text cannot be read. Load it with its tokenizer, or give token ids."
+            )
+        start = bos if isinstance(text, str) else []
+        encoded = tokenizer(text, add_special_tokens=False, verbose=False) if isinstance(text, str) else {}
+        ids = list(encoded.get("input_ids", text))
         if start and ids[:1] == start:
             # Some tokenizers add their own even without special tokens; every sequence gets one below.
             ids = ids[1:]

@@ -30,6 +30,7 @@ from tqdm.auto import tqdm
 from ...core.ambient import steady
 from ...core.errors import UnsupportedModelError, UsageError
 from ...core.files import UnreadableError, cache_folder, parse_json, read_text, replacing
+from ...core.progress import Progress
 from ...core.runs import DamagedPieceError, pack, unpack
 from ...data.prompts import neutral_prompts
 from ..anatomy import keeps_states
@@ -336,7 +337,7 @@ def met_parts(
 
 
 def _bar(n_runs: int, progress: bool) -> Any:
-    return tqdm(total=n_runs, desc="met vectors", unit="token", disable=None if progress and n_runs else True)
+    return Progress(total=n_runs, desc="met vectors", unit="token", show=progress and n_runs > 0)
 
 
 def _part_size(weights: HeadWeights, n_prefixes: int, keep: Sequence[Kept]) -> int:

@@ -5,13 +5,15 @@ from typing import Any
 
 from ...core.errors import UsageError
 from ...core.types import Model
-from ...core.vocabulary import token_string
+from ...core.vocabulary import as_text, token_string
+from ..requirements import require_host
 from ..weights import HeadWeights
 from .activations import check_prompts, encode_prompt, prepends_bos
 
 
 def check_runs(model: Model) -> None:
-    """Refuse weights without a model."""
+    """Refuse weights without a model, and what is no model of TransformerLens."""
+    require_host(model)
     if isinstance(model, HeadWeights):
         raise UsageError("This analysis runs the model, and HeadWeights cannot run. Pass the model itself.")
 
@@ -30,12 +32,13 @@ class EncodedText:
 
         Args:
             model: The model.
-            text: A string, or token ids.
+            text: A string, or token ids in a list or tensor.
             prepend_bos: Begin a string with BOS; by default as the model does. Token ids stay as they are.
             least: Smallest number of tokens.
             what: The reason for it, for the message.
         """
         check_runs(model)
+        text = as_text(text)
         tokenizer = getattr(model, "tokenizer", None)
         if isinstance(text, str):
             if not text.strip():
@@ -43,10 +46,9 @@ class EncodedText:
                     f"The text {text!r} is empty. Give a text of at least {least} token{'s' if least > 1 else ''}."
                 )
             prepend_bos = prepends_bos(model, prepend_bos)
-            ids = encode_prompt(model, text, prepend_bos)
         else:
             prepend_bos = False
-            ids = [_token_id(token) for token in text]
+        ids = encode_prompt(model, text, prepend_bos)
         # BOS is there for the model: it makes no text of a single token longer.
         n_own = len(ids) - prepend_bos
         if n_own < least:
@@ -54,12 +56,3 @@ class EncodedText:
         check_prompts(model, [ids])
         texts = (f"#{token}" if tokenizer is None else token_string(tokenizer, token) for token in ids)
         return cls(tuple(ids), tuple(texts), prepend_bos)
-
-
-def _token_id(token: Any) -> int:
-    try:
-        if not isinstance(token, str):
-            return int(token)
-    except (TypeError, ValueError):
-        pass
-    raise UsageError(f"{token!r} is not a token id. Give a text as one string, or a list of integer token ids.")

@@ -1,0 +1,113 @@
+"""``tl-headmaps doctor``: is everything here that the commands need?"""
+
+import importlib.util
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import typer
+
+from ..core.errors import HeadMapsError
+from .options import DeviceOption, ModelOption, NoCheckpointOption
+from .output import say
+
+_EXTRAS = {
+    "matplotlib": "figures as .png, .pdf and .svg",
+    "gguf": "making the default model",
+    "accelerate": "making the default model",
+    "pyarrow": "results as .parquet",
+    "ipywidgets": "progress bars in notebooks",
+    "distributed": "layers on a Dask cluster",
+}
+"""Packages that some things need, and what."""
+
+_BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+
+_Line = tuple[str, str, str]
+"""Whether something is ``ok``, ``missing`` (and can be done without) or ``broken``; what; and a few words."""
+
+
+def doctor(
+    model: ModelOption = None,
+    _checkpoint: NoCheckpointOption = None,
+    device: DeviceOption = None,
+) -> None:
+    """Check versions, caches, a model, a browser and optional packages; fails if something is broken."""
+    broken = False
+    for state, what, words in _lines(model, device):
+        say(f"{state:<9}{what:<12}{words}")
+        broken |= state == "broken"
+    if broken:
+        raise typer.Exit(1)
+
+
+def _lines(model: str | None, device: str | None) -> Iterator[_Line]:
+    yield _versions()
+    yield _cache()
+    yield _hub()
+    yield _model(model, device)
+    browser = next((path for name in _BROWSERS if (path := shutil.which(name))), None)
+    yield ("ok", "browser", browser) if browser else ("missing", "browser", "only make test-browser needs Chromium")
+    for name, use in _EXTRAS.items():
+        there = importlib.util.find_spec(name) is not None
+        yield ("ok" if there else "missing"), name, use if there else f"{use}: pip install {name}"
+
+
+def _versions() -> _Line:
+    from ..core.provenance import package_versions
+
+    versions = package_versions()
+    whole = "not installed" not in [version for name, version in versions.items() if name != "tl-headmaps"]
+    return "ok" if whole else "broken", "versions", ", ".join(f"{name} {version}" for name, version in versions.items())
+
+
+def _cache() -> _Line:
+    """Our own cache, with the size of each part."""
+    from ..core.files import cache_folder
+
+    folder = cache_folder()
+    if not folder.exists():
+        return "ok", "cache", f"{folder}, empty"
+    parts = ", ".join(
+        f"{part.name} {_size(part)}" for part in sorted(folder.iterdir()) if not part.name.startswith(".")
+    )
+    state = "ok" if os.access(folder, os.W_OK) else "broken"
+    unwritable = "" if state == "ok" else "; it cannot be written to: set TL_HEADMAPS_CACHE to another folder"
+    return state, "cache", f"{folder}, {_size(folder)}{f' ({parts})' if parts else ''}{unwritable}"
+
+
+def _hub() -> _Line:
+    from huggingface_hub import constants
+
+    folder = Path(constants.HF_HUB_CACHE)
+    return "ok", "hub cache", f"{folder}, {_size(folder) if folder.exists() else 'empty'}"
+
+
+def _size(path: Path) -> str:
+    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file() and not file.is_symlink()]
+    size = float(sum(file.stat().st_size for file in files))
+    for unit in ("B", "KB", "MB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}"
+        size /= 1000
+    return f"{size:.1f} GB"
+
+
+def _model(name: str | None, device: str | None) -> _Line:
+    """The self-check of the model asked for, or of the default model if it is here."""
+    from .. import HeadWeights, load_model
+    from ..capture.bundled import NAME, is_fetched
+
+    if name is None and not is_fetched():
+        return "missing", "model", f"{NAME} is not fetched yet (93 MB): tl-headmaps model"
+    try:
+        weights = HeadWeights.from_model(load_model(name, device))
+        seams = () if weights.check is None else weights.check.seams
+    except HeadMapsError as error:
+        return "broken", "model", str(error)
+    wrong = [seam.name for seam in seams if not seam.fits]
+    fitting = f"{len(seams) - len(wrong)} of {len(seams)} seams fit"
+    quantised = f", weights {weights.quantisation}" if weights.quantisation else ""
+    words = f"{weights.model_name}, {fitting}{quantised}"
+    return ("broken", "model", f"{words}; not {', '.join(wrong)}") if wrong else ("ok", "model", words)
