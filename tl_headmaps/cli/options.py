@@ -78,7 +78,7 @@ VocabularyOption = Annotated[
 OutOption = Annotated[
     list[Path] | None,
     typer.Option(
-        "--out", metavar="FILE", help="Write the result; .json, .csv, .html, .svg, .png, .pdf. May be repeated."
+        "--out", metavar="FILE", help="Write the result; .json, .csv, .tex, .html, .svg, .png, .pdf. May be repeated."
     ),
 ]
 

@@ -107,7 +107,8 @@ class Heat:
     """Everything a heat map shows, in plain values.
 
     ``item`` says how cells are named: ``"head"`` (``L23H4``), ``"pair"`` (row to column) or ``"component"``; ``mark``
-    what a dot in a cell means; ``lower`` draws the first row at the bottom.
+    what a dot in a cell means; ``lower`` draws the first row at the bottom; ``arranged`` is how many columns and rows
+    of maps there are in print, if that was asked for.
     """
 
     title: str
@@ -123,6 +124,7 @@ class Heat:
     drill: Mapping[str, Any] = field(default_factory=dict)
     mark: str = ""
     note: str = ""
+    arranged: tuple[int | None, int | None] = (None, None)
 
     def cell_name(self, row: int, column: int) -> str:
         """Name of a cell."""

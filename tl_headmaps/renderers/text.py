@@ -2,6 +2,7 @@
 
 import io
 import math
+import re
 import textwrap
 from collections.abc import Sequence
 from typing import Any
@@ -47,6 +48,16 @@ def signed(value: float, digits: int = 3) -> str:
 def true_minus(text: str) -> str:
     """Numbers for a page, with the minus sign instead of the hyphen."""
     return text.replace("-", "−")
+
+
+def in_words(name: str) -> str:
+    """Names of relations, metrics and columns for readers: ``country_to_capital`` is ``country to capital``.
+
+    Example:
+        >>> in_words("country_to_capital"), in_words("_"), in_words("attn.q")
+        ('country to capital', '_', 'attn.q')
+    """
+    return re.sub(r"(?<=[^\W_])_+(?=[^\W_])", " ", name)
 
 
 _LATEX = {

@@ -91,6 +91,17 @@ class RelationScores(Result):
     """
 
     kind: ClassVar[str] = "relation_scores"
+    paper_columns: ClassVar[tuple[str, ...]] = (
+        "relation",
+        "head",
+        "promote",
+        "interval_low",
+        "interval_high",
+        "null_mean",
+        "q_value",
+        "neighbour",
+        "stream",
+    )
     methods: ClassVar[tuple[str, ...]] = (
         "elhelo2024maps",
         "elhage2021framework",
