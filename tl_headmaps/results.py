@@ -131,7 +131,7 @@ class Result(ABC):
             left_out = entry.name in self.json_axes.values() or (value is None and entry.default is None)
             if not left_out and entry.name != "provenance":
                 values[entry.name] = _plain(value, nullable=entry.name in self.nullable)
-        values |= {name: _plain(getattr(self, name)) for name in self.json_extra}
+        values |= {name: _plain(getattr(self, name), nullable=name in self.nullable) for name in self.json_extra}
         values["provenance"] = self.provenance.to_dict()
         return values
 

@@ -52,6 +52,10 @@ class Table:
         return "\n".join(lines) + "\n"
 
 
+_NAMES = ("relation", "score", "function")
+"""Columns of names, which a paper has in words."""
+
+
 class Tex(str):
     """A cell that is LaTeX already, and is not escaped again."""
 
@@ -90,8 +94,8 @@ def paper_table(
     key = by or next((name for name in known if any(isinstance(row[name], float) for row in rows)), None)
     if key is not None and (by is not None or (n is not None and n < n_all)):
         rows = sorted(rows, key=lambda row: -_size(row[key]))
+    shown = list(columns) or [name for name in known if n_all == 1 or _tells(row[name] for row in rows)] or known
     rows = rows[:n]
-    shown = list(columns) or [name for name in known if len(rows) == 1 or _tells(row[name] for row in rows)] or known
     parts = [] if len(rows) == n_all else [f"{len(rows)} of {n_all:,} rows, by {key or 'their order'}"]
     if not columns:
         parts += [f"{in_words(name)}: {rows[0][name]}" for name in known if name not in shown and _said(rows[0][name])]
@@ -109,7 +113,7 @@ def paper_table(
         numbers = all(isinstance(row[name], float | int | None) and not isinstance(row[name], bool) for row in rows)
         titles.append((in_words(name), "right" if numbers else "left"))
         for line, row in zip(cells, rows, strict=True):
-            line.append(_cell(row[name], digits))
+            line.append(_cell(in_words(row[name]) if name in _NAMES else row[name], digits))
     return Table(titles, cells, "; ".join(parts))
 
 
