@@ -20,6 +20,7 @@ CALLS = {
     "ablate": "ablate",
     "association": "association_heads",
     "cite": "cite",
+    "compare": "compare",
     "compare-attention": "compare_attention",
     "components": "component_map",
     "grid": "token_grid",

@@ -135,7 +135,7 @@ class TestSeed:
             expected = numbers(printed)
             assert len(expected) > 60
             in_text = numbers("\n".join(line for line in str(example).splitlines() if "=" in line))
-            for text in (example.markdown(), example.latex(), page):
+            for text in (example.markdown(), example.to_latex(), page):
                 found = numbers(text)
                 for part in (expected, in_text):
                     places = iter(found)
@@ -143,13 +143,13 @@ class TestSeed:
 
     def test_latex_and_markdown(self, seed: ValueMixing) -> None:
         example = seed.explain("walk", "Birds")
-        for text in (example.markdown(), example.latex()):
+        for text in (example.markdown(), example.to_latex()):
             assert r"\hat{v}_{3} \cdot v_{1} &= 0.18 \times 0.1 + 0.11 \times 0.2 + 0.01 \times 0.3" in text
             assert r"\text{v2 (sometimes)} & -0.8 & 0.3 & -0.1 \\" in text
             assert text.count(r"\begin{aligned}") == text.count(r"\end{aligned}") == 4
             assert text.count(r"\begin{array}") == text.count(r"\end{array}") == 3
-        assert example.markdown().count("$$") == 14 and "$" not in example.latex()
-        assert "gain $+0.133$" in example.markdown() and r"gain \(+0.133\)" in example.latex()
+        assert example.markdown().count("$$") == 14 and "$" not in example.to_latex()
+        assert "gain $+0.133$" in example.markdown() and r"gain \(+0.133\)" in example.to_latex()
 
     def test_the_page_has_mathml_and_a_scale_for_each_matrix(self, seed: ValueMixing) -> None:
         figure = seed.explain("walk", "Birds").figure()
@@ -163,7 +163,7 @@ class TestSeed:
         words = ["<script>$x$</script>", r"a\b_{c}%&#", "*two*\nlines"]
         example = ValueMixing.from_arrays(A, V, words).explain(2, 0)
         assert "<script>" not in example.markdown() and r"\$x\$" in example.markdown()
-        assert r"\textbackslash{}b\_\{c\}\%\&\#" in example.latex()
+        assert r"\textbackslash{}b\_\{c\}\%\&\#" in example.to_latex()
         assert r"*two*\nlines" in str(example) and "*two*\nlines" not in str(example)
 
     def test_long_texts_and_vectors_are_shortened_and_every_line_adds_up(self) -> None:
@@ -197,7 +197,13 @@ class TestSeed:
 
     def test_no_exponents_of_programmers(self) -> None:
         example = ValueMixing.from_arrays([[1, 0], [1.17e-5, 1 - 1.17e-5]], [[1.0, 2e7], [3e-8, 1.0]]).explain(1, 0)
-        for text in (str(example), example.markdown(), example.latex(), str(example.figure()), example.figure().body):
+        for text in (
+            str(example),
+            example.markdown(),
+            example.to_latex(),
+            str(example.figure()),
+            example.figure().body,
+        ):
             assert not re.search(r"\de[-+]?\d", text)
         assert "(1.17 × 10^-5) × 1" in str(example)
 

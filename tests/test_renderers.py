@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import pairwise
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from every_figure import every_figure
+from every_figure import FUNCTIONS, every_figure
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -48,7 +47,7 @@ from tl_headmaps.renderers.formulas import Sum
 from tl_headmaps.renderers.page import packed, packed_half
 from tl_headmaps.renderers.sheet_maps import ticks_of
 from tl_headmaps.renderers.sheets import INCHES
-from tl_headmaps.renderers.static import draw
+from tl_headmaps.renderers.static import Asked, as_asked, draw
 
 FIGURES = every_figure()
 GUIDE = (Path(__file__).parents[1] / "docs" / "guide.md").read_text(encoding="utf-8")
@@ -169,7 +168,7 @@ def test_same_figure_same_bytes(name: str, suffix: str, tmp_path: Path) -> None:
 LONG = "What each head of a rather large model writes when it attends to the words of a very long sentence, by layer"
 
 
-def printed(figure: Figure, inches: float = 3.4) -> Any:
+def printed(figure: Figure, inches: float = 3.4, asked: Asked = Asked()) -> Any:  # noqa: B008
     """The sheet of a figure, laid out."""
     import matplotlib as mpl
     from matplotlib.figure import Figure as Sheet
@@ -178,7 +177,7 @@ def printed(figure: Figure, inches: float = 3.4) -> Any:
 
     with mpl.rc_context(_PRINT):
         sheet = Sheet(figsize=(inches, 1.0), layout="constrained")
-        draw(figure.data, sheet)
+        draw(as_asked(figure.data, asked), sheet)
         sheet.draw_without_rendering()
     return sheet
 
@@ -223,13 +222,96 @@ def test_notes_and_scores_are_a_caption_in_print() -> None:
 
 
 def test_eight_panels_fit_a_column_with_one_colour_bar() -> None:
-    sheet = printed(FIGURES["panels"])
-    assert sheet.get_figwidth() == pytest.approx(3.4) and sheet.get_figheight() <= 8.5
-    maps = [axes for axes in sheet.axes if axes.get_title()]
-    assert len(maps) == 8 and len(sheet.axes) == 9
-    for axes in maps:
-        assert axes.get_window_extent().width > 0.7 * sheet.dpi and axes.get_window_extent().height > 0.7 * sheet.dpi
-    assert "0.0040+" in words_in(sheet)
+    note = "A linear probe reads this share of the function from the head, beyond what the words of the items say. " * 6
+    layers = [MapLayer(name, np.random.default_rng(0).random((30, 9))) for name in FUNCTIONS]
+    for figure in (FIGURES["panels"], panels(layers, unit="share", note=note, title=LONG)):
+        sheet = printed(figure)
+        assert sheet.get_figwidth() == pytest.approx(3.4) and sheet.get_figheight() <= 8.0
+        maps = [axes for axes in sheet.axes if axes.get_title()]
+        assert len(maps) == 8 and sum(axes.get_visible() for axes in sheet.axes) == 9
+        boxes = [axes.get_window_extent() for axes in maps]
+        for box in boxes:
+            assert box.width > 0.75 * sheet.dpi and box.height > 0.9 * sheet.dpi
+        # Titles keep off the maps above them, and none breaks a word.
+        for axes in maps:
+            title = axes.title.get_window_extent()
+            assert title.y1 <= sheet.bbox.y1 and not any(title.overlaps(box) for box in boxes)
+            assert axes.get_title().replace("\n", " ").replace("- ", "-") in FUNCTIONS
+    assert "0.0040+" in words_in(printed(FIGURES["panels"]))
+
+
+def test_columns_and_rows_arrange_maps(tmp_path: Path) -> None:
+    figure = panels({f"map {i}": np.eye(4) for i in range(6)})
+
+    def places(**asked: Any) -> tuple[int, int]:
+        maps = [axes for axes in printed(figure, asked=Asked(**asked)).axes if axes.get_title()]
+        boxes = [axes.get_window_extent() for axes in maps]
+        return len({round(box.x0) for box in boxes}), len({round(box.y0) for box in boxes})
+
+    assert places(columns=6) == (6, 1) and places(rows=3) == (2, 3) and places(columns=2, rows=3) == (2, 3)
+    for asked, sentence in (
+        ({"columns": 0}, "columns=0 leaves no place for a map; give 1 or more"),
+        ({"columns": 2, "rows": 2}, "6 maps do not fit into 2 x 2 places"),
+    ):
+        with pytest.raises(UsageError, match=sentence):
+            figure.save(tmp_path / "x.png", **asked)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="this one has no maps"):
+        FIGURES["curve"].save(tmp_path / "x.png", rows=2)
+
+
+def test_names_are_words_in_print_or_those_asked_for(tmp_path: Path) -> None:
+    maps = FIGURES["head_map"]
+
+    def titles(sheet: Any) -> list[str]:
+        return [title for axes in sheet.axes if (title := axes.get_title())]
+
+    assert titles(printed(maps)) == ["country to capital", "name copying"]
+    renamed = printed(maps, asked=Asked(labels={"country_to_capital": "Capitals", "share of pairs": "accuracy"}))
+    assert titles(renamed) == ["Capitals", "name copying"]
+    assert "accuracy" in words_in(renamed) and "share of pairs" not in words_in(renamed)
+    # Labels of a caller stay as they are.
+    assert titles(printed(maps, asked=Asked(labels=["A_1", "B"]))) == ["A_1", "B"]
+    lines = words_in(printed(FIGURES["curve"], asked=Asked(labels={"accuracy": "Accuracy (%)"})))
+    assert "Accuracy (%)" in lines and "relation heads" in lines
+    grid = printed(token_grid(np.eye(1), ["my_token"], ["a_b"]))
+    assert "my_token" in words_in(grid) and "a_b" in words_in(grid), "tokens are no names"
+    for wrong, sentence in (
+        (["one"], "labels= has 1 name for 2 maps or lines"),
+        (
+            {"capital": "x"},
+            "'capital', which this figure does not show. It shows 'country_to_capital', 'name_copying', 'la",
+        ),
+    ):
+        with pytest.raises(UsageError, match=sentence):
+            maps.save(tmp_path / "x.png", labels=wrong)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="this one has neither"):
+        FIGURES["worked_example"].save(tmp_path / "x.png", labels=["a"])
+
+
+@pytest.mark.parametrize("name", ["panels", "token_grid", "worked_example", "flow"])
+def test_a_pdf_embeds_its_letters_and_has_no_images(name: str, tmp_path: Path) -> None:
+    file = FIGURES[name].save(tmp_path / "x.pdf", width="column").read_bytes()
+    fonts = re.findall(rb"/Type /FontDescriptor.*?endobj", file, re.DOTALL)
+    assert fonts and all(b"/FontFile2" in font for font in fonts)
+    assert b"/Subtype /Image" not in file, "cells and colour bars are vectors"
+
+
+def test_a_figure_says_what_it_was_made_from(tmp_path: Path) -> None:
+    figure = scores().figure()
+    assert figure.source.startswith("Made from tiny (fingerprint 000000000000), preset=folded with tl-headmaps ")
+    assert replace(figure, source="") != figure
+    assert figure.source in figure.save(tmp_path / "x.svg").read_text(encoding="utf-8")
+    text = figure.latex("figures/x_1.pdf", width="column")
+    assert r"\includegraphics[width=3.4in]{figures/x_1.pdf}" in text and r"\label{fig:x_1}" in text
+    assert "\n% Made from tiny" in text and figure.latex("x.pdf").startswith(r"\begin{figure*}")
+    said = re.search(r"\\caption\{(.*)\}\n", text)
+    assert said and "k = 10 strongest tokens" in said[1] and "p \\textless{}= 0.05" in said[1]
+    assert r"\caption{50\% \& more}" in figure.latex("x.pdf", caption="50% & more")
+    assert "% Made" not in FIGURES["head_map"].latex("x.pdf"), "arrays of a caller have no provenance"
+    with pytest.raises(UsageError, match=r"LaTeX cannot include a file called 'a b\.pdf'"):
+        figure.latex("a b.pdf")
+    with pytest.raises(UsageError, match=r"width=0\.2 inches cannot be printed"):
+        figure.latex("a.pdf", width=0.2)
 
 
 def test_numbers_are_printed_only_where_they_fit() -> None:
@@ -337,13 +419,6 @@ def test_print_uses_the_colours_of_the_page(tmp_path: Path) -> None:
     for value in (0.0, 1.0, 0.25, 0.6):
         wanted = [int(scale.colour(float(np.float32(value)))[i : i + 2], 16) for i in (1, 3, 5)]
         assert any(max(abs(a - b) for a, b in zip(colour, wanted, strict=True)) <= 2 for colour in found)
-
-
-def test_without_matplotlib_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(UsageError, match=r"pip install 'tl-headmaps\[figures\]'"):
-        FIGURES["token_grid"].save(tmp_path / "x.svg")
-    assert FIGURES["token_grid"].save(tmp_path / "x.html").exists()
 
 
 def test_paths_that_cannot_be_written(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """Pictures from the command line: --out picture.html, .svg, .png, .pdf."""
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,10 @@ pytestmark = [
 
 
 def test_a_grid_is_written_in_every_form(run: Any, loaded: Any, tmp_path: Path) -> None:
-    paths = [tmp_path / f"grid{suffix}" for suffix in (".html", ".svg", ".png", ".pdf", ".json")]
+    paths = [tmp_path / f"grid{suffix}" for suffix in (".html", ".svg", ".png", ".pdf", ".json", ".tex")]
     done = run(*GRID, *(part for path in paths for part in ("--out", str(path))))
     assert done.code == 0
-    assert [path.stat().st_size > 500 for path in paths] == [True] * 5
+    assert [path.stat().st_size > 500 for path in paths] == [True] * 6
     page = paths[0].read_text(encoding="utf-8")
     assert "France → Paris" in page and "L23H4" in page
 
@@ -30,14 +29,3 @@ def test_scores_and_the_model_have_pages(run: Any, loaded: Any, tmp_path: Path) 
         path = tmp_path / f"model{suffix}"
         assert run("model", "--out", str(path)).code == 0
         assert path.stat().st_size > 500
-
-
-def test_print_without_matplotlib_is_refused_before_the_model_is_loaded(
-    run: Any,
-    never_loaded: None,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    run(*GRID, "--out", str(tmp_path / "x.pdf")).assert_refused(2, "pip install 'tl-headmaps[figures]'")
-    assert list(tmp_path.iterdir()) == []

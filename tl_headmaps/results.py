@@ -6,6 +6,7 @@ A result is a frozen dataclass, and its JSON is its fields. Three things are sai
   (``{"layer": None}``, counted in the first array whose annotation has that axis).
 * ``json_extra``: properties that JSON states too, for readers without this package; ignored when read.
 * ``nullable``: fields in which NaN means *not asked for* or *not defined*, and is null in JSON. Others refuse NaN.
+* ``paper_columns``: what :meth:`Result.to_latex` shows of its rows by default; all columns if it is empty.
 
 A field may be a result itself; its JSON is then that result's own, ``kind`` and all.
 
@@ -47,20 +48,25 @@ from .core.fitting import MisfitError, annotations_of, require_fit
 from .core.provenance import Provenance, package_versions
 from .core.types import HeadIndex, HeadLike, LayerLike, head_list, layer_list
 from .renderers.figure import Figure
+from .renderers.formulas import DIGITS, MOST_DIGITS
 from .renderers.listing import text_figure
+from .renderers.tables import paper_table
+from .renderers.text import in_words, visible
 
 if TYPE_CHECKING:
     from typing import Self
 
+_PAPER_ROWS = 20
 _Any_Result = TypeVar("_Any_Result", bound="Result")
 
 
 def _captioned(draw: Callable[..., Figure]) -> Callable[..., Figure]:
-    """A drawing method whose figures say what the model's weights were made of: the one place that does."""
+    """A drawing method whose figures say what they were made from: the one place that does."""
 
     @functools.wraps(draw)
     def figure(self: "Result", *arguments: Any, **options: Any) -> Figure:
-        return draw(self, *arguments, **options).captioned(self.provenance.caption)
+        drawn = draw(self, *arguments, **options).captioned(self.provenance.caption)
+        return replace(drawn, source=self.provenance.line)
 
     return figure
 
@@ -89,6 +95,7 @@ class Result(ABC):
     json_axes: ClassVar[Mapping[str, str | None]] = {}
     json_extra: ClassVar[tuple[str, ...]] = ()
     nullable: ClassVar[tuple[str, ...]] = ()
+    paper_columns: ClassVar[tuple[str, ...]] = ()
     provenance: Provenance
 
     def __init_subclass__(cls) -> None:
@@ -138,7 +145,7 @@ class Result(ABC):
             left_out = entry.name in self.json_axes.values() or (value is None and entry.default is None)
             if not left_out and entry.name != "provenance":
                 values[entry.name] = _plain(value, nullable=entry.name in self.nullable)
-        values |= {name: _plain(getattr(self, name)) for name in self.json_extra}
+        values |= {name: _plain(getattr(self, name), nullable=name in self.nullable) for name in self.json_extra}
         values["provenance"] = self.provenance.to_dict()
         return values
 
@@ -181,6 +188,55 @@ class Result(ABC):
         columns = list(rows[0]) if rows else []
         return csv_text(columns, ([row.get(name) for name in columns] for row in rows))
 
+    def to_latex(
+        self,
+        *,
+        columns: Sequence[str] | None = None,
+        by: str | None = None,
+        n: int | None = _PAPER_ROWS,
+        digits: int = DIGITS,
+        caption: str | None = None,
+    ) -> str:
+        r"""A table for a paper (booktabs): the rows of :meth:`to_csv`, with everything escaped.
+
+        Heads are written ``L23H4``, the ends of an interval in one column, numbers with significant digits and powers
+        of ten. Comments below the table say which rows were left out and what it was made from.
+
+        Args:
+            columns: Columns by their names in :meth:`to_csv`, ``head`` for layer and head; by default those that matter
+                most.
+            by: Column to order rows by, largest absolute value first; by default the first number, where rows are left
+                out.
+            n: At most this many rows; None for all.
+            digits: Significant digits of numbers.
+            caption: A caption; it puts a ``table`` around the ``tabular``.
+
+        Example:
+            >>> from tl_headmaps import ValueMixing
+            >>> mixing = ValueMixing.from_arrays([[1, 0], [0.5, 0.5]], [[1.0, 2.0], [3.0, -4e-5]], ["a_1", "b"])
+            >>> print(mixing.to_latex(columns=["query_token", "key_token", "dot_after"], by="dot_after", n=2, digits=2))
+            \begin{tabular}{llr}
+            \toprule
+            query token & key token & dot after \\
+            \midrule
+            b & b & 6.0 \\
+            a\_1 & a\_1 & 5.0 \\
+            \bottomrule
+            \end{tabular}
+            % Value mixing: 2 of 4 rows, by dot_after
+            % Made from given arrays ...
+            <BLANKLINE>
+        """
+        if not 1 <= digits <= MOST_DIGITS:
+            raise UsageError(f"digits={digits} cannot be written. Give 1 to {MOST_DIGITS} significant digits.")
+        if n is not None and n < 1:
+            raise UsageError(f"n={n} leaves no row; give 1 or more, or None for all.")
+        records = list(self.to_rows())
+        chosen = [name for name in self.paper_columns if any(name in record for record in records)]
+        table = paper_table(records, columns=chosen if columns is None else columns, by=by, n=n, digits=digits)
+        table = replace(table, note=in_words(self.kind).capitalize() + (f": {table.note}" if table.note else ""))
+        return table.latex(caption, self.kind) + f"% {visible(self.provenance.line)}\n"
+
     def to_pandas(self) -> Any:
         """A data frame with one row per value."""
         import pandas as pd
@@ -204,7 +260,7 @@ class Result(ABC):
     @_captioned
     def figure(self) -> Figure:
         """The picture of this result; one without a picture of its own shows its printed form."""
-        return text_figure(str(self), title=self.kind.replace("_", " ").capitalize())
+        return text_figure(str(self), title=in_words(self.kind).capitalize())
 
     def _repr_html_(self) -> str:
         try:
@@ -216,8 +272,9 @@ class Result(ABC):
     def save(self, path: str | Path) -> Path:
         """Write the result; the suffix chooses the form.
 
-        ``.json`` and ``.safetensors`` load back with :meth:`load`; ``.csv`` and ``.parquet`` are tables; ``.html`` is
-        its picture as a page that opens offline, ``.svg``, ``.pdf`` and ``.png`` for print.
+        ``.json`` and ``.safetensors`` load back with :meth:`load`; ``.csv`` and ``.parquet`` are tables, ``.tex`` one
+        for a paper (:meth:`to_latex`); ``.html`` is its picture as a page that opens offline, ``.svg``, ``.pdf`` and
+        ``.png`` for print.
         """
         path = Path(path)
         suffix = path.suffix.lower()
@@ -233,6 +290,8 @@ class Result(ABC):
                 temporary.write_text(self.to_json(), encoding="utf-8")
             elif suffix == ".csv":
                 temporary.write_text(self.to_csv(), encoding="utf-8")
+            elif suffix == ".tex":
+                temporary.write_text(self.to_latex(), encoding="utf-8")
             elif suffix == ".parquet":
                 self.to_pandas().to_parquet(temporary)
             else:

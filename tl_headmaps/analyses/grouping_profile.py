@@ -94,6 +94,16 @@ class GroupingProfile(HeadMaps):
     """
 
     kind: ClassVar[str] = "grouping_profile"
+    paper_columns: ClassVar[tuple[str, ...]] = (
+        "score",
+        "head",
+        "values",
+        "interval_low",
+        "interval_high",
+        "null",
+        "q_value",
+        "where_possible",
+    )
     methods: ClassVar[tuple[str, ...]] = ("olsson2022induction",)
     json_axes: ClassVar[dict[str, str | None]] = {"score": "scores", "layer": None, "head": None}
     nullable: ClassVar[tuple[str, ...]] = (*_MAPS, "where_possible_null", "even", "possible")

@@ -227,7 +227,8 @@ def head_trust(
     options = {"prompts": [list(p) for p in prefixes], "n_null": n_null, "prepend_bos": prepend_bos}
     return sums.result(
         weights.provenance(
-            options=options | {"heads": None if heads is None else [str(head) for head in chosen], "max_tokens": max_tokens},
+            options=options
+            | {"heads": None if heads is None else [str(head) for head in chosen], "max_tokens": max_tokens},
             data={"texts": tokens.digest, "source": describe_source(Sample.WHOLE if texts is None else texts)},
             seed=seed,
         )

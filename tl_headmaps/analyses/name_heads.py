@@ -57,6 +57,7 @@ class HeadNames(Result):
     """
 
     kind: ClassVar[str] = "head_names"
+    paper_columns: ClassVar[tuple[str, ...]] = ("head", "name", "best", "score", "null_mean", "q_value")
     methods: ClassVar[tuple[str, ...]] = ("elhelo2024maps", "elhage2021framework", "benjamini1995controlling")
     circuit: Circuit
     names: tuple[tuple[HeadName, ...], ...]

@@ -11,7 +11,6 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -389,7 +388,7 @@ def _write(run: RunFolder, result: Reproduction, results: Mapping[str, Result]) 
     paths = [result.save(folder / "reproduction.json")]
     for stem, one in results.items():
         paths.append(one.save(folder / "relations" / f"{stem}.json"))
-        paths += [one.save(folder / "figures" / f"{stem}{suffix}") for suffix in _figure_suffixes()]
+        paths += [one.save(folder / "figures" / f"{stem}{suffix}") for suffix in (".html", ".svg")]
     for name, table in (("agreement", result.agreement_table()), ("ablation", result.drops_table())):
         for suffix, text in ((".csv", table.csv()), (".md", table.markdown()), (".tex", table.latex())):
             paths.append(_write_text(folder / "tables" / f"{name}{suffix}", text))
@@ -408,8 +407,3 @@ def _file_stem(relation: Relation, experiment: str) -> str:
     """``country_to_capital.ablation``; names of users' relations may hold anything, names of files may not."""
     slug = re.sub(r"[^A-Za-z0-9_-]", "_", relation.name)
     return f"{slug if slug == relation.name else f'{slug}-{relation.digest[:8]}'}.{experiment}"
-
-
-def _figure_suffixes() -> tuple[str, ...]:
-    """Pages, and figures for print where matplotlib is installed."""
-    return (".html", ".svg") if find_spec("matplotlib") else (".html",)

@@ -15,6 +15,7 @@ import typer
 from ..core.errors import HeadMapsError, HeadMapsWarning, UsageError
 from .attention import association, compare_attention, groups, mixing, profile
 from .checks import ablate, reproduce, validate
+from .compare import compare
 from .components import components
 from .demo import demo
 from .doctor import doctor
@@ -90,6 +91,7 @@ app.command()(profile)
 app.command()(mixing)
 app.command()(association)
 app.command("compare-attention")(compare_attention)
+app.command()(compare)
 app.command()(components)
 app.command()(tasks)
 app.command()(demo)

@@ -81,7 +81,7 @@ LayersOption = Annotated[str | None, typer.Option("--layers", help="Only heads o
 OutOption = Annotated[
     list[Path] | None,
     typer.Option(
-        "--out", metavar="FILE", help="Write the result; .json, .csv, .html, .svg, .png, .pdf. May be repeated."
+        "--out", metavar="FILE", help="Write the result; .json, .csv, .tex, .html, .svg, .png, .pdf. May be repeated."
     ),
 ]
 

@@ -8,7 +8,7 @@ from typing import Any
 import typer
 
 from ..core.errors import OutputError, UsageError
-from ..core.files import FIGURE_SUFFIXES, SAVED_SUFFIXES, STATIC_SUFFIXES
+from ..core.files import SAVED_SUFFIXES
 from ..core.types import head_list
 
 
@@ -30,10 +30,6 @@ def check_outputs(paths: list[Path] | None) -> list[Path]:
         if suffix not in SAVED_SUFFIXES:
             known = ", ".join(SAVED_SUFFIXES)
             raise UsageError(f"--out {path}: the suffix chooses what is written; use one of {known}.")
-        if suffix in STATIC_SUFFIXES:
-            from ..renderers.static import require_matplotlib
-
-            require_matplotlib()
         try:
             if "\0" in str(path):
                 raise ValueError("it has a null character")

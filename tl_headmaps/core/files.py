@@ -29,7 +29,7 @@ if sys.platform != "win32":
 PAGE_SUFFIX = ".html"
 STATIC_SUFFIXES = (".svg", ".png", ".pdf")
 FIGURE_SUFFIXES = (PAGE_SUFFIX, *STATIC_SUFFIXES)
-SAVED_SUFFIXES = (".json", ".csv", ".safetensors", ".parquet", *FIGURE_SUFFIXES)
+SAVED_SUFFIXES = (".json", ".csv", ".tex", ".safetensors", ".parquet", *FIGURE_SUFFIXES)
 """Formats a result can be saved in, chosen by the suffix."""
 
 PART_SUFFIX = ".part"

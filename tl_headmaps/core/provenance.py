@@ -7,6 +7,7 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+_MAKERS = ("tl-headmaps", "transformer-lens", "torch")
 _RECORDED_PACKAGES = ("tl-headmaps", "transformer-lens", "torch", "transformers", "numpy")
 
 
@@ -101,6 +102,21 @@ class Provenance:
     def caption(self) -> str:
         """What figures say about the model under them: that its weights were quantised, if they were."""
         return "" if self.quantisation is None else f"{self.model}: weights {self.quantisation}."
+
+    @property
+    def line(self) -> str:
+        """One line for papers and the metadata of files; without the time, so that equal results have equal files.
+
+        Example:
+            >>> Provenance("tiny", "0123456789abcdef", "Tiny", "raw", "float32", "cpu", {"preset": "met"}, seed=3).line
+            'Made from tiny (fingerprint 0123456789ab), preset=met, seed=3 with tl-headmaps ..., torch ...'
+        """
+        options = {name: value for name, value in self.options.items() if isinstance(value, str | int | float)}
+        if self.seed is not None:
+            options["seed"] = self.seed
+        told = "".join(f", {name}={value}" for name, value in options.items())
+        versions = ", ".join(f"{name} {self.versions[name]}" for name in _MAKERS if name in self.versions)
+        return f"Made from {self.model} (fingerprint {self.fingerprint[:12]}){told} with {versions}"
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         """What a notebook shows for ``result.provenance``."""

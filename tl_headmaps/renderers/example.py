@@ -17,7 +17,20 @@ import numpy as np
 from ..core.errors import UsageError
 from .colours import Scale, text_on
 from .figure import Figure
-from .formulas import LATEX, MARKDOWN, MATHML, TEXT, UNICODE, Equation, Notation, Sentence, Term
+from .formulas import (
+    DIGITS,
+    LATEX,
+    MARKDOWN,
+    MATHML,
+    TEXT,
+    UNICODE,
+    Equation,
+    LatexNotation,
+    MathNotation,
+    Notation,
+    Sentence,
+    Term,
+)
 from .grids import checked
 from .page import escaped, figure_body, label
 from .text import latex, markdown, table_text, visible
@@ -81,31 +94,35 @@ class Example:
     steps: tuple[ExampleStep, ...]
     summary: tuple[Sentence, ...] = ()
     notes: tuple[str, ...] = ()
+    digits: int = DIGITS
 
     def text(self) -> str:
         """The steps for a terminal."""
+        write = TEXT.with_digits(self.digits)
         parts = [self.title]
         for number, step in enumerate(self.steps, 1):
-            lines = [f"{number}. {step.text}", *(_as_table(matrix) for matrix in step.matrices)]
-            lines += [TEXT.equation(each, _TEXT_ROOM, "  ") for each in step.equations]
+            lines = [f"{number}. {step.text}", *(_as_table(matrix, write) for matrix in step.matrices)]
+            lines += [write.equation(each, _TEXT_ROOM, "  ") for each in step.equations]
             parts.append("\n".join(lines))
-        closing = "\n".join(self.closing(TEXT))
+        closing = "\n".join(self.closing(write))
         return "\n\n".join([*parts, *([closing] if closing else [])])
 
     def markdown(self) -> str:
         """The steps as Markdown with formulas between dollar signs."""
+        write = MARKDOWN.with_digits(self.digits)
         parts = [f"### {markdown(self.title)}"]
         for number, step in enumerate(self.steps, 1):
-            parts += [f"{number}\\. {markdown(step.text)}", *(f"$${block}$$" for block in _latex_blocks(step))]
-        parts += [f"* {line}" for line in self.closing(MARKDOWN)]
+            parts += [f"{number}\\. {markdown(step.text)}", *(f"$${block}$$" for block in _latex_blocks(step, write))]
+        parts += [f"* {line}" for line in self.closing(write)]
         return "\n\n".join(parts) + "\n"
 
     def latex(self) -> str:
         """The steps as LaTeX (amsmath)."""
+        write = LATEX.with_digits(self.digits)
         parts = [rf"\textbf{{{latex(self.title)}}}"]
         for number, step in enumerate(self.steps, 1):
-            parts += [f"{number}. {latex(step.text)}", *(rf"\[{block}\]" for block in _latex_blocks(step))]
-        return "\n\n".join([*parts, *self.closing(LATEX)]) + "\n"
+            parts += [f"{number}. {latex(step.text)}", *(rf"\[{block}\]" for block in _latex_blocks(step, write))]
+        return "\n\n".join([*parts, *self.closing(write)]) + "\n"
 
     def closing(self, write: Notation) -> list[str]:
         """What the steps come to, and the notes."""
@@ -118,6 +135,7 @@ def worked_example(
     title: str = "Worked example",
     summary: Sequence[Sentence] = (),
     notes: Sequence[str] = (),
+    digits: int = DIGITS,
 ) -> Figure:
     """Steps under each other, then what they come to and what to keep in mind; each matrix has its own colours."""
     if not steps:
@@ -125,9 +143,10 @@ def worked_example(
     kept = tuple(
         ExampleStep(visible(step.text), tuple(map(_checked, step.matrices)), tuple(step.equations)) for step in steps
     )
-    example = Example(visible(title), kept, tuple(summary), tuple(map(visible, notes)))
-    inside = '<ol class="tlhm-steps">' + "".join(map(_step, kept)) + "</ol>"
-    inside += "".join(f"<div>{escaped(UNICODE.sentence(line))}</div>" for line in example.summary)
+    example = Example(visible(title), kept, tuple(summary), tuple(map(visible, notes)), digits)
+    mathml, unicode = MATHML.with_digits(digits), UNICODE.with_digits(digits)
+    inside = '<ol class="tlhm-steps">' + "".join(_step(step, mathml, unicode) for step in kept) + "</ol>"
+    inside += "".join(f"<div>{escaped(unicode.sentence(line))}</div>" for line in example.summary)
     body = figure_body("example", example.title, inside=inside, note=" ".join(example.notes))
     return Figure(title=example.title, body=body, needs=(), text=example.text(), data=example)
 
@@ -147,22 +166,22 @@ def _checked(matrix: ExampleMatrix) -> ExampleMatrix:
     return ExampleMatrix(matrix.name, values, rows, columns, matrix.marked, visible(matrix.note))
 
 
-def _as_table(matrix: ExampleMatrix) -> str:
+def _as_table(matrix: ExampleMatrix, write: Notation) -> str:
     names = matrix.columns or range(1, matrix.values.shape[1] + 1)
     rows = [
-        [matrix.rows[i] if matrix.rows else i + 1, *(matrix.number(float(value), TEXT) for value in row)]
+        [matrix.rows[i] if matrix.rows else i + 1, *(matrix.number(float(value), write) for value in row)]
         for i, row in enumerate(matrix.values)
     ]
-    return f"\n{matrix.caption(TEXT)}\n{table_text([('', 'left'), *((str(name), 'right') for name in names)], rows)}"
+    return f"\n{matrix.caption(write)}\n{table_text([('', 'left'), *((str(name), 'right') for name in names)], rows)}"
 
 
-def _latex_blocks(step: ExampleStep) -> list[str]:
-    blocks = [_latex_matrix(matrix) for matrix in step.matrices]
-    return [*blocks, *([LATEX.aligned(step.equations)] if step.equations else [])]
+def _latex_blocks(step: ExampleStep, write: LatexNotation) -> list[str]:
+    blocks = [_latex_matrix(matrix, write) for matrix in step.matrices]
+    return [*blocks, *([write.aligned(step.equations)] if step.equations else [])]
 
 
-def _latex_matrix(matrix: ExampleMatrix) -> str:
-    lines = [[matrix.number(float(value), LATEX) for value in row] for row in matrix.values]
+def _latex_matrix(matrix: ExampleMatrix, write: LatexNotation) -> str:
+    lines = [[matrix.number(float(value), write) for value in row] for row in matrix.values]
     if matrix.rows is not None:
         lines = [[LATEX.words(str(name)), *line] for name, line in zip(matrix.rows, lines, strict=True)]
     if matrix.columns is not None:
@@ -175,13 +194,13 @@ def _latex_matrix(matrix: ExampleMatrix) -> str:
     )
 
 
-def _step(step: ExampleStep) -> str:
-    matrices = "".join(map(_matrix, step.matrices))
+def _step(step: ExampleStep, write: MathNotation, unicode: Notation) -> str:
+    matrices = "".join(_matrix(matrix, unicode) for matrix in step.matrices)
     row = f'<div class="tlhm-row">{matrices}</div>' if matrices else ""
-    return f"<li>{escaped(step.text)}{row}{''.join(map(MATHML.markup, step.equations))}</li>"
+    return f"<li>{escaped(step.text)}{row}{''.join(map(write.markup, step.equations))}</li>"
 
 
-def _matrix(matrix: ExampleMatrix) -> str:
+def _matrix(matrix: ExampleMatrix, write: Notation) -> str:
     scale, head, body = matrix.scale, "", ""
     if matrix.columns is not None:
         cells = "".join(f'<th scope="col">{escaped(name)}</th>' for name in matrix.columns)
@@ -190,14 +209,14 @@ def _matrix(matrix: ExampleMatrix) -> str:
         body += '<tr class="tlhm-used">' if number == matrix.marked else "<tr>"
         if matrix.rows is not None:
             body += f'<th scope="row">{escaped(matrix.rows[number])}</th>'
-        body += "".join(_cell(matrix, float(value), scale) for value in row) + "</tr>"
+        body += "".join(_cell(matrix, float(value), scale, write) for value in row) + "</tr>"
     note = f" {escaped(f'({matrix.note})')}" if matrix.note else ""
     caption = f"<caption><math>{MATHML.term(matrix.name)}</math>{note}</caption>"
     return f'<div class="tlhm-matrix"><table>{caption}{head}<tbody>{body}</tbody></table></div>'
 
 
-def _cell(matrix: ExampleMatrix, value: float, scale: Scale) -> str:
-    text = matrix.number(value, UNICODE)
+def _cell(matrix: ExampleMatrix, value: float, scale: Scale, write: Notation) -> str:
+    text = matrix.number(value, write)
     if np.isnan(value):
         return f"<td>{text}</td>"
     colour = scale.colour(value)

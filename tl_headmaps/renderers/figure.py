@@ -1,6 +1,7 @@
 """A figure is a value: a notebook shows it, a file holds it, and creating one displays nothing."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -9,11 +10,18 @@ from ..core.errors import OutputError, UsageError
 from ..core.files import FIGURE_SUFFIXES, PAGE_SUFFIX, replacing
 from ..core.types import check_choice
 from .page import assets, escaped, whole_page
+from .sheets import INCHES
+from .text import latex, visible
 
 Width: TypeAlias = Literal["column", "page"]
 """Widths of figures in print: one column of two (3.4 inches) or the whole page (7 inches)."""
 
+Labels: TypeAlias = Mapping[str, str] | Sequence[str]
+"""Other names of maps or lines in print: a list in their order, or a dictionary from old names to new ones."""
+
 _LEAST_INCHES, _MOST_INCHES = 1, 50
+_COLUMN_INCHES = 4.5
+"""Wider figures span both columns of a paper."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +34,7 @@ class Figure:
         needs: Scripts the markup needs.
         text: The picture in words.
         data: The plain values that were drawn; the printed form is made from them, too.
+        source: What it was made from: model, options and versions, for captions and the metadata of files.
 
     Example:
         >>> from tl_headmaps import AttentionGroups
@@ -42,6 +51,7 @@ class Figure:
     needs: tuple[str, ...] = field(repr=False)
     text: str = field(repr=False)
     data: Any = field(repr=False, compare=False)
+    source: str = field(default="", repr=False)
 
     @property
     def html(self) -> str:
@@ -79,42 +89,100 @@ class Figure:
         *,
         width: Width | float | int = "page",
         height: float | int | None = None,
+        columns: int | None = None,
+        rows: int | None = None,
         title: str | None = None,
+        labels: Labels | None = None,
     ) -> Path:
         """Write the figure; the suffix chooses the form.
 
-        ``.html`` is one page that opens offline; ``.svg``, ``.pdf`` and ``.png`` are for print and need
-        ``pip install 'tl-headmaps[figures]'``.
+        ``.html`` is one page that opens offline; ``.svg``, ``.pdf`` and ``.png`` are for print, and everything below is
+        about them. :meth:`latex` is the text that includes one in a paper.
 
         Args:
             path: The file.
-            width: For print: ``"column"`` (3.4 inches), ``"page"`` (7 inches), or inches.
-            height: For print: inches; by default what the figure needs.
-            title: For print: another title; none if it is empty, for figures with a caption of their own.
+            width: ``"column"`` (3.4 inches), ``"page"`` (7 inches), or inches.
+            height: Inches; by default what the figure needs, at most 8 in a column and 9 on a page if it has maps.
+            columns: How many maps stand beside each other.
+            rows: How many rows of maps there are.
+            title: Another title; none if it is empty, for figures with a caption of their own.
+            labels: Other names: a list for the maps or lines in their order, or a dictionary from names of maps, lines,
+                axes and units to others. By default names such as ``country_to_capital`` are written in words.
         """
-        if isinstance(width, str):
-            check_choice(width, Width, "width")
-        for name, inches in (("width", width), ("height", height)):
-            if isinstance(inches, float | int) and not _LEAST_INCHES <= inches <= _MOST_INCHES:
-                raise UsageError(
-                    f"{name}={inches} inches cannot be printed. Give {_LEAST_INCHES} to {_MOST_INCHES} inches."
-                )
         path = Path(path)
         suffix = path.suffix.lower()
         if suffix not in FIGURE_SUFFIXES:
             raise UsageError(
                 f"{path.name!r} has no suffix that says what to write. Use one of: {', '.join(FIGURE_SUFFIXES)}."
             )
+        _inches(width)
+        if height is not None:
+            _inches(height, "height")
+        for name, n in (("columns", columns), ("rows", rows)):
+            if n is not None and n < 1:
+                raise UsageError(f"{name}={n} leaves no place for a map; give 1 or more.")
         if path.is_dir():
             raise OutputError(f"Cannot write {path}: it is a folder. Give a file name.")
         if suffix == PAGE_SUFFIX:
             with replacing(path) as temporary:
                 temporary.write_text(whole_page(self.title, [self.body], self.needs), encoding="utf-8")
         else:
-            from .static import save_static
+            from .static import Asked, save_static
 
-            save_static(self, path, width=width, height=height, title=title)
+            save_static(self, path, Asked(width, height, columns, rows, title, labels))
         return path
+
+    def latex(self, path: str | Path, *, width: Width | float | int = "page", caption: str | None = None) -> str:
+        r"""A ``figure`` environment that includes a saved figure, with its caption and what it was made from.
+
+        It is text to paste or to write where you like: ``x.tex`` beside ``x.pdf`` may be the table of the same result.
+
+        Args:
+            path: The file as ``\includegraphics`` is to find it.
+            width: As for :meth:`save`; a page is as wide as both columns (``figure*``).
+            caption: Another caption; by default the title, and what stands below the figure.
+
+        Example:
+            >>> from tl_headmaps import AttentionGroups
+            >>> figure = AttentionGroups.from_pattern([[1, 0], [0.5, 0.5]], ["It", "is"]).figure()
+            >>> print(figure.latex("groups.pdf", width="column", caption="Groups of 2 tokens, 100% of them."))
+            \begin{figure}[t]
+            \centering
+            \includegraphics[width=3.4in]{groups.pdf}
+            \caption{Groups of 2 tokens, 100\% of them.}
+            \label{fig:groups}
+            % Made from given arrays ... with tl-headmaps ...
+            \end{figure}
+            <BLANKLINE>
+        """
+        inches, name = _inches(width), Path(path).as_posix()
+        if re.search(r"[\s{}%#&~^\\$]", name):
+            raise UsageError(
+                f"LaTeX cannot include a file called {name!r:.120}. Use letters, digits, - and _ in its name."
+            )
+        note = str(getattr(self.data, "note", ""))
+        said = ". ".join(part.rstrip(".") for part in (self.title, note) if part) + "."
+        kind = "figure*" if inches > _COLUMN_INCHES else "figure"
+        lines = [
+            rf"\begin{{{kind}}}[t]",
+            r"\centering",
+            rf"\includegraphics[width={inches:g}in]{{{name}}}",
+            rf"\caption{{{latex(said if caption is None else caption)}}}",
+            rf"\label{{fig:{Path(path).stem}}}",
+            *([f"% {visible(self.source)}"] if self.source else []),
+            rf"\end{{{kind}}}",
+        ]
+        return "\n".join(lines) + "\n"
+
+
+def _inches(value: Width | float | int, name: str = "width") -> float:
+    """A width or height in inches; raises if no paper is that large or small."""
+    if isinstance(value, str):
+        check_choice(value, Width, name)
+        return INCHES[value]
+    if not _LEAST_INCHES <= value <= _MOST_INCHES:
+        raise UsageError(f"{name}={value} inches cannot be printed. Give {_LEAST_INCHES} to {_MOST_INCHES} inches.")
+    return float(value)
 
 
 def save_page(path: str | Path, figures: Sequence[Figure], *, title: str = "Head maps") -> Path:

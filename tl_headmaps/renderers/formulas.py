@@ -1,27 +1,33 @@
 r"""Formulas with their numbers: written once as terms, shown as text, Unicode, LaTeX and MathML.
 
 A term is a number, a :class:`Symbol`, a :class:`Product`, a :class:`Sum`, a :class:`Rest` (what is not written out, as
-its sum) or plain words. Numbers have three significant digits, and powers of ten instead of ``1.17e-05``.
+its sum) or plain words. Numbers have three significant digits unless others are asked for, and powers of ten instead
+of ``1.17e-05``.
 
 >>> mixed = Equation(Symbol("v", 3, 1, hat=True), Sum(Product(0.6, 0.1), Product(0.1, -0.8)), -0.02)
 >>> print(TEXT.equation(mixed))
 v_hat3,1 = 0.6 × 0.1 + 0.1 × (-0.8)
          = -0.02
->>> LATEX.term(mixed.left), LATEX.number(1.17e-5)
-('\\hat{v}_{3,1}', '1.17 \\times 10^{-5}')
+>>> LATEX.term(mixed.left), LATEX.number(1.17e-5), LatexNotation(2).number(1.17e-5)
+('\\hat{v}_{3,1}', '1.17 \\times 10^{-5}', '1.2 \\times 10^{-5}')
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 from unicodedata import combining
 
 from .page import escaped
 from .text import latex, markdown, visible
 
-_DIGITS = 3
+if TYPE_CHECKING:
+    from typing import Self
+
+DIGITS, MOST_DIGITS = 3, 12
+"""Significant digits of numbers, unless others are asked for, and the most there may be."""
+
 _SMALLEST, _LARGEST = -4, 6
 """Powers of ten between which numbers are written in full."""
 
@@ -107,15 +113,15 @@ class Equation:
         object.__setattr__(self, "right", right)
 
 
-def decimal_parts(value: float) -> tuple[str, int]:
-    """Digits and power of ten: ``("0.18", 0)``, ``("1.17", -5)``."""
+def decimal_parts(value: float, digits: int = DIGITS, zeros: bool = False) -> tuple[str, int]:
+    """Significant digits and power of ten: ``("0.18", 0)``, ``("1.17", -5)``; zeros at the end only if asked for."""
     if abs(value) < _NOTHING:
         return "0", 0
-    digits, power = f"{value:.{_DIGITS - 1}e}".split("e")
+    written, power = f"{value:.{digits - 1}e}".split("e")
     exponent = int(power)
     if _SMALLEST <= exponent < _LARGEST:
-        digits, exponent = format(Decimal(f"{digits}e{power}"), "f"), 0
-    return digits.rstrip("0").rstrip(".") if "." in digits else digits, exponent
+        written, exponent = format(Decimal(f"{written}e{power}"), "f"), 0
+    return written if zeros or "." not in written else written.rstrip("0").rstrip("."), exponent
 
 
 class Notation:
@@ -124,11 +130,18 @@ class Notation:
     times, dot, plus, minus, equals, comma = " × ", " · ", " + ", " - ", " = ", ","
     negative, nearly_nothing = "-", "~0"
 
+    def __init__(self, digits: int = DIGITS) -> None:
+        self.n_digits = digits
+
+    def with_digits(self, digits: int) -> "Self":
+        """The same notation with another number of significant digits."""
+        return type(self)(digits)
+
     def number(self, value: float) -> str:
-        """A number with three significant digits; a dash for NaN."""
+        """A number with its significant digits; a dash for NaN."""
         if math.isnan(value):
             return self.words("-")
-        digits, power = decimal_parts(abs(value))
+        digits, power = decimal_parts(abs(value), self.n_digits)
         sign = self.negative if value < 0 and digits != "0" else ""
         return sign + (self.digits(digits) if not power else self.scaled(digits, power))
 
@@ -192,7 +205,7 @@ class Notation:
 
     def _factor(self, term: Term) -> str:
         text = self.term(term)
-        signed = isinstance(term, float | int) and (term < 0 or decimal_parts(abs(term))[1] != 0)
+        signed = isinstance(term, float | int) and (term < 0 or decimal_parts(abs(term), self.n_digits)[1] != 0)
         return self.bracketed(text) if isinstance(term, Sum | Product) or signed else text
 
     def lines(self, equation: Equation, room: int | None = None) -> list[tuple[str, str]]:

@@ -107,7 +107,8 @@ class Heat:
     """Everything a heat map shows, in plain values.
 
     ``item`` says how cells are named: ``"head"`` (``L23H4``), ``"pair"`` (row to column) or ``"component"``; ``mark``
-    what a dot in a cell means; ``lower`` draws the first row at the bottom; ``pinned`` is the head pinned at first.
+    what a dot in a cell means; ``lower`` draws the first row at the bottom; ``pinned`` is the head pinned at first;
+    ``arranged`` is how many columns and rows of maps there are in print, if that was asked for.
     """
 
     title: str
@@ -124,6 +125,7 @@ class Heat:
     pinned: HeadIndex | None = None
     mark: str = ""
     note: str = ""
+    arranged: tuple[int | None, int | None] = (None, None)
 
     def cell_name(self, row: int, column: int) -> str:
         """Name of a cell."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from .colours import text_on
 from .example import Example, ExampleMatrix, ExampleStep
-from .formulas import UNICODE, Equation
+from .formulas import UNICODE, Equation, Notation
 
 _MARGIN, _INDENT = 0.12, 0.26
 _SIZE, _SMALL = 7, 6
@@ -25,11 +25,12 @@ _Block = tuple[float, float, Callable[[float], None]]
 def draw_example(data: Example, sheet: Any) -> None:
     """Draw an example on an empty sheet, whose height is set."""
     sheet.set_layout_engine("none")
+    write = UNICODE.with_digits(data.digits)
     blocks = [_lines(sheet, [data.title], _MARGIN, weight="bold")]
     for number, step in enumerate(data.steps, 1):
-        blocks += _step(sheet, number, step)
+        blocks += _step(sheet, number, step, write)
     blocks.append(_gap(0.06))
-    blocks += [_lines(sheet, _wrapped(sheet, line, _MARGIN), _MARGIN) for line in data.closing(UNICODE)]
+    blocks += [_lines(sheet, _wrapped(sheet, line, _MARGIN), _MARGIN) for line in data.closing(write)]
     # A small example needs no whole page.
     sheet.set_figwidth(min(sheet.get_figwidth(), max(right for _, right, _ in blocks) + _MARGIN))
     sheet.set_figheight(sum(height for height, _, _ in blocks) + 2 * _MARGIN)
@@ -39,13 +40,13 @@ def draw_example(data: Example, sheet: Any) -> None:
         top += height
 
 
-def _step(sheet: Any, number: int, step: ExampleStep) -> list[_Block]:
+def _step(sheet: Any, number: int, step: ExampleStep, write: Notation) -> list[_Block]:
     heading = _wrapped(sheet, f"{number}. {step.text}", _MARGIN)
     return [
         _gap(0.06),
         _lines(sheet, heading, _MARGIN),
-        *_matrices(sheet, step),
-        *(_equation(sheet, each) for each in step.equations),
+        *_matrices(sheet, step, write),
+        *(_equation(sheet, each, write) for each in step.equations),
     ]
 
 
@@ -69,10 +70,10 @@ def _write(sheet: Any, left: float, top: float, text: str, **style: Any) -> None
     sheet.text(left / sheet.get_figwidth(), 1 - top / sheet.get_figheight(), text, va="top", **style)
 
 
-def _equation(sheet: Any, equation: Equation) -> _Block:
+def _equation(sheet: Any, equation: Equation, write: Notation) -> _Block:
     room = sheet.get_figwidth() - _INDENT - _MARGIN
-    width = _LETTER * len(UNICODE.term(equation.left))
-    lines = UNICODE.lines(equation, max(16, int((room - width) / _LETTER) - 2))
+    width = _LETTER * len(write.term(equation.left))
+    lines = write.lines(equation, max(16, int((room - width) / _LETTER) - 2))
 
     def paint(top: float) -> None:
         for number, (left, right) in enumerate(lines):
@@ -83,7 +84,7 @@ def _equation(sheet: Any, equation: Equation) -> _Block:
     return _LINE * len(lines) + 0.02, reach, paint
 
 
-def _matrices(sheet: Any, step: ExampleStep) -> list[_Block]:
+def _matrices(sheet: Any, step: ExampleStep, write: Notation) -> list[_Block]:
     """Matrices beside each other while they fit."""
     blocks: list[_Block] = []
     row: list[tuple[ExampleMatrix, float, float]] = []
@@ -92,15 +93,15 @@ def _matrices(sheet: Any, step: ExampleStep) -> list[_Block]:
     for matrix in step.matrices:
         labels = _labels_width(matrix)
         if row and left + labels + _NARROWEST_CELL * matrix.values.shape[1] * 2 > room:
-            blocks.append(_matrix_row(sheet, row))
+            blocks.append(_matrix_row(sheet, row, write))
             row, left = [], _INDENT
         left += labels
         cell = min(_WIDEST_CELL, max(_NARROWEST_CELL, (room - left) / matrix.values.shape[1]))
         row.append((matrix, left, cell))
         left += cell * matrix.values.shape[1] + 0.15
         # The caption may be longer than the matrix.
-        left = max(left, row[-1][1] + _SMALL_LETTER * len(matrix.caption(UNICODE)) + 0.15)
-    return [*blocks, *([_matrix_row(sheet, row)] if row else [])]
+        left = max(left, row[-1][1] + _SMALL_LETTER * len(matrix.caption(write)) + 0.15)
+    return [*blocks, *([_matrix_row(sheet, row, write)] if row else [])]
 
 
 def _labels_width(matrix: ExampleMatrix) -> float:
@@ -117,7 +118,7 @@ def _head_height(matrix: ExampleMatrix, cell: float) -> float:
     return 0.06 + _SMALL_LETTER * max(len(str(n)) for n in matrix.columns) if _upright(matrix, cell) else 0.14
 
 
-def _matrix_row(sheet: Any, row: list[tuple[ExampleMatrix, float, float]]) -> _Block:
+def _matrix_row(sheet: Any, row: list[tuple[ExampleMatrix, float, float]], write: Notation) -> _Block:
     caption = 0.14
     head = max(_head_height(matrix, cell) for matrix, _, cell in row)
     height = caption + head + max(_ROW * len(matrix.values) for matrix, _, _ in row) + 0.08
@@ -127,24 +128,27 @@ def _matrix_row(sheet: Any, row: list[tuple[ExampleMatrix, float, float]]) -> _B
         for matrix, left, cell in row:
             n_rows, n_columns = matrix.values.shape
             start = left - _labels_width(matrix)
-            _write(sheet, start, top, matrix.caption(UNICODE), size=_SMALL, style="italic")
+            _write(sheet, start, top, matrix.caption(write), size=_SMALL, style="italic")
             bottom = top + caption + head + _ROW * n_rows
             size = (cell * n_columns / wide, _ROW * n_rows / tall)
-            _matrix_axes(sheet.add_axes((left / wide, 1 - bottom / tall, *size)), matrix, cell)
+            _matrix_axes(sheet.add_axes((left / wide, 1 - bottom / tall, *size)), matrix, cell, write)
 
     reach = max(left + cell * matrix.values.shape[1] for matrix, left, cell in row)
     return height, reach, paint
 
 
-def _matrix_axes(axes: Any, matrix: ExampleMatrix, cell: float) -> None:
+def _matrix_axes(axes: Any, matrix: ExampleMatrix, cell: float, write: Notation) -> None:
     scale = matrix.scale
     colours = [
         [scale.colour(float(value)) if np.isfinite(value) else "#ffffff" for value in row] for row in matrix.values
     ]
     channels = [[[int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)] for colour in row] for row in colours]
-    axes.imshow(channels, aspect="auto")
+    rows, columns = matrix.values.shape
+    edges = np.arange(columns + 1) - 0.5, np.arange(rows + 1) - 0.5
+    axes.pcolormesh(*edges, np.array(channels), edgecolors="face", linewidth=0.15)
+    axes.set(xlim=(-0.5, columns - 0.5), ylim=(rows - 0.5, -0.5))
     for (row, column), value in np.ndenumerate(matrix.values):
-        text = matrix.number(float(value), UNICODE)
+        text = matrix.number(float(value), write)
         # Numbers are drawn only where they fit; the colour is there in any case.
         if _SMALL_LETTER * len(text) <= cell:
             colour = text_on(colours[row][column])

@@ -1,5 +1,6 @@
 """Heat maps in print: cells as vectors, one colour bar or legend, ticks and numbers only where they fit."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -9,14 +10,23 @@ import numpy as np
 from ..core.errors import UsageError
 from .colours import Scale, text_on
 from .grids import Axis, Heat, Layer
-from .sheets import LINE_INCHES, TALLEST, TITLE_SIZE, frame, inches_of, line_height, lines_of
+from .sheets import LINE_INCHES, TALLEST, TITLE_SIZE, frame, frame_height, inches_of, line_height, lines_of
 from .text import significant, true_minus
 
 STEPS = (1, 2, 4, 5, 8, 10, 16, 20, 25, 32, 50, 64, 100, 128, 200, 250, 500)
 _LETTER_INCHES = 0.065
 _MOST_ROWS = 12
-_VECTOR_CELLS = 20_000
+_VECTOR_CELLS = 50_000
 """Larger figures are drawn as images: as vectors they would take megabytes and seconds to open."""
+
+_LYING_INCHES = 0.5
+"""Height of a colour bar below maps, with its numbers and its unit."""
+
+_GAP = 0.14
+"""Inches between maps."""
+
+_TALLEST_OF_SEVERAL = 3.2
+"""Height of a map in a figure of several."""
 
 _MANY_LAYERS = 12
 _LAYER_STEP = 4
@@ -135,34 +145,33 @@ def cell_inches(heat: Heat, room: float, tallest: float) -> tuple[float, float]:
 
 
 def draw_heat(heat: Heat, sheet: Any) -> None:
-    """All maps of a figure (of its first group) on a sheet, whose height is set."""
-    shown = [layer for layer in heat.layers if layer.group == heat.layers[0].group]
+    """All maps of a figure (of its first group) on a sheet, whose height is set; their outer axes alone have labels."""
+    shown = first_group(heat)
     wide = float(sheet.get_figwidth())
     narrow = wide <= 5
     heat = replace(heat, rows=_folded(heat.rows, wide), columns=_folded(heat.columns, wide))
     one_scale = len({layer.scale for layer in shown}) == 1
-    across = min(len(shown), (2 if one_scale else 1) if narrow else 4)
-    down = -(-len(shown) // across)
-    if down > _MOST_ROWS:
-        raise UsageError(
-            f"{len(shown)} maps do not fit on a printed page at this width; draw up to {_MOST_ROWS * across} of them "
-            "(a result has select()), or write .html."
-        )
     left = _widest(heat.rows) + 0.25
+    most = 4 if not narrow else _across(heat, shown, wide - left - 0.2) if one_scale else 1
+    across, down = _arranged(heat, len(shown), most)
+    # Where every bit of width counts, the one bar lies below the maps.
+    lying = narrow and one_scale and across > 1 and not shown[0].scale.names
     beside = max(_bar_inches(layer.scale) for layer in shown)
-    bars = beside if one_scale else beside * across
-    room = max((wide - bars - 0.2) / across - left, 0.3)
+    bars = 0.0 if lying else beside if one_scale else beside * across
+    room = max((wide - bars - left - 0.2) / across - _GAP, 0.3)
     cell = cell_inches(heat, room, tallest=100.0)
-    below = _widest(heat.columns) if _is_upright(heat.columns, cell[0]) else LINE_INCHES
-    titles = [lines_of(layer.name, max(room + left - 0.1, 0.8), TITLE_SIZE) for layer in shown]
-    above = max(map(len, titles)) * line_height(TITLE_SIZE) if len(shown) > 1 else 0.0
-    tallest = max(TALLEST["column" if narrow else "page"] / down - above - below - 0.35, 0.3)
-    cell = cell_inches(heat, room, min(tallest, 5.5))
     # A small map needs no whole page, but its title and caption may.
-    needed = across * (cell[0] * heat.columns.n + left + 0.1) + bars + 0.2
+    needed = left + across * (cell[0] * heat.columns.n + _GAP) + bars + 0.2
     note = _caption(heat, shown)
     sheet.set_figwidth(min(wide, max(needed, inches_of(heat.title, TITLE_SIZE) + 0.2, 3.0 if note else 2.0)))
-    frame(sheet, 0.15 + down * (cell[1] * heat.rows.n + above + below + 0.3), title=heat.title, note=note)
+    below = _widest(heat.columns) if _is_upright(heat.columns, cell[0]) else LINE_INCHES
+    below += LINE_INCHES + 0.2 + lying * _LYING_INCHES
+    titles = [lines_of(layer.name, room + _GAP / 2, TITLE_SIZE) for layer in shown]
+    above = max(map(len, titles)) * line_height(TITLE_SIZE) + 0.05 if len(shown) > 1 else 0.0
+    left_over = TALLEST["column" if narrow else "page"] - frame_height(sheet, title=heat.title, note=note) - below
+    tallest = min(left_over / down - above - _GAP, 5.5 if len(shown) == 1 else _TALLEST_OF_SEVERAL)
+    cell = cell_inches(heat, room, max(tallest, 0.3))
+    frame(sheet, below + down * (cell[1] * heat.rows.n + above + _GAP), title=heat.title, note=note)
     grid = sheet.subplots(down, across, squeeze=False)
     for axes in grid.flat[len(shown) :]:
         axes.set_visible(False)
@@ -171,13 +180,50 @@ def draw_heat(heat: Heat, sheet: Any) -> None:
         image = map_axes(axes, heat, layer, cell)
         if len(shown) > 1:
             axes.set_title("\n".join(titles[number]), fontsize=TITLE_SIZE)
-        if number + across >= len(shown):
+        at_bottom, at_left = number + across >= len(shown), number % across == 0
+        axes.tick_params(labelbottom=at_bottom, labelleft=at_left)
+        if at_bottom:
             axes.set_xlabel(_axis_name(heat, heat.columns))
-        if number % across == 0:
+        if at_left:
             axes.set_ylabel(_axis_name(heat, heat.rows))
         if not one_scale or number == len(shown) - 1:
             height = cell[1] * heat.rows.n * (down if one_scale else 1)
-            scale_beside(sheet, image, layer.scale, used if one_scale else axes, height)
+            scale_beside(sheet, image, layer.scale, used if one_scale else axes, None if lying else height)
+    # Maps of a fixed shape move when they find their size, so that their titles need their room a second time.
+    sheet.get_layout_engine().execute(sheet)
+
+
+def _across(heat: Heat, shown: Sequence[Layer], wide: float) -> int:
+    """How many maps stand beside each other in a column: what gives the largest cells without breaking words."""
+    longest = max(inches_of(word, TITLE_SIZE) for layer in shown for word in re.split(r"[ \-/]", layer.name))
+
+    def smaller_side(across: int) -> float:
+        room = wide / across - _GAP
+        fits = across == 1 or (across <= len(shown) and room + _GAP / 2 >= min(longest, 1.0))
+        tall = (TALLEST["column"] - 1.5) / -(-len(shown) // across) - 0.3
+        return min(cell_inches(heat, room, min(tall, _TALLEST_OF_SEVERAL))) if fits else 0.0
+
+    return max(range(1, 5), key=lambda across: (smaller_side(across), across))
+
+
+def first_group(heat: Heat) -> list[Layer]:
+    """The maps that are printed: all of the first group."""
+    return [layer for layer in heat.layers if layer.group == heat.layers[0].group]
+
+
+def _arranged(heat: Heat, n: int, most: int) -> tuple[int, int]:
+    """Columns and rows of ``n`` maps: as asked for, else at most so many beside each other."""
+    columns, rows = heat.arranged
+    across = columns or (min(n, most) if rows is None else -(-n // rows))
+    down = rows or -(-n // across)
+    if across * down < n:
+        raise UsageError(f"{n} maps do not fit into {across} x {down} places; give more columns= or rows=.")
+    if down > _MOST_ROWS:
+        raise UsageError(
+            f"{n} maps do not fit on a printed page at this width; draw up to {_MOST_ROWS * across} of them "
+            "(a result has select()), or write .html."
+        )
+    return min(across, n), -(-n // min(across, n))
 
 
 def _axis_name(heat: Heat, axis: Axis) -> str:
@@ -203,8 +249,8 @@ def _bar_inches(scale: Scale) -> float:
     return 0.45 + max(inches_of(label) for _, label in scale.ticks)
 
 
-def scale_beside(sheet: Any, image: Any, scale: Scale, axes: Any, height: float) -> None:
-    """The colour bar of maps, about so many inches tall, or their legend."""
+def scale_beside(sheet: Any, image: Any, scale: Scale, axes: Any, height: float | None) -> None:
+    """The colour bar of maps, about so many inches tall or (None) lying below them, or their legend."""
     if scale.names:
         from matplotlib.patches import Patch
 
@@ -213,10 +259,15 @@ def scale_beside(sheet: Any, image: Any, scale: Scale, axes: Any, height: float)
         return
     ends = {(True, True): "both", (True, False): "min", (False, True): "max"}
     extend = ends.get((scale.below, scale.above), "neither")
-    bar = sheet.colorbar(image, ax=axes, extend=extend, fraction=0.05, pad=0.02, aspect=25)
+    place: dict[str, Any] = {"fraction": 0.05, "pad": 0.02, "aspect": 25}
+    if height is None:
+        place = {"location": "bottom", "fraction": 0.1 / sheet.get_figheight(), "pad": 0.02, "aspect": 30}
+    bar = sheet.colorbar(image, ax=axes, extend=extend, **place)
     bar.outline.set_linewidth(0.4)
+    # matplotlib makes an image of a bar of many colours, which readers blur.
+    bar.solids.set(rasterized=False, edgecolor="face")
     bar.ax.tick_params(length=2)
-    bar.set_label("\n".join(lines_of(scale.unit, max(height, 0.8))))
+    bar.set_label("\n".join(lines_of(scale.unit, sheet.get_figwidth() - 0.4 if height is None else max(height, 0.8))))
     places, labels = zip(*scale.ticks, strict=True)
     bar.set_ticks(places, labels=labels)
     bar.minorticks_off()

@@ -8,7 +8,7 @@ from .text import prose
 
 INCHES = {"column": 3.4, "page": 7.0}
 TALLEST = {"column": 8.0, "page": 9.0}
-"""Most inches that maps take, in a column and on a page."""
+"""Most inches that a figure of maps takes, title and caption included, in a column and on a page."""
 
 TICK_SIZE, TITLE_SIZE, CAPTION_SIZE = 7.0, 8.0, 6.0
 LINE_INCHES = 0.12
@@ -25,9 +25,11 @@ def inches_of(text: str, size: float = TICK_SIZE) -> float:
 def _letter_inches(letter: str) -> float:
     if ord(letter) > 0xFFFF:
         return 0.16
-    if letter in "MWmw@%—…" or east_asian_width(letter) in "WF":
+    if letter in "MWm@%—…" or east_asian_width(letter) in "WF":
         return 0.105
-    return 0.08 if letter.isupper() else 0.066
+    if letter in "Iijl '|!.,:;frt()[]-/":
+        return 0.035 if letter in "Iijl '|!.,:;" else 0.042
+    return 0.08 if letter.isupper() or letter == "w" else 0.064
 
 
 def lines_of(text: str, room: float, size: float = TICK_SIZE) -> list[str]:
@@ -56,13 +58,22 @@ def line_height(size: float) -> float:
     return 1.25 * size / 72
 
 
+def _framing(sheet: Any, title: str, note: str) -> tuple[list[str], list[str]]:
+    """Lines of title and caption that fit the width of a sheet."""
+    room = float(sheet.get_figwidth()) - _MARGIN
+    return lines_of(title, room, TITLE_SIZE) if title else [], lines_of(prose(note), room, CAPTION_SIZE) if note else []
+
+
+def frame_height(sheet: Any, *, title: str = "", note: str = "") -> float:
+    """Inches that title and caption take of a sheet's height."""
+    above, below = _framing(sheet, title, note)
+    return len(above) * line_height(TITLE_SIZE) + len(below) * line_height(CAPTION_SIZE) + 0.1
+
+
 def frame(sheet: Any, height: float, *, title: str = "", note: str = "") -> None:
     """Give a sheet (in constrained layout) its height, room for title and caption included, and write both."""
-    room = float(sheet.get_figwidth()) - _MARGIN
-    above = lines_of(title, room, TITLE_SIZE) if title else []
-    below = lines_of(prose(note), room, CAPTION_SIZE) if note else []
-    text = sum(len(lines) * line_height(size) for lines, size in ((above, TITLE_SIZE), (below, CAPTION_SIZE)))
-    sheet.set_figheight(height + text + 0.1)
+    above, below = _framing(sheet, title, note)
+    sheet.set_figheight(height + frame_height(sheet, title=title, note=note))
     if above:
         sheet.suptitle("\n".join(above), fontsize=TITLE_SIZE)
     if below:

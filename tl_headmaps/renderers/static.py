@@ -3,6 +3,8 @@
 Same values, same bytes: no dates, fixed ids. Letters are embedded (PDF: TrueType; SVG: outlines).
 """
 
+import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import singledispatch
 from pathlib import Path
@@ -14,19 +16,23 @@ from .charts import Chart
 from .colours import SERIES
 from .example import Example
 from .flowchart import Flow
-from .grids import Heat
+from .grids import Heat, Layer
 from .listing import Beside, Listing
 from .printed_example import draw_example
 from .printed_flow import draw_flow
-from .sheet_maps import draw_heat
+from .sheet_maps import draw_heat, first_group
 from .sheets import INCHES, TICK_SIZE, TITLE_SIZE, frame, lines_of
 from .sketch import Sketch, draw_sketch
+from .text import in_words, visible
 from .views import View
 
 if TYPE_CHECKING:
-    from .figure import Figure, Width
+    from .figure import Figure, Labels, Width
 
 _MOST_LINES = 90
+_MARKERS, _DASHES = "os^Dv*", ("-", "--", ":", "-.")
+"""What tells lines and groups of points apart where there are no colours."""
+
 _PRINT = {
     "font.family": "DejaVu Sans",
     "font.size": TICK_SIZE,
@@ -47,52 +53,108 @@ _PRINT = {
 }
 
 
-def require_matplotlib() -> None:
-    """Raise an error that says how to install matplotlib, if it is missing."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise UsageError(
-            "Figures for print (.svg, .png, .pdf) are drawn by matplotlib, which is not installed. Run "
-            "pip install 'tl-headmaps[figures]', or write .html instead."
-        ) from error
+@dataclass(frozen=True)
+class Asked:
+    """What a caller wants otherwise in print; see :meth:`Figure.save`."""
+
+    width: "Width | float | int" = "page"
+    height: float | int | None = None
+    columns: int | None = None
+    rows: int | None = None
+    title: str | None = None
+    labels: "Labels | None" = None
 
 
-def save_static(
-    figure: "Figure",
-    path: Path,
-    *,
-    width: "Width | float | int",
-    height: float | int | None = None,
-    title: str | None = None,
-) -> None:
-    """Write a figure as .svg, .pdf or .png, in inches, with a title of its own or (empty) none."""
-    require_matplotlib()
-    import warnings
-
+def save_static(figure: "Figure", path: Path, asked: Asked) -> None:
+    """Write a figure as .svg, .pdf or .png; its title, and what it was made from, are the file's metadata."""
+    # Half a second, which pages do without.
     import matplotlib as mpl
     from matplotlib.figure import Figure as Sheet
 
+    width, height = asked.width, asked.height
     with mpl.rc_context(_PRINT), warnings.catch_warnings():
         # Letters that no installed font has are drawn as boxes.
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
         sheet = Sheet(figsize=(INCHES[width] if isinstance(width, str) else width, 1.0), layout="constrained")
-        draw(figure.data if title is None else _titled(figure.data, title), sheet)
+        draw(as_asked(figure.data, asked), sheet)
         if not isinstance(width, str):
             sheet.set_figwidth(width)
         if height is not None:
             _stretch(sheet, height)
         suffix = path.suffix.lower()
-        metadata = {".pdf": {"CreationDate": None, "Producer": None, "Creator": None}, ".svg": {"Date": None}}
+        title, source = (_encodable(text) for text in (figure.title, figure.source))
+        metadata = {
+            ".pdf": {"CreationDate": None, "Producer": None, "Creator": None, "Title": title, "Subject": source},
+            ".svg": {"Date": None, "Title": title, "Description": source or None},
+            ".png": {"Software": None, "Title": title, "Description": source},
+        }
         with replacing(path) as temporary:
-            sheet.savefig(temporary, format=suffix[1:], metadata=metadata.get(suffix, {"Software": None}))
+            sheet.savefig(temporary, format=suffix[1:], metadata=metadata[suffix])
 
 
-def _titled(data: Any, title: str) -> Any:
-    """The same values under another title; a listing has none."""
+def _encodable(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def as_asked(data: Any, asked: Asked) -> Any:
+    """The same values under another title, with names of maps and lines in words, or those asked for."""
     if isinstance(data, View):
-        return replace(data, printed=_titled(data.printed, title))
-    return replace(data, title=title) if hasattr(data, "title") else data
+        return replace(data, printed=as_asked(data.printed, asked))
+    if asked.title is not None and hasattr(data, "title"):
+        data = replace(data, title=asked.title)
+    arranged = (asked.columns, asked.rows)
+    if arranged != (None, None):
+        if not isinstance(data, Heat):
+            raise UsageError(
+                "columns= and rows= arrange the maps of a figure, and this one has no maps. Leave them out."
+            )
+        data = replace(data, arranged=arranged)
+    if isinstance(data, Heat):
+        shown = first_group(data)
+        named = _Words([layer.name for layer in shown], asked.labels, _others_of(data, shown))
+        layers = tuple(
+            replace(layer, name=name, scale=replace(layer.scale, unit=named.other(layer.scale.unit)))
+            for layer, name in zip(shown, named.names, strict=True)
+        )
+        rows, columns = (replace(axis, name=named.other(axis.name)) for axis in (data.rows, data.columns))
+        return replace(data, layers=layers, rows=rows, columns=columns)
+    if isinstance(data, Chart):
+        named = _Words([one.name for one in data.series], asked.labels, [data.x_name, data.y_name])
+        series = tuple(replace(one, name=name) for one, name in zip(data.series, named.names, strict=True))
+        return replace(data, series=series, x_name=named.other(data.x_name), y_name=named.other(data.y_name))
+    if asked.labels is not None:
+        raise UsageError("labels= names the maps or lines of a figure, and this one has neither. Leave it out.")
+    return data
+
+
+def _others_of(heat: Heat, shown: list[Layer]) -> list[str]:
+    return [heat.rows.name, heat.columns.name, *dict.fromkeys(layer.scale.unit for layer in shown)]
+
+
+class _Words:
+    """Names of maps or lines for readers, and what a caller calls axes and units."""
+
+    def __init__(self, names: list[str], labels: "Labels | None", others: list[str]) -> None:
+        self.mapping: dict[str, str] = {}
+        if isinstance(labels, Mapping):
+            self.mapping = {str(name): visible(str(label)) for name, label in labels.items()}
+            unknown = [name for name in self.mapping if name not in (*names, *others)]
+            if unknown:
+                known = ", ".join(repr(name) for name in dict.fromkeys((*names, *others)) if name)
+                raise UsageError(f"labels= has {unknown[0]!r:.80}, which this figure does not show. It shows {known}.")
+        elif labels is not None:
+            if isinstance(labels, str) or len(labels) != len(names):
+                n = 1 if isinstance(labels, str) else len(labels)
+                raise UsageError(
+                    f"labels= has {n} name{'' if n == 1 else 's'} for {len(names)} maps or lines. "
+                    "Give one for each, in their order, or a dictionary from the old names to the new."
+                )
+            self.names = [visible(str(label)) for label in labels]
+            return
+        self.names = [self.mapping.get(name, in_words(name)) for name in names]
+
+    def other(self, name: str) -> str:
+        return self.mapping.get(name, name)
 
 
 def _stretch(sheet: Any, height: float | int) -> None:
@@ -141,11 +203,12 @@ def _(data: Chart, sheet: Any) -> None:
         colour = SERIES[number % len(SERIES)]
         if one.low is not None and one.high is not None:
             axes.fill_between(one.x, one.low, one.high, color=colour, alpha=0.18, linewidth=0)
+        marker = _MARKERS[number % len(_MARKERS)]
         if data.lines:
-            style = "-" if number == 0 else "--"
-            axes.plot(one.x, one.y, style, color=colour, marker="o", markersize=2.5, linewidth=1.2, label=one.name)
+            style = _DASHES[number % len(_DASHES)]
+            axes.plot(one.x, one.y, style, color=colour, marker=marker, markersize=2.5, linewidth=1.2, label=one.name)
         else:
-            axes.scatter(one.x, one.y, s=6, color=colour, alpha=0.8, linewidths=0, label=one.name)
+            axes.scatter(one.x, one.y, s=6, color=colour, marker=marker, alpha=0.8, linewidths=0, label=one.name)
     if data.diagonal:
         ends = [max(data.x_limits[0], data.y_limits[0]), min(data.x_limits[1], data.y_limits[1])]
         axes.plot(ends, ends, "--", color="0.6", linewidth=0.7)

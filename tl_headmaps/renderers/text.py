@@ -79,6 +79,16 @@ def prose(text: str) -> str:
     return re.sub(r"(?<![^\s(])-(?=\.?\d)", "−", text)
 
 
+def in_words(name: str) -> str:
+    """Names of relations, metrics and columns for readers: ``country_to_capital`` is ``country to capital``.
+
+    Example:
+        >>> in_words("country_to_capital"), in_words("_"), in_words("attn.q")
+        ('country to capital', '_', 'attn.q')
+    """
+    return re.sub(r"(?<=[^\W_])_+(?=[^\W_])", " ", name)
+
+
 _LATEX = {
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",

@@ -15,7 +15,7 @@ from ...renderers.charts import Line
 from ...renderers.charts import curve as line_chart
 from ...renderers.figure import Figure
 from ...renderers.listing import text_figure
-from ...renderers.text import interval, number, percent, table_text, visible
+from ...renderers.text import in_words, interval, number, percent, table_text, visible
 from ...results import Result, nested, tensor_of
 
 if TYPE_CHECKING:
@@ -323,7 +323,7 @@ class AblationCurves(Result):
 
     def figure(self) -> Figure:
         """Accuracy with its 95% interval, a few draws of random heads, control relations, and where the verdict is."""
-        title = f"Ablating the heads of {self.relation}"
+        title = f"Ablating the heads of {in_words(self.relation)}"
         if not self.heads:
             return text_figure(str(self), title=title)
         lines = [Line("its heads", self.curve.accuracy, self.curve.low, self.curve.high)]

@@ -89,6 +89,17 @@ class RelationScores(HeadMaps):
     """
 
     kind: ClassVar[str] = "relation_scores"
+    paper_columns: ClassVar[tuple[str, ...]] = (
+        "relation",
+        "head",
+        "promote",
+        "interval_low",
+        "interval_high",
+        "null_mean",
+        "q_value",
+        "neighbour",
+        "stream",
+    )
     methods: ClassVar[tuple[str, ...]] = (
         "elhelo2024maps",
         "elhage2021framework",

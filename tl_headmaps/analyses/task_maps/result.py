@@ -104,6 +104,16 @@ class TaskMaps(HeadMaps):
     """
 
     kind: ClassVar[str] = "task_maps"
+    paper_columns: ClassVar[tuple[str, ...]] = (
+        "function",
+        "head",
+        "importance_normalised",
+        "importance",
+        "interval_low",
+        "interval_high",
+        "null_mean",
+        "q_value",
+    )
     methods: ClassVar[tuple[str, ...]] = ("ma2025cognitive", "wilson1927probable", "benjamini1995controlling")
     json_axes: ClassVar[Mapping[str, str | None]] = {"function": "functions", "layer": None, "head": None}
     json_extra: ClassVar[tuple[str, ...]] = ("stable",)

@@ -14,7 +14,7 @@ from ...core.provenance import Provenance
 from ...core.types import HeadIndex
 from ...renderers.charts import scatter
 from ...renderers.figure import Figure
-from ...renderers.text import interval, number, table_text, visible
+from ...renderers.text import in_words, interval, number, table_text, visible
 from ...results import HeadMaps, cells
 from ...scorers.validation import LEAST_CLUSTERS
 
@@ -146,8 +146,9 @@ class Validation(HeadMaps):
                 y.append(dynamic[place].mean(0).flatten())
                 points += heads if len(names) == 1 else [f"{head} {name}" for head in heads]
                 groups += [f"{label} context" if len(names) == 1 else name] * len(heads)
+        shown = in_words(", ".join(names))
         agreement = "; ".join(
-            f"{name} {self._in_prose(self.index_of(name), 'without')} without context, "
+            f"{in_words(name)} {self._in_prose(self.index_of(name), 'without')} without context, "
             f"{self._in_prose(self.index_of(name), 'with')} with"
             for name in names
         )
@@ -156,7 +157,7 @@ class Validation(HeadMaps):
             torch.cat(y),
             names=points,
             groups=groups,
-            title=f"Static and dynamic scores, preset {self.provenance.options['preset']}: {', '.join(names)}",
+            title=f"Static and dynamic scores, preset {self.provenance.options['preset']}: {shown}",
             x_name="static score (weights alone)",
             y_name="dynamic score (prompts)",
             diagonal=True,

@@ -2,7 +2,8 @@
 
 Steps of the worked example are built once, as matrices and terms; text, Markdown, LaTeX and figure are forms of that
 one list (:mod:`tl_headmaps.renderers.example`). Of long vectors the dimensions that weigh most are written out, of long
-texts the tokens attended to most; what is left is written as its sum, so every line adds up.
+texts the tokens attended to most; what is left, and terms that are nothing beside the largest, are written as their
+sum, so every line adds up.
 """
 
 import math
@@ -19,7 +20,7 @@ from ...core.provenance import Provenance
 from ...core.types import HeadIndex
 from ...renderers.example import Example, ExampleMatrix, ExampleStep, worked_example
 from ...renderers.figure import Figure
-from ...renderers.formulas import Equation, Gain, Product, Rest, Sentence, Sum, Symbol, Term
+from ...renderers.formulas import DIGITS, Equation, Gain, Product, Rest, Sentence, Sum, Symbol, Term
 from ...renderers.heat import token_grid
 from ...renderers.text import number, quoted, significant, table_text, word, wrapped
 from ...results import Result, cells
@@ -43,7 +44,8 @@ _TURNS = 200
 """Turned bases in which shared dimensions are counted."""
 
 _EXACT = 1e-9
-_ROUNDED = "Numbers are shown with three significant digits; sums were made of all digits."
+LEAST = 1e-3
+"""Terms below this share of the largest are summed, where there are several."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +53,7 @@ class WorkedExample:
     """How attention changes the association of one query with one key, number by number.
 
     Tokens and dimensions are numbered from 1 here, as in a formula. ``str()`` is plain text; :meth:`markdown`,
-    :meth:`latex` and :meth:`figure` are the same steps for a notebook, for a paper and as a picture.
+    :meth:`to_latex` and :meth:`figure` are the same steps for a notebook, for a paper and as a picture.
 
     Attributes:
         tokens: Tokens of the text.
@@ -65,6 +67,8 @@ class WorkedExample:
         change_split: Part of each token in ``after - before``; adds up to it.
         attention: Attention of every token to every token, where it is known and small enough to be shown.
         notes: What is unusual about the row (does not sum to one, negative weights), as sentences.
+        digits: Significant digits of the numbers.
+        least: Terms below this share of the largest are summed, where there are several.
 
     Example:
         >>> from tl_headmaps import ValueMixing
@@ -91,6 +95,8 @@ class WorkedExample:
     change_split: Float[Tensor, " key"]
     attention: Float[Tensor, "token key"] | None = None
     notes: tuple[str, ...] = ()
+    digits: int = DIGITS
+    least: float = LEAST
 
     @property
     def gain(self) -> float:
@@ -110,13 +116,15 @@ class WorkedExample:
         """The worked example as Markdown with formulas between dollar signs."""
         return self._example.markdown()
 
-    def latex(self) -> str:
+    def to_latex(self) -> str:
         """The worked example as LaTeX (amsmath)."""
         return self._example.latex()
 
     def figure(self) -> Figure:
         """The same steps as a picture."""
-        return worked_example(self._steps(), title=self.title, summary=self._summary(), notes=self.notes)
+        return worked_example(
+            self._steps(), title=self.title, summary=self._summary(), notes=self.notes, digits=self.digits
+        )
 
     def _repr_html_(self) -> str:
         return self.figure()._repr_html_()
@@ -162,8 +170,9 @@ class WorkedExample:
             v_hat, self.mixed[shown][None], [word(self.tokens[q])], columns, note=note.partition(",")[0]
         )
         before, after = Product(v[q], v[k], sign="dot"), Product(v_hat, v[k], sign="dot")
-        by_source = [(float(self.row[s]), Product(v[s], v[k], sign="dot")) for s in self._sources]
-        rest_split = self._rest(self.split.tolist(), self._sources, "others")
+        told = self._told(self.split.tolist(), self._sources)
+        by_source = [(float(self.row[s]), Product(v[s], v[k], sign="dot")) for s in told]
+        rest_split = self._rest(self.split.tolist(), told, "others")
         return [
             ExampleStep("The values of the tokens", [values]),
             ExampleStep("The attention of each token (rows) to the tokens (columns)", [self._attention_matrix()]),
@@ -178,7 +187,7 @@ class WorkedExample:
                     Equation(
                         after,
                         Sum(*(Product(weight, pair) for weight, pair in by_source), *rest_split),
-                        Sum(*(float(self.split[s]) for s in self._sources), *rest_split),
+                        Sum(*(float(self.split[s]) for s in told), *rest_split),
                         self.after,
                     )
                 ],
@@ -199,18 +208,20 @@ class WorkedExample:
 
     def _mixing(self, v_hat: Symbol, v: Sequence[Symbol]) -> list[Equation]:
         q, sources, row = self.query, self._sources, self.row.tolist()
-        n_others = len(row) - len(sources)
-        parts: list[Term] = [Product(Symbol("a", q + 1, s + 1), v[s]) for s in sources]
+        told = self._told(row, sources)
+        n_others = len(row) - len(told)
+        parts: list[Term] = [Product(Symbol("a", q + 1, s + 1), v[s]) for s in told]
         equations = [Equation(v_hat, Sum(*parts, *([f"... ({n_others} others)"] if n_others else [])))]
         for d in self._dimensions:
             column = self.values[:, d].tolist()
             products = [weight * value for weight, value in zip(row, column, strict=True)]
-            rest = self._rest(products, sources, "others")
+            told = self._told(products, sources)
+            rest = self._rest(products, told, "others")
             equations.append(
                 Equation(
                     Symbol("v", q + 1, d + 1, hat=True),
-                    Sum(*(Product(row[s], column[s]) for s in sources), *rest),
-                    Sum(*(products[s] for s in sources), *rest),
+                    Sum(*(Product(row[s], column[s]) for s in told), *rest),
+                    Sum(*(products[s] for s in told), *rest),
                     float(self.mixed[d]),
                 )
             )
@@ -219,17 +230,25 @@ class WorkedExample:
     def _dot(self, left: Sequence[float], right: Sequence[float]) -> list[Term]:
         """A dot product in three forms: products, their values, the sum."""
         products = [x * y for x, y in zip(left, right, strict=True)]
-        rest = self._rest(products, self._dimensions, "more")
+        told = self._told(products, self._dimensions)
+        rest = self._rest(products, told, "more")
         return [
-            Sum(*(Product(left[d], right[d]) for d in self._dimensions), *rest),
-            Sum(*(products[d] for d in self._dimensions), *rest),
+            Sum(*(Product(left[d], right[d]) for d in told), *rest),
+            Sum(*(products[d] for d in told), *rest),
             math.fsum(products),
         ]
+
+    def _told(self, terms: Sequence[float], shown: Sequence[int]) -> list[int]:
+        """Those of the terms shown that are told one by one: not several that are nothing beside the largest."""
+        least = self.least * max(map(abs, terms))
+        told = [place for place in shown if abs(terms[place]) >= least]
+        return told if len(told) < len(shown) - 1 else list(shown)
 
     @staticmethod
     def _rest(terms: Sequence[float], shown: Sequence[int], what: str) -> list[Rest]:
         """The sum of the terms that are not shown, if there are any."""
         left = [term for place, term in enumerate(terms) if place not in set(shown)]
+        what = "other" if len(left) == 1 and what == "others" else what
         return [Rest(math.fsum(left), f"{len(left)} {what}")] if left else []
 
     def _summary(self) -> list[Sentence]:
@@ -251,13 +270,15 @@ class WorkedExample:
             parts("after, by source: ", self.split.tolist()),
             parts("gain, by source: ", self.change_split.tolist()),
         ]
-        return lines if self._is_exact else [*lines, _ROUNDED]
+        n = {1: "one", 2: "two", 3: "three", 4: "four"}.get(self.digits, str(self.digits))
+        shown = f"{n} significant digit{'' if self.digits == 1 else 's'}"
+        return lines if self._is_exact else [*lines, f"Numbers are shown with {shown}; sums were made of all digits."]
 
     @property
     def _is_exact(self) -> bool:
-        """Whether three digits are all there are, so that what is shown adds up to the last digit."""
+        """Whether the digits shown are all there are, so that what is shown adds up to the last digit."""
         numbers = [*self.values.flatten().tolist(), *self.row.tolist(), *self.mixed.tolist()]
-        return all(abs(float(f"{x:.2e}") - x) <= _EXACT for x in numbers)
+        return all(abs(float(f"{x:.{self.digits - 1}e}") - x) <= _EXACT for x in numbers)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

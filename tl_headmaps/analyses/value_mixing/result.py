@@ -15,11 +15,12 @@ from ...core.provenance import Provenance
 from ...core.types import HeadIndex
 from ...core.vocabulary import TokenLike, token_position, word_place
 from ...renderers.figure import Figure
+from ...renderers.formulas import DIGITS, MOST_DIGITS
 from ...renderers.heat import token_grid
 from ...renderers.text import significant, table_text, visible, word
 from ...results import Result, cells, largest_cells
 from ...scorers.mixing import cosines, dots, mixed, split_after, split_change
-from .explanations import ValueDimensions, WorkedExample
+from .explanations import LEAST, ValueDimensions, WorkedExample
 
 if TYPE_CHECKING:
     from typing import Self
@@ -196,14 +197,23 @@ class ValueMixing(Result):
         row = self._row(query)
         return split_change(self.pattern[row], self.value_vectors, self.queries[row], self._position(key))
 
-    def explain(self, query: TokenLike, key: TokenLike) -> WorkedExample:
-        """One association worked out by hand: ``print()`` it, or use ``.markdown()``, ``.latex()`` or ``.figure()``.
+    def explain(
+        self, query: TokenLike, key: TokenLike, *, digits: int = DIGITS, least: float | int = LEAST
+    ) -> WorkedExample:
+        """One association worked out by hand: ``print()`` it, or use ``.markdown()``, ``.to_latex()``, ``.figure()``.
 
         Args:
             query: The token whose vector changes: its text, ``walk#2`` for the second of several, or an index
                 (-1 is the last).
             key: The token it is compared with.
+            digits: Significant digits of the numbers.
+            least: Terms below this share of the largest of their sum are summed as ``n others``, where there are
+                several; 0 writes out all.
         """
+        if not 1 <= digits <= MOST_DIGITS:
+            raise UsageError(f"digits={digits} cannot be written. Give 1 to {MOST_DIGITS} significant digits.")
+        if not 0 <= least < 1:
+            raise UsageError(f"least={least} is no share of the largest term. Give 0 (write out all) or more, below 1.")
         row, place = self._row(query), self._position(key)
         return WorkedExample(
             tokens=self.tokens,
@@ -220,6 +230,8 @@ class ValueMixing(Result):
             change_split=self.change_split(query, key),
             attention=self.pattern if len(self.queries) == len(self.tokens) else self.attention,
             notes=self._notes(row),
+            digits=digits,
+            least=float(least),
         )
 
     def dimensions(
