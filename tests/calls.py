@@ -27,6 +27,7 @@ class Tracer:
 
     def __init__(self, order: list[str]) -> None:
         self.level = {room: level for level, room in enumerate(order)}
+        self.rooms: dict[str, str | None] = {}
         self.upward: dict[str, None] = {}
         self.n_calls = 0
         self.n_handed = 0
@@ -48,11 +49,13 @@ class Tracer:
 
     def room(self, frame: types.FrameType) -> str | None:
         """The room of a frame; None for code of others, and for the public names, which belong to no room."""
-        path = Path(frame.f_code.co_filename)
-        if not path.is_relative_to(PACKAGE):
-            return None
-        name = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
-        return name if name in self.level else None
+        # Asked for every call of any code, hence remembered by file.
+        file = frame.f_code.co_filename
+        if file not in self.rooms:
+            inside = Path(file).parts[len(PACKAGE.parts) :] if Path(file).is_relative_to(PACKAGE) else ("",)
+            name = inside[0].removesuffix(".py")
+            self.rooms[file] = name if name in self.level else None
+        return self.rooms[file]
 
 
 def place(frame: types.FrameType) -> str:

@@ -147,17 +147,6 @@ def pearson(bench: Bench) -> Measured:
     return _covered(bench, "pearson")
 
 
-@row(
-    "validate",
-    "spearman_with_low, spearman_with_high",
-    null="resampled clusters of pairs",
-    why="Nearly all heads have no hit and tie, and a pair or two decide which few are ranked above them; a jackknife "
-    "does not see that. In disjoint halves of the clusters: .81. The correlation over heads is what to read.",
-)
-def spearman(bench: Bench) -> Measured:
-    return _covered(bench, "spearman")
-
-
 @row("validate", "confirmed_with_low, confirmed_with_high", null="resampled clusters of pairs")
 def confirmed(bench: Bench) -> Measured:
     """The share of three heads is 0, 1/3, 2/3 or 1: the interval holds that of all pairs."""

@@ -12,7 +12,6 @@ import resource
 import shutil
 import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from functools import cached_property
@@ -23,6 +22,7 @@ import torch
 from browser import EXECUTABLE, Browser
 from mutations import HOSTILE, RUBBISH, mutated_bytes, mutated_json
 from planted import random_model, save_checkpoint, source_model
+from test_shell import ANALYSES, NEXT, default_dtype, in_threads, matmul_precision, plain
 
 from tl_headmaps import (
     HeadMapsError,
@@ -31,19 +31,11 @@ from tl_headmaps import (
     Result,
     Tasks,
     ValueMixing,
-    attention_groups,
-    component_map,
-    describe_model,
-    grouping_profile,
     load_model,
     relation_scores,
     token_grid,
-    value_mixing,
 )
 from tl_headmaps.core.files import cache_folder
-
-TEXT = " word3 word4 word5 word6 word7 word8 word3 word4 word9"
-PAIRS = [[number, number + 1] for number in range(3, 30)]
 
 
 class Workshop:
@@ -99,26 +91,6 @@ class Workshop:
     def close(self) -> None:
         if "browser" in vars(self) and self.browser is not None:
             self.browser.close()
-
-
-ANALYSES: dict[str, Callable[[Any], Result]] = {
-    "token_grid": lambda model: token_grid(model, "L1H0", [3, 4], [5, 6], preset="folded"),
-    "relation_scores": lambda model: relation_scores(
-        model, Relation.from_pairs("next", PAIRS), progress=False, preset="folded"
-    ),
-    "attention_groups": lambda model: attention_groups(model, TEXT),
-    "value_mixing": lambda model: value_mixing(model, TEXT, "L1H0"),
-    "grouping_profile": lambda model: grouping_profile(model, [TEXT], progress=False),
-    "component_map": lambda model: component_map(model, "stable_rank", progress=False),
-    "contribution": lambda model: component_map(model, "contribution", [TEXT], progress=False),
-    "describe_model": describe_model,
-}
-
-
-def plain(result: Result) -> dict[str, Any]:
-    values = result.to_dict()
-    values["provenance"].pop("created")
-    return values
 
 
 def written(path: Path, valid: Any, generator: random.Random) -> Path:
@@ -208,9 +180,7 @@ def result_file(shop: Workshop, generator: random.Random) -> bool:
 
 def swept(checkpoint: Path, run_dir: Path) -> Result:
     weights = HeadWeights.from_checkpoint(checkpoint)
-    return relation_scores(
-        weights, Relation.from_pairs("next", PAIRS), run_dir=run_dir, progress=False, preset="folded"
-    )
+    return relation_scores(weights, NEXT, run_dir=run_dir, progress=False)
 
 
 def run_files(folder: Path) -> dict[str, bytes]:
@@ -388,16 +358,11 @@ def ambient(shop: Workshop, generator: random.Random) -> bool:
         torch.inference_mode,
         torch.enable_grad,
     ]
-    dtype, precision = torch.get_default_dtype(), torch.get_float32_matmul_precision()
-    torch.set_default_dtype(generator.choice((torch.float64, torch.float16, torch.bfloat16, torch.float32)))
-    torch.set_float32_matmul_precision(generator.choice(("highest", "high", "medium")))
-    try:
-        with generator.choice(states)(), generator.choice(states)():
-            result = ANALYSES[name](shop.model)
-            figure = result.figure()
-    finally:
-        torch.set_default_dtype(dtype)
-        torch.set_float32_matmul_precision(precision)
+    dtype = generator.choice((torch.float64, torch.float16, torch.bfloat16, torch.float32))
+    precision = generator.choice(("highest", "high", "medium"))
+    with default_dtype(dtype), matmul_precision(precision), generator.choice(states)(), generator.choice(states)():
+        result = ANALYSES[name](shop.model)
+        figure = result.figure()
     assert plain(result) == plain(shop.results[name]), f"{name} gives other numbers"
     assert figure is not None
     return True
@@ -411,27 +376,15 @@ def threads(shop: Workshop, generator: random.Random) -> bool:
     for point in points:
         point.add_hook(lambda value, hook: called.append(hook.name))
     before = [list(point._forward_hooks) for point in points]
-    found: dict[int, Any] = {}
-
-    def work(number: int) -> None:
-        try:
-            found[number] = plain(ANALYSES[names[number]](shop.model))
-        except BaseException as error:
-            found[number] = error
-
-    workers = [threading.Thread(target=work, args=(number,)) for number in range(len(names))]
     try:
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join()
+        found = in_threads([lambda name=name: plain(ANALYSES[name](shop.model)) for name in names])
         assert [list(point._forward_hooks) for point in points] == before and not called
     finally:
         shop.model.reset_hooks()
-    for number, name in enumerate(names):
-        if isinstance(found[number], BaseException):
-            raise found[number]
-        assert found[number] == plain(shop.results[name]), f"{name} gives other numbers beside {names}"
+    for name, values in zip(names, found, strict=True):
+        if isinstance(values, BaseException):
+            raise values
+        assert values == plain(shop.results[name]), f"{name} gives other numbers beside {names}"
     return True
 
 

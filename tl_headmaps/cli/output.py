@@ -8,7 +8,7 @@ from typing import Any
 import typer
 
 from ..core.errors import OutputError, UsageError
-from ..core.files import SAVED_SUFFIXES
+from ..core.files import FIGURE_SUFFIXES, SAVED_SUFFIXES
 from ..core.types import head_list
 
 

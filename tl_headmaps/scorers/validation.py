@@ -117,7 +117,8 @@ class Agreement:
         n_static: Heads with a static score of .15 or more.
         n_confirmed: Those of them that have it in prompts too.
         confirmed: Their share.
-        pearson, spearman: Correlation over heads x templates, as published.
+        pearson, spearman: Correlation over heads x templates, as published; by ranks without an interval: most heads
+            tie at 0, and a pair or two decide which few rank above them, which no resampling of pairs shows.
     """
 
     heads: Estimate
@@ -127,7 +128,7 @@ class Agreement:
     n_confirmed: int
     confirmed: Estimate
     pearson: Estimate
-    spearman: Estimate
+    spearman: float
 
 
 @dataclass(frozen=True)
@@ -183,7 +184,7 @@ def agreement(
     x, y = (side.scores(one) for side, one in zip(sides, ones, strict=True))
     values = _correlations(x, y, groups)[0]
     enough = min(len(side.sizes) for side in sides) >= LEAST_CLUSTERS
-    half = np.full(3, np.nan)
+    half = np.full(2, np.nan)
     if enough:
         # Without each cluster in turn: of both sides together, or of one after the other.
         halves = [
@@ -191,7 +192,7 @@ def agreement(
             for first, second in _left_out(static, dynamic, same_pairs)
         ]
         half = np.sqrt(np.square(halves).sum(0))
-    heads, pearson, spearman = (_with_interval(float(v), float(h)) for v, h in zip(values, half, strict=True))
+    heads, pearson = (_with_interval(float(v), float(h)) for v, h in zip(values, half, strict=True))
     left, right = _within(x[:, 0], groups)[0], _within(y.mean(1), groups)[0]
     permuted = left[orders.numpy()] @ right
     p_value = float("nan") if np.isnan(values[0]) else rank_p_value(float(left @ right), torch.from_numpy(permuted))
@@ -209,7 +210,7 @@ def agreement(
         n_confirmed=int(confirmed[0]),
         confirmed=Estimate(float(share[0]), *ends),
         pearson=pearson,
-        spearman=spearman,
+        spearman=_spearman(x[0, 0], y[0]),
     )
 
 
@@ -275,22 +276,24 @@ def _within(scores: NDArray[np.float64], groups: NDArray[np.int64]) -> NDArray[n
 
 
 def _correlations(x: NDArray[np.float64], y: NDArray[np.float64], groups: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Over heads within layers, and Pearson and Spearman over heads x templates [draw, 3], of scores of both sides."""
-    from scipy.stats import rankdata
-
-    n_templates = y.shape[1]
-    flat = y.reshape(len(y), -1)
-    # Ranks of a repeated sample are an increasing linear function of the ranks of the sample: no need to sort it all.
-    # Rounding must not make two of equal values.
-    ranked = np.tile(rankdata(x[:, 0].round(9), axis=1), (1, n_templates))
+    """Pearson over heads within layers, and over heads x templates [draw, 2], of scores of both sides."""
+    repeated = np.tile(x[:, 0], (1, y.shape[1]))
     return np.stack(
         [
             _pearson(_within(x[:, 0], groups), _within(y.mean(1), groups)),
-            _pearson(np.tile(x[:, 0], (1, n_templates)), flat),
-            _pearson(ranked, rankdata(flat.round(9), axis=1)),
+            _pearson(repeated, y.reshape(len(y), -1)),
         ],
         axis=1,
     )
+
+
+def _spearman(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:
+    """Over heads x templates, of scores [head] and [template, head]."""
+    from scipy.stats import rankdata
+
+    # Rounding must not make two of equal values.
+    ranked = (rankdata(values.round(9))[None] for values in (np.tile(x, len(y)), y.ravel()))
+    return float(_pearson(*ranked)[0])
 
 
 def _pearson(x: NDArray[np.float64], y: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -342,11 +342,11 @@ def _scored(
 def _columns(found: Agreement, label: str) -> dict[str, float]:
     """An agreement as columns of the table."""
     columns: dict[str, float] = {}
-    for measure in ("heads", "confirmed", "pearson", "spearman"):
+    for measure in ("heads", "confirmed", "pearson"):
         one = getattr(found, measure)
         column = f"{measure}_{label}"
         columns |= {column: one.value, f"{column}_low": one.low, f"{column}_high": one.high}
-    columns[f"p_{label}"] = found.p_value
+    columns |= {f"spearman_{label}": found.spearman, f"p_{label}": found.p_value}
     for count in ("n_active", "n_static", "n_confirmed"):
         columns[f"{count}_{label}"] = float(getattr(found, count))
     return columns

@@ -48,9 +48,9 @@ class Validation(HeadMaps):
             within layers that correlate as highly; ``n_active``: heads with a score above 0; ``n_static``: heads with a
             static score of .15 or more; ``n_confirmed`` and ``confirmed``: those that have it in prompts too, and their
             share; ``pearson`` and ``spearman``: correlation over heads x templates, as published. ``_low`` and
-            ``_high`` are ends of 95% intervals over ``n_clusters`` clusters of pairs (those of ``spearman`` are far too
-            narrow, since most heads tie at 0: read ``heads``). NaN where a side does not vary over heads, where no
-            head counts, and for intervals of fewer than four clusters.
+            ``_high`` are ends of 95% intervals over ``n_clusters`` clusters of pairs; ``spearman`` has none, since most
+            heads tie at 0 and no resampling of pairs tells how far it would move. NaN where a side does not vary over
+            heads, where no head counts, and for intervals of fewer than four clusters.
 
     Example:
         >>> from tl_headmaps import Relation, load_default_model, validate
