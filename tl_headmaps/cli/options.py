@@ -46,7 +46,7 @@ WorkersOption = Annotated[
     typer.Option("--workers", metavar="N", min=1, help="Compute layers in N processes (needs --checkpoint)."),
 ]
 DeviceOption = Annotated[str | None, typer.Option("--device", help="cpu, cuda, mps; default: the model's own.")]
-_PRESETS = "met: what layers read when the model meets the token; folded: the token without context; maps: the published recipe"
+_PRESETS = "met: what layers read when the model meets the token; folded: the token without context; maps: as published"
 PresetOption = Annotated[
     Preset | None,
     typer.Option(
