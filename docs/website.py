@@ -55,6 +55,11 @@ below .05 and .01, how often intervals hold the true value, how often a verdict 
 
 """
 BADGE = re.compile(r"\[!\[Open in Colab\]\([^)]*\)\]")
+REMOTE = re.compile(
+    r"""<(?:script|img|link|iframe|source)\b[^>]*?(?:src|href)=["']?(?:https?:)?//[^"' >]+"""
+    r"""|(?:url\(|@import )["']?(?:https?:)?//"""
+)
+"""What a browser would fetch while it shows a page; links that a reader may follow are none of it."""
 
 
 def reference(folder: Path) -> Path:
@@ -119,6 +124,13 @@ def offline(text: str) -> str:
     return BADGE.sub("[Open in Colab]", text)
 
 
+def asking_the_network(folder: Path) -> list[str]:
+    """Pages and styles that would not open whole without a network, each with the place."""
+    files = [path for kind in ("html", "css") for path in sorted(folder.rglob(f"*.{kind}"))]
+    texts = ((path, path.read_text(encoding="utf-8")) for path in files)
+    return [f"{path.relative_to(folder)}: {found[0]}" for path, text in texts for found in REMOTE.finditer(text)]
+
+
 def build(folder: Path) -> Path:
     """Write the site into a folder and return its first page; what Sphinx warns of is an error."""
     from sphinx.application import Sphinx
@@ -135,6 +147,8 @@ def build(folder: Path) -> Path:
         if app.statuscode:
             raise SystemExit("The site has the faults above.")
     reference(folder / "reference")
+    if remote := asking_the_network(folder):
+        raise SystemExit("\n".join(["The site does not open offline:", *remote]))
     return folder / "index.html"
 
 

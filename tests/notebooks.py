@@ -43,7 +43,9 @@ from pathlib import Path
 
 def drawn(shown):
     with TemporaryDirectory() as folder:
-        figure = shown if hasattr(shown, "save") and hasattr(shown, "body") else shown.figure()
+        figure = shown.figure() if hasattr(shown, "figure") else shown
+        if type(figure.data).__name__ == "Listing":
+            return None  # text is better shown as text
         return figure.save(Path(folder) / "figure.png").read_bytes()
 
 
@@ -111,8 +113,9 @@ def make_storable(notebook: Any) -> None:
     for output in outputs_of(notebook):
         output.pop("metadata", None) if output.output_type == "stream" else output.update(metadata={})
         data = output.get("data", {})
+        if 'class="tlhm"' in data.get("text/html", ""):
+            del data["text/html"]
         if "image/png" in data:
-            data.pop("text/html", None)
             data["image/png"] = few_colours(data["image/png"])
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import website
+from notebooks import badge
 
 import tl_headmaps
 import tl_headmaps.renderers
@@ -118,7 +119,26 @@ def test_the_reference_holds_every_public_name_and_asks_no_network(tmp_path: Pat
     assert [name for name in tl_headmaps.renderers.__all__ if f'<section id="{name}">' not in drawings] == []
     assert page.count("&gt;&gt;&gt;") >= len(PUBLIC)
     assert (tmp_path / "index.html").is_file()
-    assert not re.search(r"""(?:src|href)=["']?(?:https?:)?//(?!pdoc[.]dev)""", page)
-    assert not re.search(r"(?:url[(]|import )[\"']?(?:https?:)?//", page)
+    assert website.asking_the_network(tmp_path) == []
     # Roles of other documentation tools would stand there as raw text.
     assert not re.search(r":(?:class|func|meth|mod|data|attr):|`~", page)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '<img alt="x" src="https://example.org/x.svg">',
+        "<script async src=//example.org/x.js></script>",
+        '<link rel="stylesheet" href="http://example.org/x.css">',
+        "a { background: url('https://example.org/x.png') }",
+    ],
+)
+def test_what_a_page_would_fetch_is_found(text: str, tmp_path: Path) -> None:
+    (tmp_path / "page.html").write_text(f'<a href="https://example.org">a link</a><img src="x.png">{text}')
+    assert len(website.asking_the_network(tmp_path)) == 1
+
+
+def test_a_badge_is_words_on_the_site() -> None:
+    shown = badge("01_quickstart.ipynb")
+    assert shown in README
+    assert website.offline(shown) == shown.replace(shown[1 : shown.index(")]") + 1], "Open in Colab")
