@@ -183,16 +183,11 @@ def head_worth(
     with tqdm(total=(1 + len(chosen)) * len(held_out), desc="worth", disable=None if progress else True) as bar:
         losses = _losses(model, held_out, chosen, means, weights, bar.update)
     n_targets = [len(ids) - 1 for ids in held_out]
-    running = RunningRatio(len(chosen))
-    for own, n in zip(losses.T, n_targets, strict=True):
-        running.add(own[1:] - own[0], float(n))
-        running.next_unit()
-    rise, half = running.ratio(), running.half_width()
     digest = hashlib.sha256(repr((fit, held_out)).encode()).hexdigest()
     source = describe_source(Sample.WHOLE if texts is None else texts)
     options = {"heads": head_names(named), "max_texts": max_texts, "max_tokens": max_tokens, "prepend_bos": prepend_bos}
     return HeadWorth(
-        *(_mapped(values, chosen, weights) for values in (rise, rise - half, rise + half)),
+        *(_mapped(values, chosen, weights) for values in rise_with_interval(losses, n_targets)),
         loss=float(losses[0].sum()) / sum(n_targets),
         n_texts=len(held_out),
         n_fit_texts=len(fit),
@@ -233,6 +228,18 @@ def _losses(
     edits = {(layer, "z"): edit_of(layer) for layer in means}
     run(model, [*documents] * len(off), edit=edits, logits=take, progress=progress)
     return losses.view(len(off), n)
+
+
+def rise_with_interval(
+    losses: Float[Tensor, "one_and_heads document"], n_targets: Sequence[int]
+) -> tuple[Float[Tensor, " head"], Float[Tensor, " head"], Float[Tensor, " head"]]:
+    """Rise of the loss per token over that of the first row, and the ends of its 95% interval over documents."""
+    running = RunningRatio(len(losses) - 1)
+    for own, n in zip(losses.T, n_targets, strict=True):
+        running.add(own[1:] - own[0], float(n))
+        running.next_unit()
+    rise, half = running.ratio(), running.half_width()
+    return rise, rise - half, rise + half
 
 
 def _mapped(values: Tensor, heads: Sequence[HeadIndex], weights: HeadWeights) -> Float[Tensor, "layer head"]:

@@ -9,7 +9,7 @@ from ...core.provenance import Provenance
 from ...core.types import HeadIndex
 from ...naming.namer import UNCLEAR
 from ...renderers.figure import Figure
-from ...renderers.listing import tables_figure, together
+from ...renderers.listing import noted_table, together
 from ...renderers.tables import Table
 from ...renderers.text import interval, number, significant, visible, word, wrapped
 from ...results import Result
@@ -183,17 +183,16 @@ class HeadCard(Result):
             if not float(best[index]) > 0:
                 break
             row = [f"{name}{' *' if name in own else ''}", f"{scores.n_kept[index]}/{scores.n_pairs[index]}"]
-            row += [
-                number(float(best[index])),
-                interval(float(scores.interval_low[at]), float(scores.interval_high[at])),
-            ]
+            ends = float(scores.interval_low[at]), float(scores.interval_high[at])
+            row += [number(float(best[index])), interval(*ends)]
             row += [number(float(scores.null_mean[at])), significant(float(scores.q_value[at]), 2)]
             row += [number(float(scores.neighbour[at])), number(float(scores.suppress[at]))]
             row += [] if scores.stream is None else [number(float(scores.stream[at[:2]]))]
             row += [] if scores.token_share is None else [number(float(scores.token_share[at[1:]]))]
             rows.append(row)
-        note = (
-            f"{'' if rows else 'None scores above 0. '}Relations tried: {len(scores.relations)}; * implements it. q: over {self._family(scores)} x all "
+        note = "" if rows else "None scores above 0. "
+        note += (
+            f"Relations tried: {len(scores.relations)}; * implements it; q: over {self._family(scores)} x all "
             "relations; wrong: score on the targets of similar sources"
         )
         note += "" if scores.stream is None else "; stream: score of the stream before the layer"
@@ -312,9 +311,9 @@ class HeadCard(Result):
     def figure(self) -> Figure:
         """All of it on one page: the sentence, what it writes, where it looks, what it is worth."""
         name = f"{self.head} of {visible(self.provenance.model)}"
-        figures = [tables_figure([Table((), (), self.sentence)], title=name, text="")]
+        figures = [noted_table(Table((), (), self.sentence), title=name)]
         for title, table in self.sections():
-            figures.append(tables_figure([table], title=title, text=""))
+            figures.append(noted_table(table, title=title))
             if title == _TITLES["attention"] and self.attention is not None:
                 figures.append(self.attention.figure(head=self.head))
         return together(figures, title=f"What {name} does", text=str(self))
