@@ -255,8 +255,7 @@ def grouping_profile(
             bar.update(len(some))
     if not tally.n_texts:
         raise UsageError("There is no text of at least two tokens. Give other texts, a file, or a dataset column.")
-    options = {"max_texts": max_texts, "max_tokens": max_tokens, "prepend_bos": prepend_bos}
-    options["heads"] = head_names(named)
+    options = {"max_texts": max_texts, "max_tokens": max_tokens, "prepend_bos": prepend_bos, "heads": head_names(named)}
     return tally.result(weights.provenance(runs_model=True, options=options, data={"texts": tally.digest.hexdigest()}))
 
 

@@ -19,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from ..capture.running.activations import LayerActivations, encode_prompt, prepends_bos, run
+from ..capture.running.activations import Activation, LayerActivations, encode_prompt, prepends_bos, run
 from ..capture.running.met import MetVectors, encode_prefixes, met_vectors
 from ..capture.running.text import check_runs
 from ..capture.weights import HeadWeights
@@ -220,8 +220,8 @@ def head_trust(
     tables = _value_tables(weights, list(by_layer(chosen)), tokens, met)
     sums = _Sums(weights, chosen, documents, tokens, tables, held_out, n_null, seed)
     with tqdm(total=len(documents), desc="documents", disable=None if progress else True) as bar:
-        layers, read = list(sums.grams), ("resid_pre", "v", "pattern")
-        run(model, documents, read=read, reduce=sums.take, layers=layers, progress=bar.update)
+        read: tuple[Activation, ...] = ("resid_pre", "v", "pattern")
+        run(model, documents, read=read, reduce=sums.take, layers=list(sums.grams), progress=bar.update)
     options = {"prompts": [list(p) for p in prefixes], "n_null": n_null, "prepend_bos": prepend_bos}
     return sums.result(
         weights.provenance(

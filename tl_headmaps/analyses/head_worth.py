@@ -16,7 +16,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from ..capture.running.ablated import mean_outputs, replaced
-from ..capture.running.activations import Edit, PromptBatch, encode_prompt, prepends_bos, run
+from ..capture.running.activations import Activation, Edit, PromptBatch, encode_prompt, prepends_bos, run
 from ..capture.running.text import check_runs
 from ..capture.weights import HeadWeights
 from ..core.ambient import steady
@@ -98,8 +98,8 @@ class HeadWorth(Result):
         """A head, what it is worth, and the interval."""
         at = (head.layer, head.head)
         low, high = float(self.interval_low[at]), float(self.interval_high[at])
-        known = f"{signed(low)} to {signed(high)}" if low == low else "-"
-        return [str(head), signed(float(self.worth[at])), known, self._verdict(low, high)]
+        known = f"{signed(low, 2)} to {signed(high, 2)}" if low == low else "-"
+        return [str(head), signed(float(self.worth[at]), 2), known, self._verdict(low, high)]
 
     @staticmethod
     def _verdict(low: float, high: float) -> str:
@@ -186,8 +186,11 @@ def head_worth(
     digest = hashlib.sha256(repr((fit, held_out)).encode()).hexdigest()
     source = describe_source(Sample.WHOLE if texts is None else texts)
     options = {"heads": head_names(named), "max_texts": max_texts, "max_tokens": max_tokens, "prepend_bos": prepend_bos}
+    worth, low, high = (_mapped(values, chosen, weights) for values in rise_with_interval(losses, n_targets))
     return HeadWorth(
-        *(_mapped(values, chosen, weights) for values in rise_with_interval(losses, n_targets)),
+        worth=worth,
+        interval_low=low,
+        interval_high=high,
         loss=float(losses[0].sum()) / sum(n_targets),
         n_texts=len(held_out),
         n_fit_texts=len(fit),
@@ -225,7 +228,7 @@ def _losses(
         for row, own, ids in zip(batch.rows, logits, batch.ids, strict=True):
             losses[row] = torch.nn.functional.cross_entropy(own[:-1].float(), ids[1:], reduction="none").double().sum()
 
-    edits = {(layer, "z"): edit_of(layer) for layer in means}
+    edits: dict[tuple[int, Activation], Edit] = {(layer, "z"): edit_of(layer) for layer in means}
     run(model, [*documents] * len(off), edit=edits, logits=take, progress=progress)
     return losses.view(len(off), n)
 

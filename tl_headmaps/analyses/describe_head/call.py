@@ -135,7 +135,7 @@ def describe_head(
     make("operations", lambda: salient_operations(weights, layer, progress=progress))
     make("profile", lambda: grouping_profile(model, prose, **shared))
     make("attention", lambda: attention_groups(model, text, heads=chosen))
-    size = {"max_texts": _WORTH_TEXTS, "max_tokens": _WORTH_TOKENS}
+    size: dict[str, Any] = {"max_texts": _WORTH_TEXTS, "max_tokens": _WORTH_TOKENS}
     make("worth", lambda: head_worth(model, layer, texts, **size, progress=progress))
     if "description" not in made:
         raise UnsupportedModelError(missing["description"])
