@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..capture.running.activations import LayerActivations, encode_prompt, prepends_bos, run
+from ..capture.running.activations import Activation, LayerActivations, encode_prompt, prepends_bos, run
 from ..capture.running.met import MetVectors, encode_prefixes, met_vectors
 from ..capture.running.text import check_runs
 from ..capture.weights import HeadWeights
@@ -222,8 +222,8 @@ def head_trust(
     tables = _value_tables(weights, list(by_layer(chosen)), tokens, met)
     sums = _Sums(weights, chosen, documents, tokens, tables, held_out, n_null, seed)
     with Progress(total=len(documents), desc="head trust", unit="document", show=progress) as bar:
-        layers, read = list(sums.grams), ("resid_pre", "v", "pattern")
-        run(model, documents, read=read, reduce=sums.take, layers=layers, progress=bar.update)
+        read: tuple[Activation, ...] = ("resid_pre", "v", "pattern")
+        run(model, documents, read=read, reduce=sums.take, layers=list(sums.grams), progress=bar.update)
     options = {"prompts": [list(p) for p in prefixes], "n_null": n_null, "prepend_bos": prepend_bos}
     return sums.result(
         weights.provenance(

@@ -16,7 +16,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from ..capture.running.ablated import mean_outputs, replaced
-from ..capture.running.activations import Edit, PromptBatch, encode_prompt, prepends_bos, run
+from ..capture.running.activations import Activation, Edit, PromptBatch, encode_prompt, prepends_bos, run
 from ..capture.running.text import check_runs
 from ..capture.weights import HeadWeights
 from ..core.ambient import steady
@@ -98,8 +98,8 @@ class HeadWorth(Result):
         """A head, what it is worth, and the interval."""
         at = (head.layer, head.head)
         low, high = float(self.interval_low[at]), float(self.interval_high[at])
-        known = f"{signed(low)} to {signed(high)}" if low == low else "-"
-        return [str(head), signed(float(self.worth[at])), known, self._verdict(low, high)]
+        known = f"{signed(low, 2)} to {signed(high, 2)}" if low == low else "-"
+        return [str(head), signed(float(self.worth[at]), 2), known, self._verdict(low, high)]
 
     @staticmethod
     def _verdict(low: float, high: float) -> str:
@@ -182,17 +182,15 @@ def head_worth(
     with tqdm(total=(1 + len(chosen)) * len(held_out), desc="worth", disable=None if progress else True) as bar:
         losses = _losses(model, held_out, chosen, means, weights, bar.update)
     n_targets = [len(ids) - 1 for ids in held_out]
-    running = RunningRatio(len(chosen))
-    for own, n in zip(losses.T, n_targets, strict=True):
-        running.add(own[1:] - own[0], float(n))
-        running.next_unit()
-    rise, half = running.ratio(), running.half_width()
     digest = hashlib.sha256(repr((fit, held_out)).encode()).hexdigest()
     source = describe_source(Sample.WHOLE if texts is None else texts)
-    options = {"max_texts": max_texts, "max_tokens": max_tokens, "prepend_bos": prepend_bos}
+    options: dict[str, Any] = {"max_texts": max_texts, "max_tokens": max_tokens, "prepend_bos": prepend_bos}
     options["heads"] = None if heads is None else [str(head) for head in chosen]
+    worth, low, high = (_mapped(values, chosen, weights) for values in rise_with_interval(losses, n_targets))
     return HeadWorth(
-        *(_mapped(values, chosen, weights) for values in (rise, rise - half, rise + half)),
+        worth=worth,
+        interval_low=low,
+        interval_high=high,
         loss=float(losses[0].sum()) / sum(n_targets),
         n_texts=len(held_out),
         n_fit_texts=len(fit),
@@ -230,9 +228,21 @@ def _losses(
         for row, own, ids in zip(batch.rows, logits, batch.ids, strict=True):
             losses[row] = torch.nn.functional.cross_entropy(own[:-1].float(), ids[1:], reduction="none").double().sum()
 
-    edits = {(layer, "z"): edit_of(layer) for layer in means}
+    edits: dict[tuple[int, Activation], Edit] = {(layer, "z"): edit_of(layer) for layer in means}
     run(model, [*documents] * len(off), edit=edits, logits=take, progress=progress)
     return losses.view(len(off), n)
+
+
+def rise_with_interval(
+    losses: Float[Tensor, "one_and_heads document"], n_targets: Sequence[int]
+) -> tuple[Float[Tensor, " head"], Float[Tensor, " head"], Float[Tensor, " head"]]:
+    """Rise of the loss per token over that of the first row, and the ends of its 95% interval over documents."""
+    running = RunningRatio(len(losses) - 1)
+    for own, n in zip(losses.T, n_targets, strict=True):
+        running.add(own[1:] - own[0], float(n))
+        running.next_unit()
+    rise, half = running.ratio(), running.half_width()
+    return rise, rise - half, rise + half
 
 
 def _mapped(values: Tensor, heads: Sequence[HeadIndex], weights: HeadWeights) -> Float[Tensor, "layer head"]:

@@ -61,20 +61,25 @@ def table_figure(
 
 
 def tables_figure(tables: Sequence[Table], *, title: str, text: str) -> Figure:
-    """Several tables below each other, the note of each as its caption; one without columns is its note alone."""
+    """Several tables below each other, the note of each as its caption."""
     inside = "".join(
-        table([name for name, _ in each.columns], [list(row) for row in each.rows], each.note)
-        if each.columns
-        else f"<p>{escaped(each.note)}</p>"
-        for each in tables
+        table([name for name, _ in each.columns], [list(row) for row in each.rows], each.note) for each in tables
     )
     return _listed(title, inside, text, unbroken=True)
 
 
-def _listed(title: str, inside: str, text: str, unbroken: bool) -> Figure:
+def noted_table(shown: Table, *, title: str) -> Figure:
+    """A table with its note under it, as wide as the page; one without rows is its note."""
+    if not shown.rows:
+        return _listed(title, f"<p>{escaped(shown.note)}</p>", shown.note, unbroken=False)
+    inside = table([name for name, _ in shown.columns], shown.rows)
+    return _listed(title, inside, shown.text(), unbroken=True, note=shown.note)
+
+
+def _listed(title: str, inside: str, text: str, unbroken: bool, note: str = "") -> Figure:
     if unbroken:
         inside = f'<div class="tlhm-unbroken">{inside}</div>'
-    body = figure_body("text", title, inside=inside)
+    body = figure_body("text", title, inside=inside, note=note)
     return Figure(title=visible(title), body=body, needs=(), text=text, data=Listing(visible(title), text))
 
 

@@ -37,10 +37,10 @@ _N_PROMPTS = 2
 """Neutral prompts behind which the sources of relations are met: meeting thousands of them behind eight takes longer
 than all the rest."""
 
-_TOKENS = 96
+_TOKENS = 64
 """Tokens of each text that profile and trust read."""
 
-_WORTH_TEXTS, _WORTH_TOKENS = 24, 48
+_WORTH_TEXTS, _WORTH_TOKENS = 24, 40
 """Held-out texts and their tokens on which the loss is measured, once for each head of the layer."""
 
 _CLASSES: dict[str, type[Result]] = {
@@ -60,7 +60,7 @@ def describe_head(
     head: HeadLike,
     *,
     relations: RelationLike | Sequence[RelationLike] | None = None,
-    preset: Preset = "met",
+    preset: Preset | None = None,
     text: str = SENTENCE,
     texts: Any = None,
     results: Sequence[Result | str | Path] = (),
@@ -78,8 +78,8 @@ def describe_head(
         model: A TransformerBridge or HookedTransformer with a tokenizer.
         head: The head.
         relations: Relations to try; by default all bundled ones that the model's tokenizer can write.
-        preset: Of the relation scores. ``"met"``: behind two neutral prompts (give ``results=[relation_scores(...)]``
-            for the usual eight).
+        preset: Of the relation scores; by default ``"met"``, behind two neutral prompts (give
+            ``results=[relation_scores(...)]`` for the usual eight).
         text: A sentence to show its attention on.
         texts: Texts (a list, a file, a dataset) for profile, trust and worth; a third of them is held out where
             something is fitted. By default the bundled text.
@@ -98,6 +98,7 @@ def describe_head(
         ('unclear', 23)
     """
     check_runs(model)
+    preset = "met" if preset is None else preset
     check_choice(preset, Preset, "preset")
     weights = HeadWeights.from_model(model)
     chosen = weights.head(head)
@@ -134,7 +135,7 @@ def describe_head(
     make("operations", lambda: salient_operations(weights, layer, progress=progress))
     make("profile", lambda: grouping_profile(model, prose, **shared))
     make("attention", lambda: attention_groups(model, text, heads=chosen))
-    size = {"max_texts": _WORTH_TEXTS, "max_tokens": _WORTH_TOKENS}
+    size: dict[str, Any] = {"max_texts": _WORTH_TEXTS, "max_tokens": _WORTH_TOKENS}
     make("worth", lambda: head_worth(model, layer, texts, **size, progress=progress))
     if "description" not in made:
         raise UnsupportedModelError(missing["description"])

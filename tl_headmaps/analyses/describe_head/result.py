@@ -1,7 +1,7 @@
 """A card about one head. It holds the results it was made from, and says nothing that none of them says."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -9,7 +9,7 @@ from ...core.provenance import Provenance
 from ...core.types import HeadIndex
 from ...naming.namer import UNCLEAR
 from ...renderers.figure import Figure
-from ...renderers.listing import tables_figure, together
+from ...renderers.listing import noted_table, together
 from ...renderers.tables import Table
 from ...renderers.text import interval, number, significant, visible, word, wrapped
 from ...results import Result
@@ -47,6 +47,8 @@ _PAIRS = 5
 """Pairs of tokens of the sample sentence that are listed."""
 
 _ALPHA = 0.05
+_CLEARLY = 0.05
+"""Share of attention above its null from which on a kind of token is worth a word."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -151,8 +153,8 @@ class HeadCard(Result):
         }
         if not above:
             return "it looks at no kind of token more than its distance profile explains"
-        # Most heads park attention on the first token: that is said of a head that does nothing else.
-        kind = max(above, key=lambda name: (name != "first_token", above[name]))
+        # Most heads park attention on the first token: that is said of a head that does little else.
+        kind = max(above, key=lambda name: (name != "first_token" and above[name] >= _CLEARLY, above[name]))
         at = (profile.index_of(kind), *self._at)
         share, null = float(profile.values[at]), float(profile.null[at])
         return f"{_LOOKS.get(kind, kind)} ({share:.0%} of its attention, null {null:.0%})"
@@ -160,7 +162,7 @@ class HeadCard(Result):
     def _trusted(self) -> str:
         if self.trust is None:
             return ""
-        return f"which tokens it attends to explains {float(self.trust.values[self._at]):.0%} of what it writes in text"
+        return f"the tokens it attends to explain {float(self.trust.values[self._at]):.0%} of what it writes in text"
 
     def _missed(self) -> str:
         if self.worth is None:
@@ -183,17 +185,16 @@ class HeadCard(Result):
             if not float(best[index]) > 0:
                 break
             row = [f"{name}{' *' if name in own else ''}", f"{scores.n_kept[index]}/{scores.n_pairs[index]}"]
-            row += [
-                number(float(best[index])),
-                interval(float(scores.interval_low[at]), float(scores.interval_high[at])),
-            ]
-            row += [number(float(scores.null_mean[at])), significant(float(scores.q_value[at]), 2)]
+            ends = float(scores.interval_low[at]), float(scores.interval_high[at])
+            row += [number(float(best[index])), interval(*ends)]
+            row += [number(float(scores.null_mean[at])), _small(float(scores.q_value[at]))]
             row += [number(float(scores.neighbour[at])), number(float(scores.suppress[at]))]
             row += [] if scores.stream is None else [number(float(scores.stream[at[:2]]))]
             row += [] if scores.token_share is None else [number(float(scores.token_share[at[1:]]))]
             rows.append(row)
-        note = (
-            f"{'' if rows else 'None scores above 0. '}Relations tried: {len(scores.relations)}; * implements it. q: over {self._family(scores)} x all "
+        note = "" if rows else "None scores above 0. "
+        note += (
+            f"Relations tried: {len(scores.relations)}; * implements it; q: over {self._family(scores)} x all "
             "relations; wrong: score on the targets of similar sources"
         )
         note += "" if scores.stream is None else "; stream: score of the stream before the layer"
@@ -206,7 +207,7 @@ class HeadCard(Result):
         best = "no predicate fits" if name.best is None else f"best: {name.best}"
         note = (
             f"{name.name} ({best}; {name.score:.2f} of its salient mappings, null {name.null_mean:.2f}, q "
-            f"{significant(name.q_value, 2)} over {self._family(operations)} and all predicates)."
+            f"{_small(name.q_value)} over {self._family(operations)} and all predicates)."
         )
         return _table(["token", "salience", *operations._verbs], rows, note, left=(0, 2, 3))
 
@@ -216,7 +217,7 @@ class HeadCard(Result):
             at = (index, *self._at)
             row = [score.replace("_", " "), number(float(profile.values[at]))]
             row += [interval(float(profile.interval_low[at]), float(profile.interval_high[at]))]
-            row += [number(float(profile.null[at])), significant(float(profile.q_value[at]), 2)]
+            row += [number(float(profile.null[at])), _small(float(profile.q_value[at]))]
             rows.append([*row, number(float(profile.where_possible[at]))])
         note = (
             f"Share of its attention over {profile.n_texts} texts; null: if it depended on distance alone (previous "
@@ -237,9 +238,9 @@ class HeadCard(Result):
             ]
             for share, query, key in sorted(pairs, key=lambda pair: (-pair[0], pair[1:]))[:_PAIRS]:
                 rows.append([word(groups.tokens[query]), word(groups.tokens[key]), number(share)])
-        text = visible("".join(groups.tokens))
+        text = visible("".join(groups.tokens)).strip()
         note = (
-            f"{text}: to the first token {groups.sink_share[place]:.0%}, to the token itself "
+            f"In '{text}': to the first token {groups.sink_share[place]:.0%}, to the token itself "
             f"{groups.self_share[place]:.0%}; above, most between others."
         )
         return _table(["from", "to", "attention"], rows, note, left=(0, 1))
@@ -263,14 +264,14 @@ class HeadCard(Result):
 
     def _size_table(self) -> Table:
         description, counts = self.description, self.description.parameters or {}
-        rows = []
-        if counts:
-            each = f"{counts['head']:,}, {counts['W_Q']:,} in each of W_Q, W_K, W_V, W_O"
-            rows.append(["parameters", each])
+        sizes = {"parameters": "head", "parameters of QK": "QK", "parameters of OV": "OV"}
+        rows = [[title, f"{counts[name]:,}"] for title, name in sizes.items() if name in counts]
         for name, ranks in (("QK", description.qk_rank), ("OV", description.ov_rank)):
             if ranks is not None and not math.isnan(ranks[self._at]):
                 rows.append([f"effective rank of {name}", number(float(ranks[self._at]), 1)])
-        return _table(["", ""], rows, f"Of {visible(self.provenance.model)}.", left=(0, 1))
+        each = counts.get("W_Q", 0)
+        note = f"{each:,} parameters in each of W_Q, W_K, W_V and W_O." if each else ""
+        return _table(["of the head", "number"], rows, note)
 
     def _family(self, result: Result) -> str:
         """Which heads were tested together, in words."""
@@ -283,7 +284,7 @@ class HeadCard(Result):
 
     def sections(self) -> list[tuple[str, Table]]:
         """What the card shows, section by section."""
-        tables = {
+        tables: dict[str, Callable[[Any], Table]] = {
             "relations": self._relation_table,
             "operations": self._operation_table,
             "trust": self._trust_table,
@@ -312,9 +313,9 @@ class HeadCard(Result):
     def figure(self) -> Figure:
         """All of it on one page: the sentence, what it writes, where it looks, what it is worth."""
         name = f"{self.head} of {visible(self.provenance.model)}"
-        figures = [tables_figure([Table((), (), self.sentence)], title=name, text="")]
+        figures = [noted_table(Table((), (), self.sentence), title=name)]
         for title, table in self.sections():
-            figures.append(tables_figure([table], title=title, text=""))
+            figures.append(noted_table(table, title=title))
             if title == _TITLES["attention"] and self.attention is not None:
                 figures.append(self.attention.figure(head=self.head))
         return together(figures, title=f"What {name} does", text=str(self))
@@ -322,3 +323,8 @@ class HeadCard(Result):
 
 def _table(titles: list[str], rows: list[list[Any]], note: str, left: tuple[int, ...] = (0,)) -> Table:
     return Table([(title, "left" if place in left else "right") for place, title in enumerate(titles)], rows, note)
+
+
+def _small(value: float) -> str:
+    """A q-value."""
+    return "<1e-9" if value < 1e-9 else significant(value, 2)
