@@ -29,7 +29,7 @@ _LISTED = "; ".join(f"from {source}: {', '.join(names)}" for source, names in ME
 
 def components(
     metric: Annotated[
-        str | None, typer.Option("--metric", help=f"What to measure; default: sensitivity. {_LISTED}.")
+        str | None, typer.Option("--metric", help=f"What to measure, {_LISTED}; default: sensitivity.")
     ] = None,
     texts: Annotated[
         Path | None, typer.Option("--texts", metavar="FILE", help="Texts separated by blank lines; default: bundled.")
