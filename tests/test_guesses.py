@@ -1,31 +1,57 @@
 """What people write at the first try: layers for heads, positions from the end, ids and tensors for texts."""
 
+import inspect
+import json
+import math
+import warnings
 from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache
+from itertools import chain, islice
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from planted import shared_model
+from planted import save_checkpoint, shared_model, source_model, word
 
 from tl_headmaps import (
     HeadIndex,
     HeadWeights,
+    Relation,
+    TaskItem,
+    Tasks,
+    TokenGrid,
+    ablate,
     association_heads,
     attention_groups,
     compare_attention,
     component_map,
+    describe_model,
     grouping_profile,
     head_trust,
+    load_relations,
+    name_heads,
     relation_scores,
+    reproduce,
     salient_operations,
+    task_maps,
+    token_grid,
+    validate,
     value_mixing,
 )
-from tl_headmaps.core.errors import TokenError, UsageError
+from tl_headmaps.capture.quantisation import quantisation_of, stated_quantisation
+from tl_headmaps.cli.components import METRICS as LISTED_METRICS
+from tl_headmaps.core.errors import HeadMapsWarning, RelationDataError, TokenError, UsageError
+from tl_headmaps.core.fitting import annotations_of
+from tl_headmaps.core.progress import Progress
 from tl_headmaps.core.types import head_list, layer_list
 from tl_headmaps.core.vocabulary import as_text, token_position, word_place
-from tl_headmaps.data.relations import Relation
-from tl_headmaps.data.texts import read_texts, split_texts
+from tl_headmaps.data.texts import read_texts, repeated_tokens, split_texts
+from tl_headmaps.renderers.text import chance, interval, number
+from tl_headmaps.results import HeadMaps, kinds
 
 TEXT = " word3 word4 word5 word6 word3 word4"
 IDS = [3, 4, 5, 6, 3, 4]
@@ -173,3 +199,365 @@ class TestTexts:
         ):
             with pytest.raises(UsageError, match="outside the vocabulary"):
                 call(shared_model("llama"), [[3, 4, 10**6]], progress=False)
+
+
+RELATION = Relation.from_pairs("next", [(n, n + 1) for n in range(3, 30)], eliciting_templates=(" <X> word3",))
+
+
+def tiny_results() -> dict[str, Any]:
+    """Results of a small model, one of each kind that has maps of heads."""
+    model, quiet = shared_model("llama"), {"progress": False}
+    texts = [TEXT, " word7 word8 word7 word8", " word9 word3 word9 word3"] * 2
+    return {
+        "association_heads": association_heads(model, TEXT, -1, 1),
+        "attention_comparison": compare_attention(model, {" word3 word4": -1, " word3 word5": -1}, "word3"),
+        "grouping_profile": grouping_profile(model, texts, **quiet),
+        "head_component_map": component_map(model, "frobenius", by_head=True, **quiet),
+        "head_names": name_heads(model, **quiet),
+        "head_trust": head_trust(model, texts, n_null=1, **quiet),
+        "model_description": describe_model(model),
+        "relation_scores": relation_scores(model, [RELATION], preset="folded", **quiet),
+        "task_maps": task_maps(model, Tasks(tuple(_items())), n_folds=3, n_null=1, cache_dir="cache", **quiet),
+        "validation": validate(model, RELATION, " word4 <X> word5", preset="folded", **quiet),
+    }
+
+
+def _items() -> Any:
+    for place in range(10):
+        for label, function in enumerate(("retrieval", "inference")):
+            prompt = f" {word(9 + place)} {word(3 + label)}"
+            yield TaskItem(prompt, word(5 + label), function, content=str(place))
+
+
+def with_maps() -> set[str]:
+    """Kinds of results with an array over layers and heads."""
+    found = set()
+    for kind, result_class in kinds().items():
+        hints = [str(getattr(hint, "dim_str", hint)) for hint in annotations_of(result_class).values()]
+        values = (
+            str(inspect.signature(inspect.unwrap(result_class.values.fget)).return_annotation)
+            if isinstance(getattr(result_class, "values", None), property)
+            else ""
+        )
+        if any("layer head" in hint for hint in [*hints, values]):
+            found.add(kind)
+    return found
+
+
+def test_every_result_is_read_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    results = tiny_results()
+    assert with_maps() == set(results), "add the new kind to tiny_results()"
+    for kind, result in results.items():
+        label = {"grouping_profile": "induction", "head_component_map": "attn.q"}.get(kind)
+        given = () if label is None else (label,)
+        shown = result.head_map(*given)
+        assert shown.shape == (3, 4), kind
+        top = result.top(3, *given)
+        heads = [head[1] if isinstance(head, tuple) else head for head, _ in top]
+        assert all(isinstance(head, HeadIndex) for head in heads) and len(top) <= 3, kind
+        ranked = [float(shown[head.layer, head.head]) for head in heads]
+        size = abs if kind == "attention_comparison" else float
+        assert ranked == [value for _, value in top] == sorted(ranked, key=size, reverse=True), kind
+        if not isinstance(result, HeadMaps):
+            assert kind in {"head_names", "model_description"}
+            continue
+        for options in ({"heads": "L1"}, {"layers": 1}, {"heads": ["L1H0", "L1"], "layers": "L1"}):
+            one = result.select(**options).head_map(*given)
+            assert torch.equal(one[1], shown[1]) or bool(shown[1].isnan().any()), kind
+            assert bool(one[[0, 2]].isnan().all()), kind
+        assert torch.equal(result.head_map(*given).nan_to_num(-9), shown.nan_to_num(-9)), "the original is as it was"
+        assert type(result).from_dict(result.select(heads="L1H2").to_dict()).head_map(*given)[1, 2] == shown[1, 2]
+    for kind, result_class in kinds().items():
+        assert callable(result_class.top), kind
+    with pytest.raises(UsageError, match="There is no head L9H0"):
+        results["relation_scores"].select(heads="L9H0")
+    with pytest.raises(UsageError, match=r"This result has one map\. Choose heads= or layers="):
+        results["association_heads"].select("x")
+    with pytest.raises(UsageError, match="has no score 'magic'; it has previous_token"):
+        results["grouping_profile"].select("magic")
+    chosen = results["grouping_profile"].select(["induction", "first_token"])
+    assert chosen.scores == ("induction", "first_token") and chosen.values.shape == (2, 3, 4)
+    assert torch.equal(chosen.q_value[1], results["grouping_profile"].q_value[2])
+    assert results["task_maps"].select("inference").overlap.shape == (1, 1)
+    assert results["validation"].select("next").agreement == results["validation"].agreement
+
+
+class TestProfileWithoutTexts:
+    def test_each_score_is_about_the_texts_made_for_it(self) -> None:
+        model = shared_model("llama")
+        found = grouping_profile(model, max_texts=3, progress=False)
+        assert (found.n_texts, found.n_repeated, found.provenance.seed) == (27, 24, 0)
+        assert "random tokens said twice" in str(found) and "english.txt" in found.provenance.data["source"]
+        own = repeated_tokens([1, *range(3, 61)], 31)
+        alone = grouping_profile(model, [(2, *ids) for ids in own], progress=False)
+        for score in ("induction", "duplicate_token"):
+            torch.testing.assert_close(found.head_map(score), alone.head_map(score))
+            place = found.index_of(score)
+            torch.testing.assert_close(found.possible[place], alone.possible[place])
+            torch.testing.assert_close(found.where_possible_null[place], alone.where_possible_null[place])
+        prose = grouping_profile(model, max_texts=3, texts=list(islice(read_texts(), 3)), progress=False)
+        place = found.index_of("sentence_block")
+        torch.testing.assert_close(found.values[place], prose.values[place])
+        torch.testing.assert_close(found.even[place], prose.even[place])
+
+    def test_distance_does_not_explain_what_comes_again(self) -> None:
+        (tokens,) = repeated_tokens(range(1000), 128, n=1)
+        place = {token: number for number, token in enumerate(tokens[:64])}
+        distances = {number + 64 - place[token] for number, token in enumerate(tokens[64:])}
+        assert len(distances) >= 6, "the same tokens come again at several distances"
+        assert repeated_tokens(range(1000), 128, n=1) == [tokens]
+
+    def test_the_null_where_possible_is_the_dense_one(self) -> None:
+        """From the model's own pattern: the mean at each distance (sinks apart), on the pairs of induction."""
+        model, ids = shared_model("llama"), [2, *IDS, *IDS]
+        found = grouping_profile(model, [ids], prepend_bos=False, progress=False)
+        pattern = model.run_with_cache(torch.tensor([ids]))[1]["blocks.1.attn.hook_pattern"][0]
+        pairs = [(q, k + 1) for q in range(len(ids)) for k in range(q) if ids[k] == ids[q]]
+        queries = {q for q, _ in pairs}
+        where = torch.stack([pattern[:, q, k] for q, k in pairs]).sum(0) / len(queries)
+        torch.testing.assert_close(found.where_possible[3, 1], where)
+        share, null = found.values[3, 1], found.null[3, 1]
+        torch.testing.assert_close(found.where_possible_null[3, 1], where * null / share)
+
+    def test_a_command_without_texts(self, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("tl_headmaps.load_model", lambda *_: shared_model("llama"))
+        done = run("profile", "--max-texts", "1")
+        assert done.code == 0 and "24 of random tokens said twice" in done.out, done
+
+    def test_induction_heads_of_the_default_model(self, default_model: Any) -> None:
+        sequences = repeated_tokens(range(1000, 40_000), 128, n=4)
+        found = grouping_profile(default_model, [(1, *ids) for ids in sequences], progress=False).select("induction")
+        assert {str(head) for head, _ in found.top(3)} == {"L18H6", "L17H3", "L17H4"}
+        for head, value in found.top(3):
+            at = (0, head.layer, head.head)
+            assert value > 3 * found.where_possible_null[at] and found.q_value[at] < 0.01
+
+
+class TestRelationFiles:
+    @pytest.mark.parametrize(
+        ("name", "text", "header"),
+        [
+            ("a.csv", "country,capital\nFrance,Paris\nEgypt,Cairo\n", True),
+            ("a.csv", 'country,capital\n"Korea, South",Seoul\n', True),
+            ("a.csv", "France,Paris\nEgypt,Cairo\n", False),
+            ("a.csv", "cat,cats\ndog,dogs\n", False),
+            ("word_to_plural.csv", "Word,Plural\ncat,cats\ndog,dogs\n", True),
+            ("singular_plural.csv", "singular,plural\ncat,cats\ndog,dogs\n", True),
+            ("a.tsv", "input\toutput\ncat\tcats\n", True),
+            ("a.csv", "number,next\n1,2\n2,3\n", True),
+            ("a.csv", "1,2\n2,3\n", False),
+        ],
+    )
+    def test_a_header_is_recognised_and_said(self, tmp_path: Path, name: str, text: str, header: bool) -> None:
+        path = tmp_path / name
+        path.write_text(text)
+        said = "names of its columns; header=False" if header else "its first pair; header=True"
+        with pytest.warns(HeadMapsWarning, match=said):
+            found = Relation.from_file(path)
+        rows = text.strip().splitlines()
+        assert len(found.pairs) == len(rows) - header
+        assert len(Relation.from_file(path, header=not header).pairs) == len(rows) - (not header)
+
+    def test_templates(self, tmp_path: Path) -> None:
+        path = tmp_path / "capitals.json"
+        path.write_text('{"pairs": [["France", "Paris"]], "templates": {"eliciting": ["<X> has"]}}')
+        assert Relation.from_file(path).eliciting_templates == ("<X> has",)
+        for templates in ("The capital of <X> is", ["The capital of <X> is"], {"eliciting": ["The capital of <X> is"]}):
+            found = Relation.from_file(path, templates=templates)
+            assert found.eliciting_templates == ("The capital of <X> is",)
+            assert found.neutral_templates == Relation.from_file(path).neutral_templates
+        for templates, sentence in (("no place", "must contain <X> exactly once"), ({"odd": ["<X>"]}, "it may have")):
+            with pytest.raises(RelationDataError, match=sentence):
+                Relation.from_file(path, templates=templates)
+
+    def test_a_folder_may_hold_other_files(self, tmp_path: Path) -> None:
+        (tmp_path / "own").mkdir()
+        (tmp_path / "own" / "a.json").write_text('[["France", "Paris"]]')
+        (tmp_path / "b.csv").write_text("source,target\nEgypt,Cairo\n")
+        (tmp_path / "notes.md").write_text("mine")
+        (tmp_path / "settings.json").write_text('{"theme": "dark"}')
+        with pytest.warns(HeadMapsWarning, match=r"settings\.json was left out: it is not a relation"):
+            assert sorted(relation.name for relation in load_relations(data_dir=tmp_path)) == ["a", "b"]
+        (tmp_path / "own" / "c.json").write_text('{"pairs": [["France"]]}')
+        with pytest.raises(RelationDataError, match="is not a pair of two words"):
+            load_relations(data_dir=tmp_path / "own")
+
+    def test_commands_say_it_in_a_sentence(self, run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("tl_headmaps.load_model", lambda *_: shared_model("llama"))
+        path = tmp_path / "a.csv"
+        path.write_text("word3,word4\nword5,word6\n")
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            done = run("relations", str(path), "--preset", "folded")
+        assert done.code == 0
+        assert "tl-headmaps: a.csv: the first row (word3, word4) was taken for its first pair" in done.err
+
+
+RAW_MODEL_CALLS: dict[str, Callable[[Any], Any]] = {
+    "ablate": lambda model: ablate(model, RELATION, progress=False),
+    "association_heads": lambda model: association_heads(model, TEXT, 1, 0),
+    "attention_groups": lambda model: attention_groups(model, TEXT),
+    "compare_attention": lambda model: compare_attention(model, {" word3 word4": "word4", " word3 word5": "word5"}, 0),
+    "component_map": lambda model: component_map(model, progress=False),
+    "describe_model": describe_model,
+    "grouping_profile": lambda model: grouping_profile(model, [TEXT], progress=False),
+    "head_trust": lambda model: head_trust(model, [TEXT], progress=False),
+    "name_heads": lambda model: name_heads(model, progress=False),
+    "relation_scores": lambda model: relation_scores(model, RELATION, progress=False),
+    "reproduce": lambda model: reproduce(model, "out", relations=[RELATION]),
+    "salient_operations": lambda model: salient_operations(model, "L0", progress=False),
+    "task_maps": lambda model: task_maps(model, Tasks(tuple(_items())), progress=False),
+    "token_grid": lambda model: token_grid(model, "L0H0", [3], [4]),
+    "validate": lambda model: validate(model, RELATION, progress=False),
+    "value_mixing": lambda model: value_mixing(model, TEXT, "L0H0"),
+}
+
+
+@pytest.mark.parametrize("call", RAW_MODEL_CALLS.values(), ids=list(RAW_MODEL_CALLS))
+def test_a_model_of_transformers_is_refused_with_the_line_that_boots_it(
+    call: Callable[[Any], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=r"LlamaForCausalLM is a model of transformers; .* Boot it: model = "):
+        call(_raw())
+    with pytest.raises(UsageError, match=r"'gpt2' is the name of a model, not a model\. Pass load_model\('gpt2'\)"):
+        call("gpt2")
+
+
+@lru_cache
+def _raw() -> Any:
+    return source_model("llama")
+
+
+def test_that_line_boots_it(tmp_path: Path) -> None:
+    from transformer_lens.model_bridge import TransformerBridge
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    save_checkpoint(source_model("llama"), tmp_path)
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    with pytest.raises(UsageError) as refused:
+        describe_model(model)
+    names = {"TransformerBridge": TransformerBridge, "model": model, "tokenizer": tokenizer}
+    exec(str(refused.value).partition("Boot it: ")[2], names)
+    assert describe_model(names["model"]).facts["heads"] == "4 per layer, 12 in all"
+
+
+def test_small_values_are_not_shown_as_nothing() -> None:
+    assert [number(value) for value in (0.5, 0.004, -0.0004, 3e-8, 0.0)] == [
+        "0.50",
+        "0.004",
+        "-0.0004",
+        "3e-08",
+        "0.00",
+    ]
+    assert interval(0.0004, 0.02) == "0.0004 to 0.02" and number(0.0004, 3) == "0.0004"
+    assert chance(1e-12) == "<1e-9" and chance(0.0312) == "0.031" and chance(math.nan) == "-"
+    maps = component_map(shared_model("llama"), "frobenius", progress=False)
+    tiny = replace(maps, values=maps.values * 1e-6)
+    assert "0.00 " not in str(tiny) and "e-0" in str(tiny)
+
+
+def test_help_lists_the_metrics(run: Any) -> None:
+    from tl_headmaps.scorers.components import METRICS
+
+    assert sorted(chain.from_iterable(LISTED_METRICS.values())) == sorted(METRICS), "add it to cli/components.py"
+    words = "".join(run("components", "--help").out.split())
+    assert all(name in words for name in METRICS)
+
+
+class TestProgress:
+    def test_long_work_says_how_long(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        clock = iter(range(0, 10_000, 5))
+        monkeypatch.setattr("tl_headmaps.core.progress.time.monotonic", lambda: next(clock))
+        for show, total, said in ((True, 48, "ablation: this takes about 4 minutes\n"), (False, 48, ""), (True, 4, "")):
+            assert len(list(Progress(total=total, desc="ablation", show=show).over(range(total)))) == total
+            assert said in (err := capsys.readouterr().err) and (said or "about" not in err)
+
+    def test_bars_are_those_of_notebooks_too(self) -> None:
+        """``tqdm.auto`` shows a widget in a notebook, where plain tqdm with disable=None shows nothing."""
+        package = Path(inspect.getfile(Progress)).parents[1]
+        imports = [
+            line for path in package.rglob("*.py") for line in path.read_text().splitlines() if "import tqdm" in line
+        ]
+        assert imports and set(imports) == {"from tqdm.auto import tqdm"}
+
+
+class TestDoctor:
+    def test_a_line_for_each_thing(self, run: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        monkeypatch.setattr("tl_headmaps.load_model", lambda *_: shared_model("llama"))
+        monkeypatch.setenv("TL_HEADMAPS_CACHE", str(tmp_path))
+        (tmp_path / "met").mkdir()
+        (tmp_path / "met" / "x").write_bytes(b"0" * 2500)
+        done = run("doctor")
+        lines = {line.split()[1]: line for line in done.out.splitlines()}
+        assert done.code == 0 and {"versions", "cache", "hub", "model", "browser", "matplotlib"} <= set(lines)
+        assert "met 2 KB" in lines["cache"] and "torch 2" in lines["versions"]
+        assert lines["model"].startswith("missing") and "tl-headmaps model" in lines["model"]
+        done = run("doctor", "--model", "tiny")
+        assert done.code == 0 and "ok       model       tiny-llama, 9 of 9 seams fit" in done.out, done.out
+
+    def test_what_is_broken_fails(self, run: Any, tmp_path: Path) -> None:
+        done = run("doctor", "--model", str(tmp_path / "nothing"))
+        assert done.code == 1 and "broken   model" in done.out and "Traceback" not in done.err
+
+
+def quantised(form: str, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """A matrix as llama.cpp rounds it, written anew from its description."""
+    blocks = torch.randn(96, 2, 32, generator=torch.Generator().manual_seed(1))
+    if form == "Q8_0":
+        step = (blocks.abs().amax(-1, keepdim=True) / 127).half().float()
+        return ((blocks / step).round() * step).flatten(1).to(dtype)
+    if form == "Q4_1":
+        low = blocks.amin(-1, keepdim=True).half().float()
+        step = ((blocks.amax(-1, keepdim=True) - low) / 15).half().float()
+        return (((blocks - low) / step).round().clamp(0, 15) * step + low).flatten(1).to(dtype)
+    extreme = blocks.gather(-1, blocks.abs().argmax(-1, keepdim=True))
+    step = (extreme / -8).half().float()
+    return (((blocks / step).round() + 8).clamp(0, 15).sub(8) * step).flatten(1).to(dtype)
+
+
+class TestQuantisation:
+    @pytest.mark.parametrize("form", ["Q4_0", "Q4_1", "Q8_0"])
+    def test_forms_are_told_from_their_values(self, form: str) -> None:
+        for dtype in (torch.float32, torch.float16):
+            assert quantisation_of(quantised(form, dtype), dtype) == f"{form}, dequantised", dtype
+        rounded = quantisation_of(quantised(form, torch.bfloat16), torch.bfloat16)
+        assert rounded == (None if form == "Q8_0" else "four bits, dequantised")
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+    def test_weights_that_never_were_raise_no_alarm(self, dtype: torch.dtype) -> None:
+        for seed in range(20):
+            noise = torch.randn(128, 64, generator=torch.Generator().manual_seed(seed)) * 0.02
+            assert quantisation_of(noise.to(dtype), dtype) is None, seed
+        for matrix in (torch.zeros(128, 64), torch.eye(128), torch.ones(128, 64), quantised("Q4_1")[:16]):
+            assert quantisation_of(matrix.to(dtype), dtype) is None
+        assert HeadWeights.of(shared_model("llama")).quantisation is None
+
+    def test_a_configuration_says_it(self) -> None:
+        assert (
+            stated_quantisation(SimpleNamespace(quantization_config={"quant_method": "gptq", "bits": 4}))
+            == "gptq, 4 bits"
+        )
+        assert stated_quantisation(SimpleNamespace()) is None and stated_quantisation(None) is None
+
+    def test_the_default_model_says_it_everywhere(self, default_weights: Any, tmp_path: Path) -> None:
+        assert default_weights.quantisation == "Q4_1, dequantised"
+        assert default_weights.fingerprint.startswith("5e4b17c21b5dc741"), "what a model is called changed"
+        facts = describe_model(default_weights).facts
+        assert facts["quantisation"].startswith("Q4_1, dequantised; the original weights: load_model('HuggingFaceTB/")
+        grid = token_grid(default_weights, "L23H4", ["France"], ["Paris"], preset="folded")
+        assert grid.provenance.quantisation == "Q4_1, dequantised"
+        caption = "SmolLM2-135M-Instruct: weights Q4_1, dequantised."
+        assert grid.figure().html.count(caption) == 1 and caption in grid.figure().data.note
+        path = grid.save(tmp_path / "grid.json")
+        assert TokenGrid.load(path) == grid
+        content = json.loads(path.read_text())
+        del content["provenance"]["quantisation"]
+        path.write_text(json.dumps(content))
+        assert TokenGrid.load(path).provenance.quantisation is None
+
+    def test_other_figures_have_no_caption(self) -> None:
+        grid = token_grid(shared_model("llama"), "L0H0", [3], [4], preset="folded")
+        assert "weights" not in grid.figure().html.split("tlhm-note")[-1][:100]
+        assert "quantisation" not in grid.provenance.to_dict()

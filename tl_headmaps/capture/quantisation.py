@@ -21,8 +21,8 @@ _LEAST_BLOCKS = 64
 _MOST_BLOCKS = 2048
 _LEAST_LEVELS = 8
 """Fewer are zeros and repeated values; 32 numbers that were rounded to 16 levels are on 12 or 13 of them."""
-_TOLERANCE = {torch.float32: 2e-3, torch.float16: 0.08}
-"""How far values may be from their levels, in steps. bfloat16 rounds by a quarter of a step of Q8_0: not told."""
+_TOLERANCE = {torch.float32: 2e-3, torch.float16: 0.13}
+"""How far values may be from their levels, in steps. bfloat16 rounds by half a step of Q8_0, so that nothing shows."""
 
 
 def stated_quantisation(config: Any) -> str | None:

@@ -5,7 +5,6 @@ from typing import Annotated
 
 import typer
 
-from ..core.types import COMPONENT_METRICS
 from .options import (
     BosOption,
     CheckpointOption,
@@ -18,12 +17,19 @@ from .options import (
 )
 from .output import check_outputs, show_and_save
 
-_METRICS = "; ".join(f"from {source}: {', '.join(names)}" for source, names in COMPONENT_METRICS.items())
+METRICS = {
+    "text": ("contribution", "sensitivity", "gradient_ratio", "output_share"),
+    "the weights alone": ("frobenius", "spectral", "stable_rank", "effective_rank", "tail_exponent"),
+    "two models": ("relative_change", "changed_share", "subspace_overlap"),
+}
+"""Those of ``scorers/components.py`` by what they are measured on, for a help page that imports no torch."""
+
+_LISTED = "; ".join(f"from {source}: {', '.join(names)}" for source, names in METRICS.items())
 
 
 def components(
     metric: Annotated[
-        str | None, typer.Option("--metric", help=f"What to measure; default: sensitivity. {_METRICS}.")
+        str | None, typer.Option("--metric", help=f"What to measure, {_LISTED}; default: sensitivity.")
     ] = None,
     texts: Annotated[
         Path | None, typer.Option("--texts", metavar="FILE", help="Texts separated by blank lines; default: bundled.")

@@ -36,9 +36,6 @@ MLP_COMPONENTS: tuple[str, ...] = ("mlp.up", "mlp.down", "mlp.gate")
 WRITING_COMPONENTS: tuple[str, ...] = ("attn.o", "mlp.down")
 """Matrices that write to the residual stream; the others read from it."""
 
-COMPONENT_METRICS: dict[str, tuple[str, ...]] = {METRICS_HERE}
-"""Metrics of component maps by what they are measured on; here for ``--help``, which imports no torch."""
-
 Positions: TypeAlias = Literal["answer", "last"]
 """Where heads are read: at the answer's tokens, or at the last token before it."""
 
