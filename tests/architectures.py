@@ -348,6 +348,15 @@ class Dense:
             if name.rsplit(".", 1)[-1] in _OUTPUTS and "att" in name
         )
 
+    def output_matrix(self, layer: int, centred: bool = False) -> Tensor:
+        """What it multiplies by, [head * d_head, d_model]; centred as processing does where the final norm centres."""
+        out = self.out(layer)
+        width = self.outputs(layer, self.vectors(layer)).shape[-1]
+        matrix: Tensor = out(torch.eye(width)) - out(torch.zeros(width))
+        if centred and self.ln_final is not None and _centres(self.ln_final, matrix):
+            matrix = matrix - matrix.mean(-1, keepdim=True)
+        return matrix
+
     @contextmanager
     def _hooked(self, *hooks: tuple[Any, str, Any]) -> Iterator[None]:
         with ExitStack() as stack:

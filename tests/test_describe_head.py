@@ -168,8 +168,8 @@ class TestSomeHeads:
         full, some = (grouping_profile(model, documents(), heads=x, progress=False) for x in (None, ["L1H2", "L2H0"]))
         for name in ("values", "interval_low", "null", "p_value", "where_possible"):
             one, other = getattr(full, name), getattr(some, name)
-            for at in ((1, 2), (2, 0)):
-                torch.testing.assert_close(one[:, *at], other[:, *at], atol=0, rtol=0, equal_nan=True)
+            for layer, head in ((1, 2), (2, 0)):
+                torch.testing.assert_close(one[:, layer, head], other[:, layer, head], atol=0, rtol=0, equal_nan=True)
             assert int((~other[0].isnan()).sum()) == 2
         assert float(some.q_value.nan_to_num().sum()) > 0 and not some.q_value[:, 1, 2].equal(full.q_value[:, 1, 2])
 

@@ -26,6 +26,7 @@ from hybrids import (
 from planted import hosted, word
 
 from tl_headmaps import (
+    AttentionGroups,
     HeadIndex,
     HeadWeights,
     MetVectors,
@@ -49,6 +50,7 @@ from tl_headmaps import (
     value_mixing,
     verify_tasks,
 )
+from tl_headmaps.capture.running.head_features import capture_head_features
 from tl_headmaps.core.errors import UnsupportedModelError, UsageError
 from tl_headmaps.scorers.statistics import q_values
 
@@ -239,6 +241,11 @@ class TestWhatUsersSee:
         ):
             names.name("L0H1")
         operations = salient_operations(model, progress=False)
+        reference = Reference(kind)
+        for number, head in enumerate(operations.heads):
+            rows = reference.ov(head.layer, head.head, reference.vectors(head.layer))[operations.token_ids[number]]
+            expected = rows.topk(operations.promoted_values.shape[-1]).values
+            assert relative(operations.promoted_values[number], expected) < ROUNDING
         assert [entry for row in names.names for entry in row] == list(operations.names)
         assert operations.figure(view="map").data.lengths == (0, 4, 0, 4)
 
@@ -268,6 +275,21 @@ class TestRunning:
         profile = grouping_profile(model, [TEXT, TEXT[::-1].replace("drow", "word") + " " + TEXT], progress=False)
         assert is_empty(profile.head_map("previous_token"))
         assert profile.figure().data.lengths == (0, 4, 0, 4)
+
+    def test_groups_profiles_and_task_maps_read_what_the_modules_compute(self, kind: str, tmp_path: Path) -> None:
+        model, ids = hybrid_model(kind), [7, 12, 7, 30, 12, 9]
+        _, seen = Reference(kind).run(ids)
+        patterns = torch.cat([seen["pattern", layer] for layer in WITH_HEADS])
+        groups, bare = attention_groups(model, ids), AttentionGroups.from_pattern(patterns)
+        assert (groups.groups, groups.head_groups) == (bare.groups, bare.head_groups)
+        assert relative(groups.weights, bare.weights) < ROUNDING
+        profile = grouping_profile(model, [f" {TEXT}"], prepend_bos=False, progress=False)
+        previous = profile.head_map("previous_token")[list(WITH_HEADS)].flatten()
+        assert relative(previous, patterns.diagonal(-1, 1, 2).sum(-1) / len(ids)) < ROUNDING
+        features = capture_head_features(model, [ids], [(4, 6)], parameters="", cache_dir=tmp_path)
+        assert tuple(features.layers) == tuple(WITH_HEADS)
+        for layer in WITH_HEADS:
+            assert relative(features.layer(layer)[0], seen["z", layer][4:6].mean(0).flatten()) < ROUNDING
 
     def test_validate(self, kind: str) -> None:
         model, reference = hybrid_model(kind), Reference(kind)
