@@ -287,7 +287,7 @@ def grouping_profile(
             bar.update(len(some))
     if not tally.n_texts:
         raise UsageError("There is no text of at least two tokens. Give other texts, a file, or a dataset column.")
-    options = {"max_texts": max_texts, "max_tokens": max_tokens, "prepend_bos": prepend_bos}
+    options: dict[str, Any] = {"max_texts": max_texts, "max_tokens": max_tokens, "prepend_bos": prepend_bos}
     options["heads"] = None if heads is None else [str(head) for head in chosen]
     data = {"texts": tally.digest.hexdigest()}
     if repeated:
