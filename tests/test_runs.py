@@ -52,7 +52,7 @@ def plain(weights: HeadWeights) -> RelationScores:
 
 
 def scores(weights: HeadWeights, run: Path | None, **options: Any) -> RelationScores:
-    options = {"ranks": True, "progress": False} | options
+    options = {"ranks": True, "progress": False, "preset": "folded"} | options
     return relation_scores(weights, options.pop("relation", RELATION), run_dir=run, **options)
 
 

@@ -11,7 +11,8 @@ read once. For each preset and model:
   prompts than those the tokens are met behind), for every third relation;
 * ablation: accuracy on eliciting prompts while the best ten heads are switched off, beside heads of the same layers,
   for every third relation;
-* names: how many heads get a name, from the same sample of ordinary words.
+* names: how many heads get a name, from the same sample of ordinary words;
+* capitals: scores of country to capital on all its pairs, and its accuracy while the best ten heads are switched off.
 
 Finished parts are kept in the folder ``--parts`` and used when the same command is started again.
 """
@@ -44,11 +45,13 @@ from tl_headmaps import (
 )
 from tl_headmaps.core.files import replacing
 from tl_headmaps.core.provenance import package_versions
+from tl_headmaps.renderers import Figure, Line, curve
 
 OUT = Path(__file__).with_suffix(".json")
 PRESETS = ("folded", "met")
 LEAST_PAIRS = 10
 N_HEADS = 10
+CAPITALS, CAPITALS_TEMPLATE = "country_to_capital", "The capital of <X> is"
 N_RANDOM = 2
 ONE_RELATION_IN = 3
 """Of which the model is run: an odd step by name, so they alternate between the halves."""
@@ -127,6 +130,20 @@ def switched_off(model: Any, relation: Relation, heads: list[HeadIndex]) -> dict
     }
 
 
+def capitals(model: Any, weights: HeadWeights, preset: Any) -> dict[str, Any]:
+    """Country to capital on all its pairs: the best heads, and what is left when they are switched off."""
+    scores = relation_scores(weights, CAPITALS, preset=preset, progress=False)
+    best = [head for head, score in scores.top(N_HEADS) if score > 0]
+    curves = ablate(model, CAPITALS, best, template=CAPITALS_TEMPLATE, controls=None, preset=preset, progress=False)
+    return {
+        **summary(scores)[CAPITALS],
+        "accuracy": [round(value, 3) for value in curves.values.tolist()],
+        "same_layers": [[round(value, 3) for value in curve.accuracy.tolist()] for curve in curves.random_curves],
+        "p_value": None if curves.verdict is None else round(curves.verdict.p_value, 4),
+        "n_sets": 0 if curves.verdict is None else len(curves.verdict.sets),
+    }
+
+
 class Parts:
     """Finished parts of one model, in a file."""
 
@@ -195,6 +212,7 @@ def measured(folder: str | None, most: int, parts: Path) -> dict[str, Any]:
             "ablation": keep(f"{preset} ablation", without),
             "agreement": keep(f"{preset} agreement", agreeing),
             "names": keep(f"{preset} names", named),
+            "capitals": keep(f"{preset} capitals", partial(capitals, model, weights, preset)),
         }
     return entry
 
@@ -239,16 +257,57 @@ def table_of(entries: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def capitals_table(entries: list[dict[str, Any]]) -> str:
+    """The finding in a few lines: the best heads of country to capital, and the fall without ten of them."""
+    lines = ["| country to capital | pairs, k | best heads | heads that implement it | accuracy, ten heads off |"]
+    lines.append("|" + "---|" * 5)
+    for entry in entries:
+        for preset in PRESETS:
+            row = entry[preset]["capitals"]
+            best = ", ".join(f"{head} {score:.2f}" for head, score in list(row["best"].items())[:3])
+            draws = [curve[-1] for curve in row["same_layers"]]
+            others = f"; {min(draws):.2f} to {max(draws):.2f} with others of their layers" if draws else ""
+            lines.append(
+                f"| {entry['model']}, {preset} | {row['pairs']}, {row['k']} | {best or 'none above 0'} | "
+                f"{len(row['implementing'])} of {entry['heads']} | "
+                f"{row['accuracy'][0]:.2f} to {row['accuracy'][-1]:.2f} ({len(row['best'])}){others} |"
+            )
+    return "\n".join(lines)
+
+
+def capitals_figure(entries: list[dict[str, Any]]) -> Figure:
+    """Accuracy on the capitals while the best heads are switched off, by both presets, model by model."""
+    lines = []
+    for entry in entries:
+        for preset in reversed(PRESETS):
+            accuracy = entry[preset]["capitals"]["accuracy"]
+            lines.append(Line(f"{entry['model']}, {preset}", accuracy, x=list(range(len(accuracy)))))
+    return curve(
+        list(range(N_HEADS + 1)),
+        lines,
+        title="Capitals without the heads that know them",
+        x_name="heads switched off, best score first",
+        y_name="accuracy of the next token",
+        y_limits=(0.0, 1.0),
+        note=f"Prompt: {CAPITALS_TEMPLATE}",
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", nargs="*", help="folders of further models")
     parser.add_argument("--out", type=Path, default=OUT)
     parser.add_argument("--parts", type=Path, default=Path("build/three_models"), help="where finished parts are kept")
     parser.add_argument("--max-pairs", type=int, default=25, help="pairs of each relation at most")
-    parser.add_argument("--show", action="store_true", help="only print the tables of what was written")
+    parser.add_argument("--show", choices=("all", "capitals"), help="only print tables of what was written")
+    parser.add_argument("--figure", type=Path, help="only draw the ablation curves of what was written")
     arguments = parser.parse_args()
-    if arguments.show:
-        print(table_of(json.loads(arguments.out.read_text())["models"]))
+    if arguments.show or arguments.figure:
+        stored = json.loads(arguments.out.read_text())["models"]
+        if arguments.figure:
+            capitals_figure(stored).save(arguments.figure)
+        if arguments.show:
+            print(table_of(stored) if arguments.show == "all" else capitals_table(stored))
         return
     entries = []
     for folder in (None, *arguments.folders):
@@ -257,6 +316,7 @@ def main() -> None:
     with replacing(arguments.out) as temporary:
         temporary.write_text(json.dumps(written, indent=1) + "\n")
     print(table_of(entries))
+    print(capitals_table(entries))
 
 
 if __name__ == "__main__":

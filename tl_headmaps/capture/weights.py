@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -249,7 +249,7 @@ class HeadWeights:
         """Where computations run."""
         return self.W_E.device
 
-    def preset(self, asked: Preset | None, circuit: Circuit = "ov", *, meets: bool = False) -> Preset:
+    def preset(self, asked: str | None, circuit: Circuit = "ov", *, meets: bool = False) -> Preset:
         """The preset asked for; where none was, the one that shows more of what heads do.
 
         On three models, met vectors find the heads that context-free ones miss (tests/benchmarks/three_models.py), so
@@ -263,7 +263,7 @@ class HeadWeights:
         """
         if asked is not None:
             check_choice(asked, Preset, "preset")
-            return asked
+            return cast(Preset, asked)
         can_run = self.model is not None and self.tokenizer is not None
         return "met" if meets or (can_run and circuit == "ov") else "folded"
 

@@ -46,14 +46,17 @@ WorkersOption = Annotated[
     typer.Option("--workers", metavar="N", min=1, help="Compute layers in N processes (needs --checkpoint)."),
 ]
 DeviceOption = Annotated[str | None, typer.Option("--device", help="cpu, cuda, mps; default: the model's own.")]
+_PRESETS = "met: what layers read when the model meets the token; folded: the token without context; maps: as published"
 PresetOption = Annotated[
     Preset | None,
     typer.Option(
         "--preset",
-        help="met: what layers read when the model meets the token; folded: the token without context; maps: the "
-        "published recipe. Default: met for OV maps of a model that can run, folded for QK maps, for --checkpoint, and "
-        "where the whole vocabulary is looked at (salient, name-heads).",
+        help=f"{_PRESETS}. Default: met for OV maps of a model that can run, folded for QK maps and for --checkpoint.",
     ),
+]
+VocabularyPresetOption = Annotated[
+    Preset | None,
+    typer.Option("--preset", help=f"{_PRESETS} (met takes minutes for a whole vocabulary); default: folded."),
 ]
 PromptsOption = Annotated[
     Path | None,
