@@ -45,7 +45,7 @@ def drawn(shown):
     if not type(shown).__module__.startswith("tl_headmaps."):
         return None
     figure = shown.figure() if hasattr(shown, "figure") else shown
-    if not hasattr(figure, "save") or type(figure.data).__name__ == "Listing":
+    if type(figure).__name__ != "Figure" or type(figure.data).__name__ == "Listing":
         return None  # text is better shown as text
     with TemporaryDirectory() as folder:
         return figure.save(Path(folder) / "figure.png").read_bytes()
