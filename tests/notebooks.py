@@ -42,16 +42,16 @@ from pathlib import Path
 
 
 def drawn(shown):
+    if not type(shown).__module__.startswith("tl_headmaps."):
+        return None
+    figure = shown.figure() if hasattr(shown, "figure") else shown
+    if type(figure).__name__ != "Figure" or type(figure.data).__name__ == "Listing":
+        return None  # text is better shown as text
     with TemporaryDirectory() as folder:
-        figure = shown.figure() if hasattr(shown, "figure") else shown
-        if type(figure.data).__name__ == "Listing":
-            return None  # text is better shown as text
         return figure.save(Path(folder) / "figure.png").read_bytes()
 
 
-images = get_ipython().display_formatter.formatters["image/png"]
-images.for_type_by_name("tl_headmaps.renderers.figure", "Figure", drawn)
-images.for_type_by_name("tl_headmaps.results", "Result", drawn)
+get_ipython().display_formatter.formatters["image/png"].for_type(object, drawn)
 """
 """What a kernel does before the first cell: figures and results have a static image beside their page."""
 
