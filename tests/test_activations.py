@@ -6,7 +6,7 @@ import pytest
 import torch
 from planted import DECODERS, needs_hooked, random_model, shared_model
 
-from tl_headmaps.capture.running.activations import batches, encode_prompt, gradients, run, sizes_of
+from tl_headmaps.capture.running.activations import LayerActivations, batches, encode_prompt, gradients, run, sizes_of
 from tl_headmaps.core.errors import UsageError
 
 PROMPTS = [[1, 2, 3], [4, 5], [3, 1, 2], [7], [6, 2, 2, 1]]
@@ -225,3 +225,30 @@ def test_bos_is_put_in_front_only_when_asked_for(default_model: Any) -> None:
         default_model.tokenizer.bos_token_id,
         *plain,
     ]
+
+
+@pytest.mark.parametrize("host", ["bridge", pytest.param("hooked", marks=needs_hooked)])
+@pytest.mark.parametrize("kind", DECODERS)
+def test_layers_above_the_last_that_is_read_are_not_run(kind: str, host: str) -> None:
+    model = shared_model(kind, host=host)
+    seen: dict[bool, list[torch.Tensor]] = {True: [], False: []}
+    finished: list[int] = []
+    handle = model.blocks[2].register_forward_hook(lambda block, inputs, output: finished.append(1))
+    try:
+        for every, found in seen.items():
+            finished.clear()
+
+            def keep(one: LayerActivations, found: list[torch.Tensor] = found) -> None:
+                if one.layer < 2:
+                    found += [one["z"].clone(), one["resid_pre"].clone()]
+
+            layers = None if every else [0, 1]
+            run(model, [[3, 4, 5], [6, 7]], read=("z", "resid_pre"), layers=layers, reduce=keep)
+            assert len(finished) == (2 if every else 0)
+    finally:
+        handle.remove()
+    assert all(one.equal(other) for one, other in zip(seen[True], seen[False], strict=True)) and len(seen[False]) == 8
+    logits: list[torch.Tensor] = []
+    taken: dict[str, Any] = {"read": ("z",), "layers": [0], "reduce": lambda one: None}
+    run(model, [[3, 4, 5]], logits=lambda found, batch: logits.append(found), **taken)
+    assert logits[0].shape == (1, 3, 61)

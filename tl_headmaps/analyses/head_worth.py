@@ -55,7 +55,7 @@ class HeadWorth(Result):
         >>> worth.n_texts, worth.n_fit_texts
         (2, 4)
         >>> [str(head) for head, _ in worth.top()]
-        ['L0H2', 'L0H3']
+        ['L0H3', 'L0H2']
     """
 
     kind: ClassVar[str] = "head_worth"
@@ -156,7 +156,7 @@ def head_worth(
         >>> texts += [f"There were {n} cups on table {n + 1}." for n in range(6)]
         >>> worth = head_worth(load_default_model(), ["L23H4", "L0H2"], texts, max_tokens=16, progress=False)
         >>> str(worth.top(1)[0][0])
-        'L0H2'
+        'L23H4'
     """
     check_runs(model)
     if max_texts is not None and max_texts < 2:

@@ -107,9 +107,9 @@ def ablated(
         >>> model = load_default_model()
         >>> def answer():
         ...     return model.to_string(model("The capital of France is")[0, -1].argmax())
-        >>> with ablated(model, ["L23H4", "L23H5", "L0H2"]):
-        ...     print(answer())
-        ...
+        >>> with ablated(model, ["L23H1", "L23H4", "L23H5"]):
+        ...     answer()
+        ' Tokyo'
         >>> answer()
         ' Paris'
     """

@@ -170,7 +170,7 @@ def run(
         prompts: Token ids of each prompt.
         read: Activations for ``reduce``, which is called once for each layer and batch.
         reduce: Receives them; must copy what it keeps.
-        layers: Layers to read; by default all that have what is read.
+        layers: Layers to read; by default all that have what is read. Without ``logits`` no later layer is run.
         edit: Replacements by (layer, activation), made before anything later in the model reads them.
         logits: Receives the logits of each batch.
         last: Compute logits of this many last positions only (of all in a shorter prompt), to save time and memory.
@@ -180,16 +180,20 @@ def run(
     check_prompts(model, prompts)
     device = model_device(model)
     sizes = sizes_of(model)
+    chosen = None if layers is None else list(layers)
+    ending: dict[str, int] = {}
     if logits is None:
         last = 1  # A host may compute logits although none are needed.
+        if chosen and read and max(chosen) + 1 < len(model.blocks):
+            ending["stop_at_layer"] = max(chosen) + 1
     with state_restored(model):
         for batch in batches(prompts, lambda length: sizes.bytes_of(length, last), budget):
             batch = PromptBatch(batch.ids.to(device), batch.rows)
-            hooks = _hooks(model, batch, tuple(read), reduce, layers, edit or {})
-            if last is not None:
+            hooks = _hooks(model, batch, tuple(read), reduce, chosen, edit or {})
+            if last is not None and not ending:
                 hooks.append(_only_last(model, last))
             with model.hooks(fwd_hooks=hooks):
-                output = model(batch.ids, return_type="logits" if logits is not None else None)
+                output = model(batch.ids, return_type="logits" if logits is not None else None, **ending)
             if logits is not None:
                 logits(output, batch)
             if progress is not None:
