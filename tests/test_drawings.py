@@ -103,9 +103,9 @@ def test_attention_groups() -> None:
 def test_grouping_profile(model: Any) -> None:
     found = grouping_profile(model, [TEXT, TEXT])
     figure = found.figure()
-    torch.testing.assert_close(
-        values_of(figure, "all queries previous token"), found.head_map("previous_token"), check_dtype=False
-    )
+    place = found.index_of("previous_token")
+    for group, maps in (("all queries", found.values), ("queries where it is possible", found.where_possible)):
+        torch.testing.assert_close(values_of(figure, f"{group} previous token"), maps[place], check_dtype=False)
 
 
 def test_value_mixing_and_its_worked_example() -> None:

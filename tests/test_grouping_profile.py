@@ -13,6 +13,7 @@ from planted import shared_model, word
 
 from tl_headmaps import GroupingProfile, Result, grouping_profile
 from tl_headmaps.core.errors import UsageError
+from tl_headmaps.results import largest_heads
 from tl_headmaps.scorers.profile import (
     POSITIONS,
     PROFILE_SCORES,
@@ -224,7 +225,7 @@ class TestModels:
             ({"texts": [sentence(3)]}, "no text of at least two tokens"),
             ({"texts": [sentence(3, 4)], "max_tokens": 1}, "max_tokens=1 is too short"),
             ({"texts": [sentence(3, 4)], "max_texts": 0}, "max_texts=0 leaves no text"),
-            ({"texts": [sentence(3, 4), 5]}, "must be a string"),
+            ({"texts": [sentence(3, 4), 5]}, "Text 1: 5 is not a text"),
         ):
             with pytest.raises(UsageError, match=sentence_):
                 grouping_profile(model, **options)
@@ -246,9 +247,10 @@ class TestAgreement:
         from transformer_lens.head_detector import detect_head
 
         theirs = torch.stack([detect_head(default_model, text, DETECTED[score]) for text in TEXTS]).mean(0)
-        torch.testing.assert_close(profile.head_map(score), theirs.float(), atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(profile.values[profile.index_of(score)], theirs.float(), atol=1e-5, rtol=1e-4)
         best = theirs.flatten().argsort(descending=True)[:5].tolist()
-        assert [head.layer * 9 + head.head for head, _ in profile.top(5, score)] == best
+        found = largest_heads(profile.values[profile.index_of(score)], 5)
+        assert [head.layer * 9 + head.head for head, _ in found] == best
 
     def test_known_heads_stand_out(self, profile: GroupingProfile) -> None:
         for score in ("previous_token", "duplicate_token", "first_token", "induction"):

@@ -33,7 +33,7 @@ LEVEL |= {"__init__": len(ORDER) - 1, "__main__": len(ORDER) - 1}
 
 CAPTURE = (
     *("mapped", "tensors", "parts", "forward", "isolation", "anatomy", "seams", "norms", "measuring", "requirements"),
-    *("selfcheck", "host", "checkpoint", "weights"),
+    *("selfcheck", "host", "checkpoint", "quantisation", "weights"),
     *("installs", "multimodal", "bundled", "loading", "running", "components"),
 )
 """The same inside ``capture/``."""

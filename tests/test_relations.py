@@ -73,6 +73,7 @@ def test_relations_without_a_pair_are_left_out_for_a_model(default_model: Any) -
     assert everything - usable == WITHOUT_NUMBER_TOKENS
 
 
+@pytest.mark.filterwarnings("ignore::tl_headmaps.core.errors.HeadMapsWarning")
 @pytest.mark.parametrize(
     ("name", "text", "expected"),
     [

@@ -171,8 +171,8 @@ def test_datasets_are_read_by_column() -> None:
         (5, "int is not a source of texts"),
         (b"bytes", "bytes is not a source of texts"),
         ({"text": "x"}, "dict is not a source of texts"),
-        (["fine", 3], "Text 1 is 3, of type int"),
-        ([["nested"]], r"Text 0 is \['nested'\], of type list"),
+        (["fine", 3], "Text 1: 3 is not a text. Give a string"),
+        ([["nested"]], "Text 0: 'nested' is not a token id"),
     ],
 )
 def test_what_is_no_text_is_named(source: Any, message: str) -> None:

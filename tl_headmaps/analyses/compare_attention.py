@@ -106,7 +106,7 @@ class AttentionComparison(HeadMaps):
             raise UsageError(f"{word!r} was not asked about. The words are {', '.join(map(repr, self.words))}.")
         return self.attention[_members(self.phrases, word)].mean(0)
 
-    def top(self, n: int = 5, label: None = None) -> list[tuple[HeadIndex, float]]:
+    def top(self, n: int = 5, label: str | None = None) -> list[tuple[HeadIndex, float]]:
         """The ``n`` heads whose attention differs most, either way (ties: lower layer, then lower head)."""
         return [
             (head, float(self.difference[head.layer, head.head])) for head, _ in largest_heads(self.values.abs(), n)

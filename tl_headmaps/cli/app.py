@@ -41,13 +41,13 @@ def main() -> None:
     """Entry point: every foreseen failure is one sentence and an exit code, never a traceback."""
     shown = warnings.showwarning
 
-    def as_sentence(message: Any, category: type[Warning], *where: Any) -> None:
+    def as_sentence(message: Warning | str, category: type[Warning], filename: str, lineno: int, *rest: Any) -> None:
         if issubclass(category, HeadMapsWarning):
             typer.echo(f"tl-headmaps: {message}", err=True)
         else:
-            shown(message, category, *where)
+            shown(message, category, filename, lineno, *rest)
 
-    warnings.showwarning = as_sentence
+    warnings.showwarning = as_sentence  # type: ignore[assignment]
     try:
         try:
             app()

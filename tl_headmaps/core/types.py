@@ -145,7 +145,7 @@ LayerLike: TypeAlias = SupportsIndex | str
 
 def is_index(value: object) -> bool:
     """Whether a value counts something: a whole number, also of numpy or torch, but not True or False."""
-    if isinstance(value, bool | str) or (getattr(value, "dtype", None) is not None and "bool" in str(value.dtype)):
+    if isinstance(value, bool | str) or "bool" in str(getattr(value, "dtype", "")):
         return False
     try:
         index(value)  # type: ignore[arg-type]

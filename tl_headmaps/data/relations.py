@@ -11,7 +11,7 @@ import hashlib
 import json
 import re
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -154,7 +154,8 @@ class Relation:
         given = _checked_templates(Path(path), {name: list(listed) for name, listed in templates.items()})
         if unknown := sorted(set(given) - {"neutral", "eliciting"}):
             raise RelationDataError(f"templates= has {unknown[0]!r}; it may have 'neutral' and 'eliciting'.")
-        return replace(relation, **{f"{name}_templates": tuple(listed) for name, listed in given.items()})
+        changes: dict[str, Any] = {f"{name}_templates": tuple(listed) for name, listed in given.items()}
+        return replace(relation, **changes)
 
     @classmethod
     def _read(cls, path: Path, header: bool | None) -> "Relation":
@@ -307,7 +308,10 @@ def _is_header(path: Path, rows: Sequence[Sequence[str]]) -> bool:
     unlike = []
     for place, cell in enumerate(first):
         column = [row[place] for row in below if len(row) > place]
-        features = (lambda text: text[:1].isupper(), lambda text: text.lstrip("-").isdigit())
+        features: tuple[Callable[[str], bool], ...] = (
+            lambda text: text[:1].isupper(),
+            lambda text: text.lstrip("-").isdigit(),
+        )
         differs = any(all(map(feature, column)) and not feature(cell) for feature in features)
         unlike.append((bool(column) and differs, len(column)))
     # Of a single row below, both cells must differ.

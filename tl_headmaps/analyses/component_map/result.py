@@ -284,7 +284,7 @@ class ComponentShift:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class HeadComponentMap(MeasuredComponents, HeadMaps):
+class HeadComponentMap(HeadMaps, MeasuredComponents):
     """One value per attention component, layer and head: a :class:`ComponentMap` opened into its heads.
 
     ``attn.k`` and ``attn.v`` have one head per key/value head; where that is fewer than query heads, the cells left
