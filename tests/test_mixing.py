@@ -207,6 +207,29 @@ class TestSeed:
             assert not re.search(r"\de[-+]?\d", text)
         assert "(1.17 × 10^-5) × 1" in str(example)
 
+    def test_digits_and_small_terms_are_chosen(self) -> None:
+        row = [0.9, 2e-5, 3e-5, 0.09995]
+        mixing = ValueMixing.from_arrays(
+            [[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0], row], [[1.0, 0.5], [1.0, 0.25], [2.0, 3.0], [1.0, 1.17e-5]]
+        )
+        short, whole = mixing.explain(3, 0, digits=2), mixing.explain(3, 0, digits=2, least=0)
+        # Of a dimension's four terms, two are below a thousandth of the largest; they add up to 8e-5.
+        assert r"\hat{v}_{4,1} &= 0.9 \times 1 + 0.1 \times 1 + 8 \times 10^{-5}\ \text{(2 others)}" in short.to_latex()
+        assert "others" not in whole.to_latex() and r"(2 \times 10^{-5}) \times 1" in whole.to_latex()
+        assert r"1.2 \times 10^{-5}" in short.to_latex() and r"1.17 \times 10^{-5}" in mixing.explain(3, 0).to_latex()
+        assert "two significant digits" in str(short) and "1.17" not in short.markdown() + short.figure().body
+        for example in (short, whole):
+            for step in example.figure().data.steps:
+                for equation in step.equations:
+                    known = [each for form in equation.right if (each := total(form)) is not None]
+                    assert known == pytest.approx([known[0]] * len(known) if known else [])
+        for wrong, sentence in (
+            ({"digits": 0}, "digits=0 cannot be written. Give 1 to 12"),
+            ({"least": 1}, "least=1 is no share of the largest term"),
+        ):
+            with pytest.raises(UsageError, match=sentence):
+                mixing.explain(3, 0, **wrong)  # type: ignore[arg-type]
+
     def test_the_whole_attention_is_shown_also_of_one_query(self) -> None:
         model, ids = shared_model("llama"), [3, 9, 4, 7]
         one = value_mixing(model, ids, "L1H2", 3, 0)

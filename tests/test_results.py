@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -22,6 +23,8 @@ from tl_headmaps.core import files
 from tl_headmaps.core.errors import OutputError, UsageError
 from tl_headmaps.core.files import csv_rows
 from tl_headmaps.core.provenance import Provenance
+from tl_headmaps.renderers.tables import paper_table
+from tl_headmaps.renderers.text import latex
 
 AWKWARD = ['say "hi"', "two\nlines", "a,b", "'", "", "🇫🇷 🙂", "שלום", "‮abc", "\\", "\x00", "\ttab", "</script>", "Ġx"]
 N_VOCAB = 50_000
@@ -134,6 +137,93 @@ def test_csv_reads_back_with_a_carriage_return_in_a_label() -> None:
     """A carriage return is a token of every byte-level vocabulary."""
     rows = csv_records(grid([[1.0]], ["a\rb"]).to_csv())
     assert [row["source"] for row in rows] == ["a\rb"]
+
+
+SPECIAL = re.compile(r"(?<!\\)[&%$#_{}~^]")
+
+
+def cells_of(line: str) -> list[str]:
+    """Cells of a row of LaTeX, its end taken off."""
+    assert line.endswith(r" \\")
+    return re.split(r"(?<!\\)&", line.removesuffix(r" \\"))
+
+
+def assert_sound(text: str, n_columns: int, n_rows: int) -> None:
+    """A tabular of so many columns and rows whose braces are balanced and whose lines are what LaTeX expects."""
+    bare = re.sub(r"\\[{}]", "", text)
+    depths = np.cumsum([(c == "{") - (c == "}") for c in bare])
+    assert depths.min() >= 0 and depths[-1] == 0
+    lines = [line for line in text.splitlines() if not line.startswith("%")]
+    assert lines[0].startswith(r"\begin{tabular}{") and len(lines[0].split("{")[2]) == n_columns + 1
+    assert [lines[1], lines[3], *lines[-2:]] == [r"\toprule", r"\midrule", r"\bottomrule", r"\end{tabular}"]
+    assert len(lines) == n_rows + 6
+    for line in (lines[2], *lines[4:-2]):
+        assert len(cells_of(line)) == n_columns
+        assert not line.lstrip().startswith(("[", "*")), "the end of the row before would take it for its own"
+
+
+@given(parts=parts())
+def test_a_table_for_a_paper_is_escaped(parts: dict[str, Any]) -> None:
+    result = grid(**parts)
+    text = result.to_latex(columns=["source", "target", "value", "rank"], n=None)
+    assert_sound(text, 4, result.values.numel())
+    for line in text.splitlines()[4 : 4 + result.values.numel()]:
+        for cell in cells_of(line)[:2]:
+            plain = re.sub(r"\\text[a-z]+\{\}|(?<=[-`'?!])\{\}", "", cell.strip())
+            plain = plain[1:-1] if plain[:1] == "{" else plain
+            assert not SPECIAL.search(plain) and "$" not in plain.replace(r"\$", "")
+
+
+def test_hyphens_and_quotes_in_a_row_stay_apart() -> None:
+    assert latex("a--b ''c`` ?` d-e") == "a-{}-b '{}'c`{}` ?{}` d-e"
+
+
+@pytest.mark.parametrize(
+    ("value", "digits", "shown"),
+    [
+        (0.7, 3, "0.700"),
+        (1.17e-5, 2, r"$1.2 \times 10^{-5}$"),
+        (-1.17e-5, 3, r"$-1.17 \times 10^{-5}$"),
+        (-0.0421, 2, "$-0.042$"),
+        (221.11, 3, "221"),
+        (0.0, 3, "0"),
+        (3e9, 1, r"$3 \times 10^{9}$"),
+        (3.21e-17, 2, r"$3.2 \times 10^{-17}$"),
+    ],
+)
+def test_numbers_of_a_paper_have_significant_digits(value: float, digits: int, shown: str) -> None:
+    row = grid([[value]]).to_latex(columns=["value"], digits=digits).splitlines()[4]
+    assert row == shown + r" \\"
+
+
+def test_no_probability_is_said_to_be_zero() -> None:
+    rows = [{"relation": "a_b", "q_value": q, "p_value": math.nan} for q in (0.0, 1e-17, 2e-8)]
+    assert paper_table(rows, columns=["relation", "q_value", "p_value"]).rows == [
+        ["a b", "$< 10^{-9}$", "--"],
+        ["a b", "$< 10^{-9}$", "--"],
+        ["a b", r"$2.00 \times 10^{-8}$", "--"],
+    ]
+
+
+def test_a_table_for_a_paper_says_what_it_left_out() -> None:
+    result = grid(np.arange(30).reshape(5, 6) - 3.0)
+    text = result.to_latex(n=2, columns=["source", "value"])
+    assert text.splitlines()[4:6] == [r"s4 & 26.0 \\", r"s4 & 25.0 \\"]
+    assert "% Token grid: 2 of 30 rows, by value\n% Made from tiny" in text
+    assert result.to_latex(n=1, by="rank", columns=["rank"]).splitlines()[4] == r"5 \\"
+    floating = result.to_latex(caption="50% of it")
+    assert floating.startswith(r"\begin{table}[t]") and r"\caption{50\% of it}" in floating
+    assert r"\label{tab:token_grid}" in floating
+    # Columns that are the same in all rows are told once.
+    assert "head" not in result.to_latex().splitlines()[2] and "head: L23H4; circuit: ov" in result.to_latex()
+    for wrong, sentence in (
+        ({"columns": ["score"]}, "no column 'score'; it has head, circuit, source, target, value, rank"),
+        ({"by": "score"}, "no column 'score'"),
+        ({"digits": 0}, "digits=0 cannot be written. Give 1 to 12"),
+        ({"n": 0}, "n=0 leaves no row"),
+    ):
+        with pytest.raises(UsageError, match=sentence):
+            result.to_latex(**wrong)  # type: ignore[arg-type]
 
 
 @given(parts=parts())

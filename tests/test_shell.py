@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from planted import random_model, save_checkpoint, source_model
+from test_results import assert_sound, cells_of
 
 import tl_headmaps
 from tl_headmaps import (
@@ -105,6 +106,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def results(model: Any) -> dict[str, Result]:
     return {name: call(model) for name, call in ANALYSES.items()}
+
+
+@pytest.mark.parametrize("analysis", ANALYSES)
+def test_every_result_has_a_table_for_a_paper(analysis: str, results: dict[str, Result], tmp_path: Path) -> None:
+    result = results[analysis]
+    text = result.save(tmp_path / "x.tex").read_text(encoding="utf-8")
+    assert text == result.to_latex() and result.provenance.fingerprint[:12] in text.splitlines()[-1]
+    n_columns = len(cells_of(text.splitlines()[2]))
+    assert n_columns <= 9
+    assert_sound(text, n_columns, min(20, len(list(result.to_rows()))))
 
 
 class TestAmbientState:

@@ -92,7 +92,7 @@ class Scale:
     def ticks(self) -> tuple[tuple[float, str], ...]:
         """Both ends of the bar and its middle with their labels: ``0.0040+`` at an end that values exceed."""
         if self.high <= self.low:
-            return ((self.low, true_minus(f"{self.low:.3g}")),)
+            return ((self.low, true_minus(f"{self.low + 0.0:.3g}")),)  # 0 for -0
         values = (self.low, (self.low + self.high) / 2, self.high)
         low, middle, high = map(true_minus, _alike(values))
         labels = ("≤ " * self.below + low, middle, high + "+" * self.above)

@@ -114,8 +114,11 @@ class Equation:
 
 
 def decimal_parts(value: float, digits: int = DIGITS, zeros: bool = False) -> tuple[str, int]:
-    """Significant digits and power of ten: ``("0.18", 0)``, ``("1.17", -5)``; zeros at the end only if asked for."""
-    if abs(value) < _NOTHING:
+    """Significant digits and power of ten: ``("0.18", 0)``, ``("1.17", -5)``.
+
+    With ``zeros``, as tables have it, zeros at the end stay, and no value is too small to be told.
+    """
+    if value == 0 or (abs(value) < _NOTHING and not zeros):
         return "0", 0
     written, power = f"{value:.{digits - 1}e}".split("e")
     exponent = int(power)

@@ -152,8 +152,8 @@ def draw_heat(heat: Heat, sheet: Any) -> None:
     heat = replace(heat, rows=_folded(heat.rows, wide), columns=_folded(heat.columns, wide))
     one_scale = len({layer.scale for layer in shown}) == 1
     left = _widest(heat.rows) + 0.25
-    most = 4 if not narrow else _across(heat, shown, wide - left - 0.2) if one_scale else 1
-    across, down = _arranged(heat, len(shown), most)
+    beside_each_other = 4 if not narrow else _across(heat, shown, wide - left - 0.2) if one_scale else 1
+    across, down = _arranged(heat, len(shown), beside_each_other)
     # Where every bit of width counts, the one bar lies below the maps.
     lying = narrow and one_scale and across > 1 and not shown[0].scale.names
     beside = max(_bar_inches(layer.scale) for layer in shown)
@@ -169,7 +169,8 @@ def draw_heat(heat: Heat, sheet: Any) -> None:
     titles = [lines_of(layer.name, room + _GAP / 2, TITLE_SIZE) for layer in shown]
     above = max(map(len, titles)) * line_height(TITLE_SIZE) + 0.05 if len(shown) > 1 else 0.0
     left_over = TALLEST["column" if narrow else "page"] - frame_height(sheet, title=heat.title, note=note) - below
-    tallest = min(left_over / down - above - _GAP, 5.5 if len(shown) == 1 else _TALLEST_OF_SEVERAL)
+    most = _TALLEST_OF_SEVERAL if len(shown) > 1 else 4.0 if narrow else 5.5
+    tallest = min(left_over / down - above - _GAP, most)
     cell = cell_inches(heat, room, max(tallest, 0.3))
     frame(sheet, below + down * (cell[1] * heat.rows.n + above + _GAP), title=heat.title, note=note)
     grid = sheet.subplots(down, across, squeeze=False)
@@ -261,7 +262,8 @@ def scale_beside(sheet: Any, image: Any, scale: Scale, axes: Any, height: float 
     extend = ends.get((scale.below, scale.above), "neither")
     place: dict[str, Any] = {"fraction": 0.05, "pad": 0.02, "aspect": 25}
     if height is None:
-        place = {"location": "bottom", "fraction": 0.1 / sheet.get_figheight(), "pad": 0.02, "aspect": 30}
+        inch = 1 / sheet.get_figheight()
+        place = {"location": "bottom", "fraction": 0.1 * inch, "pad": max(0.02, 0.1 * inch), "aspect": 30}
     bar = sheet.colorbar(image, ax=axes, extend=extend, **place)
     bar.outline.set_linewidth(0.4)
     # matplotlib makes an image of a bar of many colours, which readers blur.

@@ -52,6 +52,9 @@ class Table:
         return "\n".join(lines) + "\n"
 
 
+_LEAST_P = 1e-9
+"""Smaller probabilities are not told apart: rounding and the model of chance do not carry that far."""
+
 _NAMES = ("relation", "score", "function")
 """Columns of names, which a paper has in words."""
 
@@ -113,7 +116,7 @@ def paper_table(
         numbers = all(isinstance(row[name], float | int | None) and not isinstance(row[name], bool) for row in rows)
         titles.append((in_words(name), "right" if numbers else "left"))
         for line, row in zip(cells, rows, strict=True):
-            line.append(_cell(in_words(row[name]) if name in _NAMES else row[name], digits))
+            line.append(_named_cell(name, row[name], digits))
     return Table(titles, cells, "; ".join(parts))
 
 
@@ -130,7 +133,7 @@ def _with_head(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _size(value: Any) -> float:
-    return abs(value) if isinstance(value, float | int) and not math.isnan(value) else -1.0
+    return float(abs(value)) if isinstance(value, float | int) and not math.isnan(value) else -1.0
 
 
 def _said(value: Any) -> bool:
@@ -140,6 +143,15 @@ def _said(value: Any) -> bool:
 def _tells(values: Iterable[Any]) -> bool:
     """Whether a column tells rows apart."""
     return len({repr(value) for value in values}) > 1
+
+
+def _named_cell(name: str, value: Any, digits: int) -> Any:
+    """A cell of a column: names in words, and no probability said to be zero."""
+    if name in _NAMES:
+        return in_words(value)
+    if name.endswith(("p_value", "q_value")) and isinstance(value, float) and value < _LEAST_P:
+        return Tex("$< 10^{-9}$")
+    return _cell(value, digits)
 
 
 def _cell(value: Any, digits: int) -> Any:

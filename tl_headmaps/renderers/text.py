@@ -103,8 +103,9 @@ _MARKDOWN = {"&": "&amp;", "<": "&lt;", ">": "&gt;", **{character: f"\\{characte
 
 
 def latex(text: object) -> str:
-    """Text that LaTeX shows as it is."""
-    return "".join(_LATEX.get(character, character) for character in visible(str(text)))
+    """Text that LaTeX shows as it is; hyphens and quotes in a row do not become dashes and other quotes."""
+    apart = re.split(r"(?<=[-`'?!])(?=[-`'])", visible(str(text)))
+    return "{}".join("".join(_LATEX.get(character, character) for character in part) for part in apart)
 
 
 def markdown(text: object) -> str:

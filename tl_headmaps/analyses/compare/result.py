@@ -189,9 +189,9 @@ class Comparison(Result):
         notes = []
         if self.first_low is not None:
             notes.append(
-                f"{int(self.apart.sum()):,} of {int((~self.difference.isnan()).sum()):,} cells have 95% intervals that "
-                "do not overlap. This is no test: the two are not independent, and nothing is corrected for the number "
-                "of cells."
+                f"Cells whose two 95% intervals do not overlap: {int(self.apart.sum()):,} of "
+                f"{int((~self.difference.isnan()).sum()):,}. This is no test: the two results are not independent, and "
+                "nothing is corrected for the number of cells."
             )
         else:
             notes.append("Without intervals there is no telling which differences are more than noise.")
@@ -208,11 +208,11 @@ class Comparison(Result):
         for place, name in enumerate(self.maps):
             different = self.difference[place]
             defined = different[~different.isnan()]
-            changed = ", ".join(f"{_shown(where)} {signed(value)}" for (_, where), value in self.top(_CHANGED, name))
+            changed = [f"{_shown(where)} {signed(value)}" for (_, where), value in self.top(_CHANGED, name) if value]
             mean = float(defined.abs().mean()) if len(defined) else math.nan
             row = [name, len(defined), number(float(self.correlation[place])), significant(mean)]
             row += [int(self.apart[place].sum())] * (self.first_low is not None)
-            rows.append([*row, changed])
+            rows.append([*row, ", ".join(changed) or "nothing"])
         columns = [(self.over, "left"), ("cells", "right"), ("correlation", "right"), ("mean change", "right")]
         columns += [("apart", "right")] * (self.first_low is not None) + [("changed most", "left")]
         title = f"{in_words(self.compared).capitalize()} compared: {self._one_minus_other}"
