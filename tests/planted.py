@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -194,8 +194,14 @@ def random_model(
     return hosted(source, kind, host=host, processed=processed, tokenizer=tokenizer)
 
 
-shared_model = lru_cache(maxsize=None)(random_model)
-"""The same, built once per run: for tests that only read."""
+@cache
+def shared_model(kind: str, **options: Any) -> Any:
+    """The same, built and read once per run: for tests that only read."""
+    from reading import keep
+
+    model = random_model(kind, **options)
+    keep(model)
+    return model
 
 
 def hosted(

@@ -158,6 +158,7 @@ class TestTheCall:
         assert float(compare_attention(default_model, phrases, key="birds").correlation[0, 1]) > 0.5
 
 
+@pytest.mark.once
 class TestStatistics:
     @given(st.integers(0, 1000), st.integers(2, 4), st.integers(2, 4))
     @settings(max_examples=10)

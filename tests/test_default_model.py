@@ -51,8 +51,25 @@ def relative(ours: Tensor, theirs: Tensor) -> float:
     return float((ours - theirs).abs().max() / theirs.abs().max())
 
 
+def test_logits_are_those_of_the_saved_folder(default_model: Any) -> None:
+    """What TransformerLens makes of the folder, against transformers itself."""
+    from transformers import AutoModelForCausalLM
+
+    with bundled.quiet_transformers():
+        saved = AutoModelForCausalLM.from_pretrained(bundled.default_model_folder(), dtype=torch.float32).eval()
+    assert_same_logits(default_model, saved)
+
+
+def assert_same_logits(default_model: Any, other: Any) -> None:
+    text = f"{PROMPT} Paris. Water boils at 100 degrees; 7 times 8 is 56, and the cat sat on the"
+    tokens = torch.tensor([default_model.tokenizer.encode(text)])
+    assert tokens.shape[1] > 20
+    assert float((default_model(tokens) - other(tokens).logits).abs().max()) < LOGITS
+
+
 # Waiting for gguf and transformers: reading a GGUF file calls deprecated functions of numpy and torch.
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:gguf", "ignore::UserWarning:transformers")
+@pytest.mark.once
 def test_logits_are_those_of_the_published_file(default_model: Any, tmp_path: Path) -> None:
     """Through the whole chain: GGUF, our conversion, the saved folder, TransformerLens."""
     from transformers import AutoModelForCausalLM
@@ -65,11 +82,7 @@ def test_logits_are_those_of_the_published_file(default_model: Any, tmp_path: Pa
         original = AutoModelForCausalLM.from_pretrained(
             str(gguf.parent), gguf_file=gguf.name, dtype=torch.float32
         ).eval()
-    text = f"{PROMPT} Paris. Water boils at 100 degrees; 7 times 8 is 56, and the cat sat on the"
-    tokens = torch.tensor([default_model.tokenizer.encode(text)])
-    assert tokens.shape[1] > 20
-    difference = (default_model(tokens) - original(tokens).logits).abs().max()
-    assert float(difference) < LOGITS
+    assert_same_logits(default_model, original)
 
 
 def test_the_capital_of_france(default_model: Any) -> None:

@@ -73,6 +73,7 @@ def blocks(labels: list[int], inside: float, across: float, *, sink: float = 0.0
     return weights / weights.sum(1, keepdim=True)
 
 
+@pytest.mark.once
 class TestFixtures:
     def test_the_drawing_of_seed_001_comes_out_exactly(self) -> None:
         found = AttentionGroups.from_pattern(seed_pattern(), WORDS)
@@ -119,6 +120,7 @@ class TestFixtures:
         assert "0 It" in str(found) and "tree" in str(found)
 
 
+@pytest.mark.once
 class TestTrees:
     @given(st.lists(st.integers(-1, 10), min_size=1, max_size=12))
     def test_any_tree_is_found_again(self, choices: list[int]) -> None:
@@ -143,6 +145,7 @@ class TestTrees:
             assert tree_parents(mask) is None
 
 
+@pytest.mark.once
 class TestAffinity:
     @pytest.mark.parametrize("n", [2, 5, 9])
     def test_even_causal_attention_has_affinity_one_everywhere(self, n: int) -> None:
@@ -222,6 +225,7 @@ class TestAffinity:
                 assert float(ours[group]) == pytest.approx(expected, abs=1e-6)
 
 
+@pytest.mark.once
 class TestClustering:
     @pytest.mark.parametrize("causal", [True, False])
     def test_planted_blocks_are_found_in_noise(self, causal: bool) -> None:
@@ -348,6 +352,7 @@ class TestClustering:
             assert members(cluster(edges, "components")) == sorted(sorted(part) for part in theirs)
 
 
+@pytest.mark.once
 class TestDistance:
     def test_fitted_attention_has_the_own_sums_of_rows_and_distances(self) -> None:
         pattern = random_pattern(2, 9, 2, causal=True)
@@ -417,6 +422,7 @@ def _both_ways(labels: list[int]) -> torch.Tensor:
     return torch.where(same, 1.0, 0.05)
 
 
+@pytest.mark.once
 class TestInvariants:
     @settings(max_examples=20)
     @given(st.integers(0, 10_000), st.integers(2, 12), st.integers(1, 3), st.booleans(), st.booleans())
@@ -509,6 +515,7 @@ class TestModels:
         )
 
 
+@pytest.mark.once
 class TestFigure:
     def test_the_drawing_of_seed_001_comes_out_exactly(self) -> None:
         found = AttentionGroups.from_pattern(seed_pattern(), WORDS, combine="max")
@@ -546,6 +553,7 @@ class TestFigure:
         assert [head for head, _ in found.figure().data.heads] == ["L0H1"]
 
 
+@pytest.mark.once
 class TestResult:
     @pytest.mark.parametrize("suffix", [".json", ".safetensors"])
     def test_comes_back_from_its_file(self, suffix: str, tmp_path: Path) -> None:

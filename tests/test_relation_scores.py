@@ -167,6 +167,7 @@ def test_null_exposes_a_head_that_always_writes_the_four_pronouns() -> None:
 
 
 @given(st.integers(0, 10_000), st.integers(2, 12), st.sampled_from([1, 2, 5]), st.booleans())
+@pytest.mark.once
 def test_null_mean_is_that_of_shuffled_targets(seed: int, n: int, k: int, ties: bool) -> None:
     generator = torch.Generator().manual_seed(seed)
     rows = torch.randn(1, n, 17, generator=generator)
@@ -192,6 +193,7 @@ def test_null_mean_is_that_of_shuffled_targets(seed: int, n: int, k: int, ties: 
 
 
 @pytest.mark.parametrize("n", [3, 5, 9])
+@pytest.mark.once
 def test_few_pairs_have_the_p_value_of_all_orders(n: int) -> None:
     """A head that hits all pairs of a one-to-one relation: one order of n! does."""
     promote, _ = score_layer(factor_maps(torch.eye(n, 30)[None]), one_relation(torch.arange(n), 1))
@@ -205,6 +207,7 @@ def test_no_p_value_is_smaller_than_that_of_one_arrangement() -> None:
 
 
 @given(st.integers(0, 10_000), st.sampled_from([5, 14]))
+@pytest.mark.once
 def test_units_are_shuffled_as_one(seed: int, n_units: int) -> None:
     """Against the definition, written out: each unit keeps its lists and gets another unit's target."""
     generator = torch.Generator().manual_seed(seed)
@@ -277,6 +280,7 @@ def test_alike_sources_are_forms_of_a_word_or_have_similar_embeddings() -> None:
     assert alike.cluster[0] == alike.cluster[1] == alike.cluster[2] != alike.cluster[3]
 
 
+@pytest.mark.once
 def test_p_value_is_close_to_that_of_real_shuffling() -> None:
     generator = torch.Generator().manual_seed(3)
     rows = torch.randn(1, 30, 40, generator=generator)
@@ -294,6 +298,7 @@ def test_p_value_is_close_to_that_of_real_shuffling() -> None:
 
 
 @given(st.lists(st.floats(0, 1), max_size=9), st.integers(0, 9))
+@pytest.mark.once
 def test_poisson_binomial_tail_equals_enumeration(chances: list[float], hits: int) -> None:
     total = 0.0
     for outcome in range(2 ** len(chances)):
@@ -435,6 +440,7 @@ def test_repeated_pairs_count_as_given() -> None:
     assert torch.equal(twice.promote_ranks[0][0], twice.promote_ranks[0][2])
 
 
+@pytest.mark.once
 def test_ten_thousand_pairs() -> None:
     generator = torch.Generator().manual_seed(0)
     pairs = torch.randint(3, N_VOCAB, (10_000, 2), generator=generator).tolist()
@@ -483,6 +489,7 @@ def test_asking_a_result_for_what_it_does_not_hold() -> None:
 
 
 @pytest.mark.model
+@pytest.mark.once
 def test_default_model_equals_the_dense_formula_on_pairs_of_a_user(default_weights: HeadWeights) -> None:
     """Pairs that are not bundled, layers at both ends and in the middle, every head, both directions."""
     words = "water fire earth stone gold silver red blue green king queen man woman dog cat bread milk sun moon star"
@@ -507,6 +514,7 @@ def test_default_model_equals_the_dense_formula_on_pairs_of_a_user(default_weigh
 
 
 @pytest.mark.model
+@pytest.mark.once
 def test_default_model_knows_capitals_and_names(default_weights: HeadWeights) -> None:
     heads = [f"L23H{head}" for head in range(9)]
     relations = ["country_to_capital", "name_copying"]

@@ -228,6 +228,7 @@ def grid_command(folder: Path, *out: Path) -> list[str]:
     ]
 
 
+@pytest.mark.once
 class TestPrinting:
     @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
     def test_a_full_disk_behind_stdout_loses_no_file(self, folder: Path, tmp_path: Path) -> None:
@@ -262,6 +263,7 @@ class TestPrinting:
         run("tasks", "--verify", "--n-items", "0").assert_refused(2, "n_items=0 must be at least 1")
 
 
+@pytest.mark.once
 class TestTemporaryFiles:
     def test_those_of_a_killed_process_go_with_the_next_one(self, tmp_path: Path) -> None:
         script = (
@@ -322,6 +324,7 @@ class TestActivationCache:
             assert path.read_bytes() == whole
 
 
+@pytest.mark.once
 class TestFilesOfOthers:
     @pytest.mark.parametrize("k", ["10", None, [10], 2.5, True, 0, -3, 10**30, {}])
     def test_k(self, tmp_path: Path, k: Any) -> None:
@@ -423,6 +426,7 @@ class TestFilesOfOthers:
                 read(name)
 
 
+@pytest.mark.once
 class TestResults:
     def test_shapes_and_axes_are_checked_against_each_other(self, results: dict[str, Result], tmp_path: Path) -> None:
         """Whatever loads can be printed, listed and saved again."""

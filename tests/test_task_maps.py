@@ -130,6 +130,7 @@ def test_the_null_is_flat_and_maps_are_scaled(planted_maps: TaskMaps) -> None:
     assert planted_maps.overlap.diagonal().tolist() == [1.0] * 4
 
 
+@pytest.mark.once
 def test_labels_without_a_trace_in_the_heads_give_no_heads(planted: Any, tmp_path: Path) -> None:
     draw = random.Random(5)
     tasks = slot_tasks()
@@ -140,6 +141,7 @@ def test_labels_without_a_trace_in_the_heads_give_no_heads(planted: Any, tmp_pat
     assert not found.stable and "Unstable: maps from two halves of the contents" in found.claim
 
 
+@pytest.mark.once
 def test_words_that_give_the_label_away_leave_nothing_to_the_heads(tmp_path: Path) -> None:
     """Head 0 sees the marker at the slot; if only that marker is in the prompt, words know as much."""
     draw = random.Random(3)
@@ -179,6 +181,7 @@ def test_a_hooked_transformer_gives_the_same_maps(planted_maps: TaskMaps, tmp_pa
 
 
 @pytest.mark.parametrize("dim", [12, 150])
+@pytest.mark.once
 def test_ridge_fits_equal_scikit_learn(dim: int) -> None:
     generator = torch.Generator().manual_seed(0)
     # Directions of very different variance, one twice and one not at all.
@@ -207,6 +210,7 @@ def features_of_heads(n_items: int = 80, seed: int = 0) -> torch.Tensor:
     return values
 
 
+@pytest.mark.once
 def test_importance_is_the_part_of_the_logit_that_a_dense_probe_reads_from_a_head() -> None:
     """Every fit of every cell again, in feature space with scikit-learn; and the parts of all heads add up."""
     values = features_of_heads()
@@ -301,6 +305,7 @@ def test_shuffled_labels_stay_inside_matched_sets(monkeypatch: pytest.MonkeyPatc
 
 
 @given(st.lists(st.tuples(st.integers(0, 14), st.integers(0, 2)), min_size=30, max_size=120), st.integers(0, 3))
+@pytest.mark.once
 def test_folds_keep_contents_whole_and_need_every_function(pairs: list[tuple[int, int]], seed: int) -> None:
     contents, labels = [f"c{content}" for content, _ in pairs], torch.tensor([label for _, label in pairs])
     try:
@@ -314,6 +319,7 @@ def test_folds_keep_contents_whole_and_need_every_function(pairs: list[tuple[int
     assert torch.equal(folds, content_folds(contents, labels, 4, seed, ("a", "b", "c")))
 
 
+@pytest.mark.once
 def test_folds_of_the_bundled_items_are_even_and_differ_by_seed() -> None:
     tasks = load_tasks()
     labels = torch.tensor([tasks.functions.index(item.function) for item in tasks.items])
@@ -766,6 +772,7 @@ def test_hooks_of_the_user_are_left_alone(planted: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.model
+@pytest.mark.once
 def test_two_contents_of_the_default_model(default_model: Any, tmp_path: Path) -> None:
     """A short pass: forty-eight items. The figures for all of them are in the benchmarks."""
     tasks = load_tasks()

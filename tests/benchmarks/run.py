@@ -24,6 +24,7 @@ from large import bench_70b, bench_default_from_disk, bench_workers
 
 from tl_headmaps import (
     HeadWeights,
+    ablate,
     component_map,
     load_default_model,
     load_relations,
@@ -179,21 +180,61 @@ def bench_relations(weights: HeadWeights) -> dict[str, Any]:
         heads = [(layer, head) for head in range(weights.n_heads)]
         relation_scores(weights, relations, preset="maps", heads=heads, progress=False)
 
+    sources = torch.tensor([token for entry in encoded for token in entry.source_ids])
+    targets = torch.tensor([token for entry in encoded for token in entry.target_ids])
+
+    def ranked(layer: int) -> None:
+        # What every score needs; the rest is p-values, intervals, clusters and neighbours.
+        most = max(relation.k for relation in relations)
+        ranks(
+            CircuitMaps(weights, sources, preset="maps").layer(layer), torch.arange(len(sources)), targets, limit=most
+        )
+
     with peak_memory() as peak:
         ours(RELATION_LAYERS[0])
-    speedups, seconds_of = {}, {}
+    speedups, over_ranks, seconds_of = {}, {}, {}
     for layer in RELATION_LAYERS:
-        calls = {"obvious": lambda layer=layer: obvious(layer), "ours": lambda layer=layer: ours(layer)}
+        calls = {
+            name: lambda call=call, layer=layer: call(layer)
+            for name, call in {"obvious": obvious, "ours": ours, "ranks": ranked}.items()
+        }
         times = interleaved(calls, repeats=3)
         times["obvious"] *= weights.n_heads
         seconds_of[str(layer)] = times
         speedups[str(layer)] = times["obvious"] / times["ours"]
+        over_ranks[str(layer)] = times["ours"] / times["ranks"]
     return {
         "relations": len(relations),
         "pairs": sum(len(entry.kept) for entry in encoded),
         "seconds_by_layer": seconds_of,
         "speedup_by_layer": speedups,
+        "over_ranks_by_layer": over_ranks,
         "peak_mib_above_model": peak.mib,
+    }
+
+
+def bench_ablate(weights: HeadWeights) -> dict[str, Any]:
+    """99 matched draws, against five draws as whole passes over all prompts, one for every step of the curve."""
+    model, relation = load_default_model(device="cpu"), resolve("country_to_capital")
+    template, heads = "The capital of <X> is", ["L23H4", "L22H4", "L23H8"]
+    filled = [fill(model, template, source) for source, _ in relation.pairs]
+    prompts = [prompt.ids for prompt in filled if not isinstance(prompt, str)]
+
+    def curves(n_random: int) -> None:
+        ablate(
+            model, relation, heads, template=template, controls=None, n_random=n_random, preset="folded", progress=False
+        )
+
+    curves(0)  # warms up
+    calls = {"pass": lambda: run(model, prompts), "99 draws": lambda: curves(99), "5 draws": lambda: curves(5)}
+    times = interleaved(calls, repeats=3)
+    times["5 draws as passes"] = times["pass"] * (1 + len(heads) * (1 + 5))
+    return {
+        "prompts": len(prompts),
+        "heads": len(heads),
+        "seconds": times,
+        "over_5_draws_as_passes": times["99 draws"] / times["5 draws as passes"],
+        "over_5_draws": times["99 draws"] / times["5 draws"],
     }
 
 
@@ -453,6 +494,7 @@ BENCHES = {
     "import": bench_import,
     "ranks": bench_ranks,
     "relation_scores": bench_relations,
+    "ablate": bench_ablate,
     "salient_operations": bench_salient,
     "met": bench_met,
     "spectra": bench_spectra,

@@ -32,17 +32,20 @@ def silenced(module: Model | torch.nn.Module) -> Iterator[None]:
     """Run a module without the user's hooks; they are put back on exit."""
     from transformer_lens.hook_points import HookPoint
 
-    points = [part for part in module.modules() if isinstance(part, HookPoint)]
-    saved = [{name: getattr(point, name) for name in _HOOK_DICTIONARIES} for point in points]
+    points = [vars(part) for part in module.modules() if isinstance(part, HookPoint)]
+    # Most have none; those that a hook was added to and left in are emptied again.
+    known = [(point, name, point[name]) for point in points for name in _HOOK_DICTIONARIES]
+    replaced = [entry for entry in known if entry[2]]
+    left = [hooks for _, _, hooks in known if not hooks]
     try:
-        for point in points:
-            for name in _HOOK_DICTIONARIES:
-                setattr(point, name, OrderedDict())
+        for point, name, _ in replaced:
+            point[name] = OrderedDict()
         yield
     finally:
-        for point, hooks in zip(points, saved, strict=True):
-            for name, value in hooks.items():
-                setattr(point, name, value)
+        for point, name, hooks in replaced:
+            point[name] = hooks
+        for hooks in left:
+            hooks.clear()
 
 
 def all_modules(model: Model | torch.nn.Module) -> list[torch.nn.Module]:
