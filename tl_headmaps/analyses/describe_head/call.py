@@ -94,8 +94,8 @@ def describe_head(
         >>> texts = [f"There were {n} cups on table {n + 1}." for n in range(12)]
         >>> card = describe_head(load_default_model(), "L23H4", relations=capitals, preset="folded", texts=texts,
         ...                      progress=False)
-        >>> card.operations.name("L23H4").name, card.worth.top(1)[0][0].layer
-        ('unclear', 23)
+        >>> card.operations.name("L23H4").name, round(float(card.relations.promote[0, 23, 4]), 2)
+        ('copy', 0.67)
     """
     check_runs(model)
     preset = "met" if preset is None else preset

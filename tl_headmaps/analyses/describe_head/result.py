@@ -70,13 +70,19 @@ class HeadCard(Result):
         worth: How much the loss rises without it; with the other heads of its layer.
 
     Example:
-        >>> from tl_headmaps import HeadCard, Relation, describe_head, load_default_model
-        >>> capitals = Relation.from_pairs("capitals", [("France", "Paris"), ("Egypt", "Cairo"), ("Italy", "Rome")])
-        >>> texts = [f"There were {n} cups on table {n + 1}." for n in range(12)]
-        >>> card = describe_head(load_default_model(), "L23H4", relations=capitals, preset="folded", texts=texts,
-        ...                      progress=False)
-        >>> float(card.relations.promote[0, 23, 4])
-        1.0
+        >>> from tl_headmaps import HeadCard, HeadIndex, describe_model, load_default_model
+        >>> description = describe_model(load_default_model())
+        >>> card = HeadCard(HeadIndex(23, 4), description, description.provenance)  # describe_head() adds the parts
+        >>> print(card.sections()[-1][1].text())
+        of the head            number
+        ─────────────────────────────
+        parameters            147,456
+        parameters of QK       73,728
+        parameters of OV       73,728
+        effective rank of QK     44.4
+        effective rank of OV     53.4
+        <BLANKLINE>
+        36,864 parameters in each of W_Q, W_K, W_V and W_O.
         >>> HeadCard.load(card.save("card.json")) == card
         True
     """
