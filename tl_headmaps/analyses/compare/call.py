@@ -260,9 +260,9 @@ def _common_maps(read: Sequence[_Maps], common: bool) -> tuple[tuple[str, ...], 
     return shared, told
 
 
-def _ends(read: Sequence[_Maps], picked: Sequence[Sequence[int]]) -> dict[str, Tensor]:
+def _ends(read: Sequence[_Maps], picked: Sequence[Sequence[int]]) -> dict[str, Any]:
     """Ends of intervals, where both results have them."""
-    ends = {}
+    ends: dict[str, Any] = {}
     for which, one, at in zip(("first", "second"), read, picked, strict=True):
         low, high = one.ends
         if low is None or high is None or bool(low.isnan().all()):
@@ -271,7 +271,7 @@ def _ends(read: Sequence[_Maps], picked: Sequence[Sequence[int]]) -> dict[str, T
     return ends
 
 
-def _chosen(read: Sequence[_Maps], shared: Sequence[str]) -> dict[str, dict[str, tuple[HeadIndex, ...]]]:
+def _chosen(read: Sequence[_Maps], shared: Sequence[str]) -> dict[str, Any]:
     """Heads singled out by the second alone, the first alone and both, by name."""
     one, two = (part.chosen for part in read)
     # Names of heads are no maps: those that either result gives count.
@@ -326,7 +326,7 @@ _OF_THE_MODEL = ("parameters", "mlp_weights")
 
 def _provenance(made: Sequence[Provenance], options: dict[str, Any], circuit: str) -> Provenance:
     digest = sha256(" ".join(one.fingerprint for one in made).encode()).hexdigest()
-    both = {
+    both: dict[str, Any] = {
         name: _joined(getattr(one, name) for one in made)
         for name in ("model", "architecture", "basis", "dtype", "device")
     }

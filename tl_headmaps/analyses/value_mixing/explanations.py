@@ -271,8 +271,8 @@ class WorkedExample:
             parts("gain, by source: ", self.change_split.tolist()),
         ]
         n = {1: "one", 2: "two", 3: "three", 4: "four"}.get(self.digits, str(self.digits))
-        shown = f"{n} significant digit{'' if self.digits == 1 else 's'}"
-        return lines if self._is_exact else [*lines, f"Numbers are shown with {shown}; sums were made of all digits."]
+        rounded = f"Numbers are shown with {n} significant digit{'' if self.digits == 1 else 's'}"
+        return lines if self._is_exact else [*lines, f"{rounded}; sums were made of all digits."]
 
     @property
     def _is_exact(self) -> bool:
