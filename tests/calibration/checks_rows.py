@@ -42,13 +42,14 @@ def _right(model: Any, weights: Any, layer: int) -> tuple[list[tuple[HeadIndex, 
 
 def _ranked(bench: Bench, pairs: Tensor) -> list[float]:
     """The verdict's p-value for every set of three heads of some layers, called own, on some of the pairs."""
-    weights, p_values = bench.weights, []
+    weights, generator, p_values = bench.weights, bench.generator(), []
     everything = [HeadIndex(layer, head) for layer in range(weights.n_layers) for head in range(weights.n_heads)]
     for layer in (23,) if bench.quick else (15, 20, 23, 27):
         sets, right = _right(bench.model, weights, layer)
         share = dict(zip(map(frozenset, sets), right[:, pairs].mean(1).tolist(), strict=True))
         for own in sets:
-            rivals = sets_like(own, everything, 39, seed=bench.seed).sets
+            # Draws of its own: with the same ones for all, the least of them would decide about the whole layer.
+            rivals = sets_like(own, everything, 39, seed=int(generator.integers(1 << 30))).sets
             p_values.append(rank_p_value(share[frozenset(own)], [share[frozenset(heads)] for heads in rivals], "less"))
     return p_values
 

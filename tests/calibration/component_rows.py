@@ -25,10 +25,10 @@ LETTERS = 300
 
 
 @cache
-def _population(model: Any, name: str, n: int) -> tuple[Tensor, Tensor]:
+def _population(bench: Bench, name: str, n: int) -> tuple[Tensor, Tensor]:
     """What each document says, [document, component, layer, part], and its weight."""
-    source = ModelComponents(model)
-    texts = [text[:LETTERS] for text in read_texts()][:n]
+    source = ModelComponents(bench.model)
+    texts = [text[: bench.count(LETTERS, 100)] for text in read_texts()][:n]
     batches = token_batches(texts, source.weights.tokenizer, length=256, max_tokens=10**6)
     assert len(batches.items) == len(texts) == n, "a document is one sequence"
     measured = METRICS[name]
@@ -56,7 +56,7 @@ def _outputs(source: ModelComponents, batches: TextBatches, measure: Any) -> dic
 def _draws(bench: Bench, name: str, share: Any) -> tuple[Estimate, list[Estimate]]:
     """The map of the population, and maps of draws from it."""
     n = bench.count(24, 6)
-    values, weights = _population(bench.model, name, n)
+    values, weights = _population(bench, name, n)
     generator, documents = bench.generator(), torch.arange(n)
     drawn = [torch.from_numpy(generator.integers(0, n, n)) for _ in range(bench.count(300, 20))]
     maps = [over_documents(values[chosen], weights[chosen], documents, share) for chosen in drawn]

@@ -4,8 +4,8 @@ Phrasings are drawn, with replacement, from the frames below: real sentences thr
 be found, both words are the same one.
 """
 
-from functools import lru_cache
-from typing import Any
+import itertools
+from functools import cache
 
 import numpy as np
 import torch
@@ -32,15 +32,14 @@ N = 5
 """Phrasings of each word."""
 
 
-@lru_cache(maxsize=1)
-def _attention(model: Any) -> dict[str, Tensor]:
+@cache
+def _attention(bench: Bench) -> dict[str, Tensor]:
     """Attention of two words to 'birds' in every frame, frame x head, in layers with heads."""
     found = {}
     words = ("walk", "fly")
-    phrases = {
-        f"{opening} {middle} {word}": word for word in words for opening in OPENINGS for middle in MIDDLES
-    }  # fmt: skip
-    result = compare_attention(model, phrases, "birds", n_null=1)
+    frames = list(itertools.product(OPENINGS, MIDDLES))[:: bench.count(1, 4)]
+    phrases = {f"{opening} {middle} {word}": word for word in words for opening, middle in frames}
+    result = compare_attention(bench.model, phrases, "birds", n_null=1)
     for word in words:
         chosen = [place for place, phrase in enumerate(result.phrases) if phrase.word == word]
         found[word] = result.attention[chosen].flatten(1).double()
@@ -48,7 +47,7 @@ def _attention(model: Any) -> dict[str, Tensor]:
 
 
 def _drawn(bench: Bench, words: tuple[str, str], generator: np.random.Generator) -> Tensor:
-    pools = [_attention(bench.model)[word] for word in words]
+    pools = [_attention(bench)[word] for word in words]
     return torch.cat([pool[generator.integers(0, len(pool), N)] for pool in pools])
 
 
@@ -78,7 +77,7 @@ def separations(bench: Bench) -> Measured:
 @row("compare_attention", "interval_low", "interval_high", null="5 of 66 phrasings of each of two words")
 def differences(bench: Bench) -> Measured:
     """All heads of each draw; the truth is the mean over all frames."""
-    pools, generator = _attention(bench.model), bench.generator()
+    pools, generator = _attention(bench), bench.generator()
     truth = pools["walk"].mean(0) - pools["fly"].mean(0)
     covered = []
     for _ in range(bench.count(400, 20)):
@@ -90,7 +89,7 @@ def differences(bench: Bench) -> Measured:
 @row("compare_attention", "correlation_low", "correlation_high", null="5 of 66 phrasings of each of two words")
 def correlations(bench: Bench) -> Measured:
     """The correlation between the two words; the truth is the mean over all pairs of frames."""
-    pools, generator = _attention(bench.model), bench.generator()
+    pools, generator = _attention(bench), bench.generator()
     n = len(pools["walk"])
     every = torch.cat([pools["walk"], pools["fly"]])
     centred = every - every.mean(1, keepdim=True)

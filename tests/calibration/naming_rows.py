@@ -1,5 +1,7 @@
 """Names of heads that know nothing: W_O turned inside d_head, or Gaussian."""
 
+from functools import cache
+
 import torch
 
 from calibration.relation_rows import Change, gaussian_outputs, inner_rotation, null_weights
@@ -8,6 +10,7 @@ from tl_headmaps import salient_operations
 from tl_headmaps.naming.namer import UNCLEAR
 
 
+@cache
 def _named(bench: Bench, change: Change) -> Measured:
     layers = torch.linspace(1, 29, bench.count(10, 1)).int().tolist()
     weights = null_weights(bench, change)

@@ -1,6 +1,7 @@
 """Every p-value, interval and verdict on heads that know nothing: writes table.md, and a JSON for each module of rows.
 
     python tests/calibration/run.py [--only ANALYSIS ...] [--quick]
+    python tests/calibration/run.py --only "task_maps: standing_out"
 
 Rows that were not asked for keep what they had.
 """
@@ -64,7 +65,7 @@ def markdown(table: dict[str, dict[str, Any]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="*", help="analyses")
+    parser.add_argument("--only", nargs="*", help="analyses, or beginnings of the rows' names")
     parser.add_argument("--quick", action="store_true", help="the slice that CI runs; nothing is written")
     parser.add_argument("--seed", type=int, default=0, help="other null heads than the table's; nothing is written")
     arguments = parser.parse_args()
@@ -72,7 +73,7 @@ def main() -> None:
     rows, before = load_rows(), stored()
     table = {row.name: before[row.name] for row in rows if row.name in before}
     for row in rows:
-        if arguments.only and row.analysis not in arguments.only:
+        if arguments.only and not row.name.startswith(tuple(arguments.only)):
             continue
         start = time.perf_counter()
         measured = row.measure(bench)

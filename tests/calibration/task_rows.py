@@ -20,19 +20,24 @@ from tl_headmaps.scorers.tasks import Features
 N_ITEMS = 30
 """Items of each function; the bundled ones are 150."""
 
-QUICK = ("knowledge_recall", "retrieval", "inference")
-"""Functions of the quick slice."""
+FEW = ("knowledge_recall", "retrieval", "inference")
+"""Functions of the quick slice, and where many maps are made: the work grows with the square of the items."""
 
 N_NULL = 99
+N_DRAWS = 5
 N_FOLDS = 5
 T4, T8 = 2.7764451, 2.3060041
 """Student's 97.5% points: the interval of one half, and that of a difference of two."""
 
 
+def items(few: bool) -> Tasks:
+    return load_tasks(FEW).sample(24) if few else load_tasks().sample(N_ITEMS)
+
+
 @cache
-def captured(bench: Bench) -> tuple[Tasks, torch.Tensor]:
-    """Items, and z of every head at their answers: [layer, item, head * d_head]."""
-    tasks = load_tasks(QUICK).sample(24) if bench.quick else load_tasks().sample(N_ITEMS)
+def captured(bench: Bench, few: bool) -> tuple[Tasks, torch.Tensor]:
+    """Items of few functions or of all, and z of every head at their answers: [layer, item, head * d_head]."""
+    tasks = items(few)
     bos = prepends_bos(bench.model, None)
     asked = [encode_question(bench.model, item.prompt, (item.answer, *item.alternatives), bos) for item in tasks.items]
     found = capture_head_features(
@@ -44,9 +49,16 @@ def captured(bench: Bench) -> tuple[Tasks, torch.Tensor]:
     return tasks, torch.stack([found.layer(layer) for layer in found.layers])
 
 
-def maps_of(bench: Bench, places: list[int], shuffle: np.random.Generator | None = None, n_null: int = 1) -> TaskMaps:
+def maps_of(
+    bench: Bench,
+    places: list[int] | None = None,
+    shuffle: np.random.Generator | None = None,
+    n_null: int = 1,
+    few: bool = False,
+) -> TaskMaps:
     """Task maps of some of the items; with labels exchanged within matched sets, if a generator is given."""
-    tasks, values = captured(bench)
+    tasks, values = captured(bench, few or bench.quick)
+    places = list(range(len(tasks))) if places is None else places
     chosen = replace(tasks, items=tuple(tasks.items[place] for place in places))
     design = _Design.of(chosen, N_FOLDS, bench.seed)
     if shuffle is not None:
@@ -58,23 +70,25 @@ def maps_of(bench: Bench, places: list[int], shuffle: np.random.Generator | None
     return _result(bench.weights, found, design, chosen, positions="answer", provenance=provenance)
 
 
-@cache
-def on_shuffled_labels(bench: Bench) -> list[TaskMaps]:
-    tasks, _ = captured(bench)
-    generator = bench.generator()
-    n_null = bench.count(N_NULL, 19)
-    return [maps_of(bench, list(range(len(tasks))), generator, n_null) for _ in range(bench.count(6, 2))]
-
-
 @row("task_maps", "p_value", "q_value", null="labels exchanged within matched sets")
 def importance_p_values(bench: Bench) -> Measured:
-    return Measured.of_p_values(torch.stack([maps.p_value for maps in on_shuffled_labels(bench)]))
+    generator, n_null = bench.generator(), bench.count(N_NULL, 19)
+    maps = (maps_of(bench, None, generator, n_null) for _ in range(bench.count(6, 2)))
+    return Measured.of_p_values(torch.stack([one.p_value for one in maps]))
+
+
+@row("task_maps", "standing_out", null="labels exchanged within matched sets, 499 shuffles, 3 functions")
+def heads_standing_out(bench: Bench) -> Measured:
+    """A map is wrong if any head stands out in it: with nothing to be found, that is the false discovery rate."""
+    generator, n_null = bench.generator(), bench.count(499, 49)
+    maps = (maps_of(bench, None, generator, n_null, few=True) for _ in range(bench.count(60, 2)))
+    return Measured.of_verdicts([any(one.standing_out) for one in maps])
 
 
 @cache
 def on_halves(bench: Bench) -> list[tuple[TaskMaps, TaskMaps]]:
     """Maps of two halves that share no content, for several ways to halve the contents."""
-    tasks, _ = captured(bench)
+    tasks, _ = captured(bench, bench.quick)
     contents = sorted({item.content for item in tasks.items})
     generator, pairs = bench.generator(), []
     for _ in range(bench.count(4, 1)):
@@ -117,28 +131,25 @@ def accuracy_intervals(bench: Bench) -> Measured:
     return Measured.of_intervals(torch.stack(covered))
 
 
-@row(
-    "verify_tasks",
-    "p_value",
-    "q_value",
-    "verdicts",
-    null="random heads called own, 19 sets",
-    why="10 of 144 where 7 are expected: too few to tell it from chance (independent sets would have a spread of 2.6).",
-)
+@row("verify_tasks", "p_value", "q_value", "verdicts", null="random heads called own, 19 sets")
 def random_heads_called_own(bench: Bench) -> Measured:
-    """Each two heads of a layer in turn, ranked among sets like them by the margin of the right answer."""
-    tasks, _ = captured(bench)
-    weights = bench.weights
-    items = [tasks.items[place] for place in bench.generator().permutation(len(tasks))[: bench.count(2, 1)]]
-    asked = [encode_question(bench.model, item.prompt, (item.answer, *item.alternatives), True) for item in items]
+    """Each two heads of a layer in turn, ranked by the margin of the right answer among several draws of sets like it.
+
+    Every set has draws of its own: with the same ones for all, the least of them would decide about the whole layer.
+    """
+    tasks, weights, generator = items(bench.quick), bench.weights, bench.generator()
+    item = tasks.items[int(generator.integers(len(tasks)))]
+    asked = [encode_question(bench.model, item.prompt, (item.answer, *item.alternatives), True)]
     p_values = []
     for layer in (20,) if bench.quick else (5, 12, 20, 27):
         sets = list(itertools.combinations([HeadIndex(layer, head) for head in range(weights.n_heads)], 2))
-        masks = masks_of(sets, weights.n_layers, weights.n_heads).repeat_interleave(len(asked), 0)
+        masks = masks_of(sets, weights.n_layers, weights.n_heads)
         told = answer_likelihoods(bench.model, asked * len(sets), ablated=masks)
         margins = torch.tensor([values[0] - max(values[1:]) for values in told], dtype=torch.float64)
-        mean = dict(zip(map(frozenset, sets), margins.view(len(sets), -1).mean(1).tolist(), strict=True))
-        for own in sets:
-            rivals = sets_like(own, weights.chosen_heads(), 19, seed=bench.seed).sets
-            p_values.append(rank_p_value(mean[frozenset(own)], [mean[frozenset(heads)] for heads in rivals], "less"))
+        margin = dict(zip(map(frozenset, sets), margins.tolist(), strict=True))
+        for own in sets * N_DRAWS:
+            rivals = sets_like(own, weights.chosen_heads(), 19, seed=int(generator.integers(1 << 30))).sets
+            p_values.append(
+                rank_p_value(margin[frozenset(own)], [margin[frozenset(heads)] for heads in rivals], "less")
+            )
     return Measured.of_p_values(p_values)
