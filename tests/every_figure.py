@@ -12,12 +12,14 @@ from tl_headmaps.renderers import (
     Line,
     MapLayer,
     attention_view,
+    beside,
     component_map,
     curve,
     flow,
     head_map,
     panels,
     scatter,
+    sketch,
     token_grid,
     token_groups_view,
     top_tokens_view,
@@ -134,6 +136,16 @@ def every_figure() -> dict[str, Figure]:
             heads=[(layer, head) for layer in (22, 23) for head in range(10)],
         ),
         "token_groups": token_groups_view(TOKENS, [0, 0, 1, 1, 1], names=["It, I", "is, am, the"]),
+        "sketch": sketch(layer=23, head=4, n_heads=9, n_vocab=49152, windows=[("A", np.eye(3)), ("B", BLOCKS)]),
+        "beside": beside(
+            [
+                sketch(layer=0, head=0, n_heads=1, n_vocab=61, windows=[("A", [[0.5, np.nan]])]),
+                token_grid(np.eye(2), ["a", "b"], ["c", "d"], title="A", score=0.7),
+                token_grid(np.eye(2), ["e", "f"], ["g", "h"], title="B", score=0.9),
+            ],
+            title="The method and two windows",
+            text="The method: a layer, its map, and the windows A and B.",
+        ),
         "top_tokens": top_tokens_view(
             {
                 f"L{layer}H{head}": [(f"token{layer}{head}{i}", 1 - i / 5) for i in range(5)]

@@ -4,11 +4,12 @@ import html
 import re
 import shlex
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import typer.testing
 from browser import Browser
 from commands import CREATED, Run
@@ -16,6 +17,7 @@ from planted import hosted, knowing_source, quiet
 
 from tl_headmaps import HeadIndex, ModelDescription, Result, describe_model
 from tl_headmaps.analyses.tour import sections as tour_sections
+from tl_headmaps.analyses.tour.opening import opening
 from tl_headmaps.analyses.tour.tour import Finding, Section, Tour
 from tl_headmaps.cli.app import app
 from tl_headmaps.core.errors import UsageError
@@ -32,20 +34,20 @@ TOKENS = ["<unk>", "-", "<bos>", "The", ",", ".", *(f"Ġ{word}" for word in WORD
 PATTERN = r"Ġ?</script><script>window\.broken=1</script>|Ġ?[A-Za-z]+|[-,.]"
 KNOWING = HeadIndex(0, 1)
 NAMES = [
-    "model",
-    "relation_scores",
+    "ablation",
     "token_grid",
+    "relation_scores",
     "head_names",
     "salient_operations",
     "validation",
-    "ablation",
     "attention_groups",
     "association_heads",
     "value_mixing",
     "component_map",
     "task_maps",
+    "model",
 ]
-RUNNING = NAMES[5:]
+RUNNING = ["ablation", *NAMES[5:-1]]
 """Results for which the model has to run."""
 
 
@@ -181,8 +183,8 @@ def test_a_command_makes_the_result_it_stands_under(
     assert asked == [("some/name", None)]
     kept = (toured.folder / f"{NAMES[number]}.json").read_bytes()
     assert CREATED.sub(b"", values.read_bytes()) == CREATED.sub(b"", kept)
-    figure = Result.load(values).figure()
-    assert figure.body in toured.page, "the figure on the page is the one the command draws"  # type: ignore[attr-defined]
+    drawn = re.search(r'<body class="tlhm-page">\n(.*?)\n<style>', picture.read_text(encoding="utf-8"), re.S)
+    assert drawn is not None and drawn[1] in toured.page, "the figure on the page is the one the command draws"
 
 
 def test_the_same_model_gives_the_same_page(toured: Toured, small_model: Any, tmp_path: Path) -> None:
@@ -200,6 +202,108 @@ def test_the_page_needs_nothing_else(toured: Toured) -> None:
 def test_tokens_are_shown_as_text(toured: Toured) -> None:
     assert DANGEROUS not in toured.page
     assert html.escape(DANGEROUS) in toured.page
+
+
+class TestOpening:
+    """What the page begins with is made from results, whatever they say."""
+
+    @pytest.fixture
+    def tour(self, toured: Toured, small_model: Any) -> Tour:
+        made = Tour(small_model)
+        for step, name in ((tour_sections.relations, "relation_scores"), (tour_sections.ablation, "ablation")):
+            made.outcomes[step] = Finding(name, Result.load(toured.folder / f"{name}.json"), (), "")
+        # Three pairs are too few to be sure of; here it is.
+        self.change(made, tour_sections.ablation, n_verdict=1)
+        none = torch.ones_like(made.found(tour_sections.relations).q_value)
+        none[0, KNOWING.layer, KNOWING.head] = 0
+        self.change(made, tour_sections.relations, q_value=none, neighbour_p_value=none)
+        return made
+
+    def change(self, tour: Tour, step: Any, **changes: Any) -> None:
+        finding = tour.outcomes[step]
+        assert isinstance(finding, Finding)
+        tour.outcomes[step] = replace(finding, result=replace(finding.result, **changes))  # type: ignore[type-var]
+
+    def said(self, tour: Tour, preset: str = "folded") -> str:
+        finding = tour.outcomes.get(tour_sections.relations)
+        if isinstance(finding, Finding):
+            provenance = finding.result.provenance
+            options = {**provenance.options, "preset": preset}
+            self.change(tour, tour_sections.relations, provenance=replace(provenance, options=options))
+        return " ".join(opening(tour))
+
+    def test_the_page_begins_with_it(self, toured: Toured) -> None:
+        lead = re.search(r'<header><h1>.*?</h1><p class="story-text story-lead">(.*?)</p>', toured.page)
+        assert lead is not None
+        assert html.unescape(lead[1]).endswith(
+            "no head of 24 was pointed out as one that knows the capitals of countries."
+        )
+        assert html.unescape(lead[1]) in " ".join(toured.run.out.split())
+        assert toured.page.index("story-lead") < toured.page.index('data-kind="sketch"') < toured.page.index("<nav")
+
+    def test_heads_that_are_needed(self, tour: Tour) -> None:
+        assert self.said(tour).startswith(
+            "From the weights alone, 1 of 24 heads was pointed out as knowing the capitals of countries. Without it "
+            "the capitals that the model gets right fall from 100% to 0%; without one random one of the same layers "
+            "they do not fall (100%)"
+        )
+
+    def test_weights_alone_are_not_claimed_of_heads_that_met_words(self, tour: Tour) -> None:
+        said = self.said(tour, "met")
+        assert said.startswith("From what each head would write when the model meets the name of a country, without")
+        assert "weights alone" not in said
+
+    def test_heads_that_are_not_needed(self, tour: Tour) -> None:
+        curves = tour.found(tour_sections.ablation)
+        flat = replace(curves.curve, accuracy=torch.ones_like(curves.curve.accuracy))
+        verdict = None if curves.verdict is None else replace(curves.verdict, p_value=0.6)
+        self.change(tour, tour_sections.ablation, curve=flat, verdict=verdict)
+        said = self.said(tour)
+        assert "The model can do without it: it gets 100% of the capitals right instead of 100%; without" in said
+        assert verdict is None or "; chance could do as much (p = 0.60)." in said
+
+    def test_random_heads_that_are_as_bad(self, tour: Tour) -> None:
+        curves = tour.found(tour_sections.ablation)
+        self.change(tour, tour_sections.ablation, random_curves=(curves.curve,))
+        assert "; without one random one of the same layers 0% are left" in self.said(tour)
+
+    def test_no_heads(self, tour: Tour) -> None:
+        self.change(tour, tour_sections.ablation, n_verdict=0)
+        assert self.said(tour).endswith(", no head of 24 was pointed out as one that knows the capitals of countries.")
+
+    def test_not_testable(self, tour: Tour) -> None:
+        self.change(tour, tour_sections.ablation, status="not testable")
+        assert self.said(tour).endswith("it gets 100% of the capitals right, too few to lose.")
+
+    def test_a_model_that_cannot_run(self, tour: Tour) -> None:
+        del tour.outcomes[tour_sections.ablation]
+        assert self.said(tour).endswith("could not be tested here; the first section says why.")
+
+    def test_no_scores(self, small_model: Any) -> None:
+        assert "could not be read from this model" in self.said(Tour(small_model))
+
+    def test_a_head_of_which_three_things_are_said(self, toured: Toured, small_model: Any) -> None:
+        sentence = re.search(rf"Of {KNOWING} three sections say three things: (.*?)\. They ask different", toured.text)
+        scores, names, maps = (Result.load(toured.folder / f"{name}.json") for name in _THREE)  # type: ignore[misc]
+        row = maps.importance[maps.functions.index("knowledge_recall")]  # type: ignore[attr-defined]
+        place = 1 + int((row > row[KNOWING.layer, KNOWING.head]).sum())
+        entry = names.name(KNOWING)  # type: ignore[attr-defined]
+        named = "has no name" if entry.name == "unclear" else f"is named {entry.name} ({entry.score:.0%})"
+        assert sentence is not None
+        assert sentence[1] == (
+            f"it scores {float(scores.promote[0, KNOWING.layer, KNOWING.head]):.2f} on country_to_capital, it {named}, "  # type: ignore[attr-defined]
+            f"and here it is number {place} of 24 for Knowledge Recall"
+        )
+        tour = Tour(small_model)
+        for step, name, result in zip(
+            (tour_sections.relations, tour_sections.names), _THREE, (scores, names), strict=False
+        ):
+            tour.outcomes[step] = Finding(name, result, (), "")
+        agreeing = replace(maps, standing_out=tuple((KNOWING,) for _ in maps.functions))  # type: ignore[type-var, attr-defined]
+        assert tour_sections.disagreement(tour, agreeing) == "", "a head that stands out there, too"
+
+
+_THREE = ("relation_scores", "head_names", "task_maps")
 
 
 class TestLeftOut:
@@ -224,10 +328,11 @@ class TestLeftOut:
         assert all(command[-4:-2] == ["--checkpoint", str(checkpoint)] for command in done.commands)
 
     def test_a_step_without_what_it_looks_at_says_so(self, small_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(tour_sections, "relation_scores", refusing)
         tour = Tour(small_model)
         (outcome,) = tour.run(Section("Grid", "", (tour_sections.grid,))).outcomes
         assert not isinstance(outcome, Finding)
-        assert outcome.why == "This step looks at relation scores, which could not be made for this model."
+        assert outcome.why == "This step looks at that of relations, which could not be done for this model."
 
     def test_words_that_are_no_tokens(self, small_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(tour_sections, "SOURCES", ("Atlantis",))
@@ -237,7 +342,7 @@ class TestLeftOut:
         assert "'Atlantis'" in report.outcomes[1].why  # type: ignore[union-attr]
 
 
-def refusing(tour: Tour) -> Finding:
+def refusing(*_: Any) -> Finding:
     raise UsageError("Not <b>today</b>.")
 
 
@@ -305,6 +410,21 @@ class TestFolder:
 
 
 class TestStory:
+    def test_a_command_breaks_between_options_only(self) -> None:
+        command = "tl-headmaps ablate name --template 'The capital of <X> is' --max-heads 8 --exact"
+        page = story_page("T", "O", [Chapter("C", "", [Part("Says.", None, command, "x.json")])])
+        groups = re.findall(r"<span>(.*?)</span>", re.search(r"<code>(.*?)</code>", page)[1])  # type: ignore[index]
+        assert list(map(html.unescape, groups)) == [
+            "tl-headmaps ablate name",
+            "--template 'The capital of <X> is'",
+            "--max-heads 8",
+            "--exact",
+        ]
+
+    def test_numbers_have_minus_signs_and_ranges_hyphens(self) -> None:
+        page = story_page("T", "O", [Chapter("C", "", [Part("From -0.09 (-3) to 20-60%, L2-norm, --k -.5.")])])
+        assert "From −0.09 (−3) to 20-60%, L2-norm, --k −.5." in page
+
     def test_every_text_is_escaped(self) -> None:
         figure = head_map([[0.5]], title=DANGEROUS)
         part = Part(DANGEROUS, figure, DANGEROUS, f'"{DANGEROUS}.json')
@@ -330,7 +450,9 @@ def test_in_a_browser(toured: Toured, browser: Browser, width: int, dark: bool) 
     undrawn = """[...document.querySelectorAll('.tlhm[data-kind]')].filter(f => f.querySelector('script') &&
         !f.querySelector('.tlhm-draw').childNodes.length).map(f => f.getAttribute('aria-label'))"""
     assert browser.run(undrawn) == []
-    assert browser.run("document.querySelectorAll('.story-figure > .tlhm').length") == len(NAMES)
+    assert browser.run("document.querySelectorAll('.story-figure > .tlhm').length") == 1 + len(NAMES), (
+        "and the method first"
+    )
     wider = """[...document.querySelectorAll('.story-text, .story-figure, .story-figure > *')].filter(e =>
         e.getBoundingClientRect().right > innerWidth + 1).length"""
     assert browser.run(wider) == 0
@@ -353,11 +475,15 @@ def test_the_contents_lead_to_the_sections(toured: Toured, browser: Browser) -> 
 
 @pytest.mark.model
 def test_the_head_that_knows_capitals(default_weights: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A cheap part of the real tour: three sections, one relation."""
+    """A cheap part of the real tour: three steps, one relation."""
     monkeypatch.setattr(tour_sections, "RELATIONS", (tour_sections.LEAD,))
-    monkeypatch.setattr(tour_sections, "SECTIONS", tour_sections.SECTIONS[:3])
+    steps = (tour_sections.grid, tour_sections.relations, tour_sections.operations)
+    monkeypatch.setattr(tour_sections, "SECTIONS", (Section("Capitals", "", steps),))
     done = tour_of(tmp_path, default_weights)
     assert done.run.code == 0, done.run
-    assert "L23H4 scores highest on country_to_capital: for 76% of 42 pairs" in done.text
-    assert "France → Paris (rank 3), Germany → Berlin (rank 9), Egypt → Cairo (rank 7)" in done.text
-    assert done.commands[2][:4] == ["tl-headmaps", "grid", "--head", "L23H4"]
+    assert "L23H4 scores highest on country_to_capital: for " in done.text
+    assert re.search(r"France → Paris \(rank \d\), Germany → Berlin \(rank \d\), Egypt → Cairo \(rank \d\)", done.text)
+    assert done.commands[0][:4] == ["tl-headmaps", "grid", "--head", "L23H4"]
+    n = len(Result.load(tmp_path / "relation_scores.json").implements()[tour_sections.LEAD])  # type: ignore[attr-defined]
+    assert f"{n} of 270 heads were pointed out as knowing the capitals of countries." in done.text
+    assert "A: a predefined relation, country to capital" in done.text and "49,152 × 49,152" in done.text

@@ -637,6 +637,32 @@ def test_a_map_of_80_by_64_is_small(tmp_path: Path) -> None:
     assert figure.save(tmp_path / "map.html").stat().st_size <= 80 * 1024
 
 
+def test_a_grid_of_tokens_is_light_to_dark_unless_what_is_below_zero_matters() -> None:
+    pale, deep = (token_grid([[1.0, low]], ["a"], ["b", "c"]).data.layers[0].scale for low in (-0.2, -0.3))
+    assert not pale.signed and pale.palette == "blues"
+    assert deep.signed
+
+
+def test_a_dot_stands_beside_a_number() -> None:
+    from matplotlib.figure import Figure as Sheet
+
+    sheet = Sheet(layout="constrained")
+    draw(token_grid(MapLayer("", np.eye(2), marked=np.eye(2)), ["a", "b"], ["c", "d"], mark="holds").data, sheet)
+    dots = [line.get_xydata()[0] for line in sheet.axes[0].lines]
+    numbers = [text.get_position() for text in sheet.axes[0].texts]
+    assert len(dots) == 2
+    assert all(max(abs(x - at), abs(y - down)) > 0.25 for x, y in dots for at, down in numbers)
+
+
+def test_a_head_is_pinned_at_first() -> None:
+    two = [[1.0, 2.0], [3.0, 4.0]]
+    assert '"pinned":[1,0]' in head_map(two, pinned="L1H0").body
+    assert '"pinned":[0,1]' in panels({"a": two, "b": two}, pinned=(0, 1)).body
+    assert '"pinned"' not in head_map(two).body
+    with pytest.raises(UsageError, match="no head L5H0"):
+        head_map([[1.0]], pinned="L5H0")
+
+
 def test_a_token_grid_keeps_values_and_ranks() -> None:
     result = grid([[1.0, -2.0], [0.5, 7.0]])
     heat = result.figure().data

@@ -15,6 +15,7 @@ from every_figure import BLOCKS, COMPONENTS, FUNCTIONS, TOKENS, A, V
 from tl_headmaps import (
     AttentionGroups,
     Figure,
+    HeadWeights,
     ValueMixing,
     attention_groups,
     component_map,
@@ -24,15 +25,17 @@ from tl_headmaps import (
     token_grid,
     value_mixing,
 )
+from tl_headmaps.analyses.tour.opening import method_figure
 from tl_headmaps.renderers import component_map as components_of
 from tl_headmaps.renderers import panels  # fmt: skip
 from tl_headmaps.renderers import token_grid as grid_of
+from tl_headmaps.renderers.colours import Scale
 from tl_headmaps.renderers.example import Example
-from tl_headmaps.renderers.flowchart import Flow
+from tl_headmaps.renderers.flowchart import OFF, ON, Flow
 from tl_headmaps.renderers.formulas import TEXT
 from tl_headmaps.renderers.grids import Axis, Heat
-from tl_headmaps.renderers.listing import table_figure
-from tl_headmaps.renderers.story import Chapter, Part, save_story
+from tl_headmaps.renderers.listing import Beside, table_figure
+from tl_headmaps.renderers.story import Chapter, Lead, Part, save_story
 
 LAYERS = (0, 4, 8, 12, 16, 20, 24, 27)
 CONTRIBUTIONS = (
@@ -81,7 +84,7 @@ def grids() -> dict[str, Figure]:
 def real_grids(model: Any) -> dict[str, Figure]:
     words = (["France", "Germany", "Egypt"], ["Cairo", "Paris", "Berlin"])
     return {
-        "A": token_grid(model, "L23H4", *words).figure(),
+        "A": token_grid(model, "L23H4", *words, relation="country_to_capital").figure(),
         "B": salient_operations(model, "L23H2", vocabulary="words", n_tokens=6).figure(),
     }
 
@@ -89,16 +92,23 @@ def real_grids(model: Any) -> dict[str, Figure]:
 def groups() -> dict[str, Figure]:
     blocks = np.array(BLOCKS, dtype=float)
     first, second = np.zeros((5, 5)), np.zeros((5, 5))
-    first[:2, :2], second[2:, 2:] = blocks[:2, :2] / 2, blocks[2:, 2:] / 3
+    first[:2, :2], second[2:, 2:] = blocks[:2, :2], blocks[2:, 2:]
     heads = [first.tolist(), second.tolist(), second.tolist()]
-    return {"": AttentionGroups.from_pattern(heads, list(TOKENS), drop_sink=False).figure()}
+    found = AttentionGroups.from_pattern(heads, list(TOKENS), drop_sink=False, combine="max")
+    return {"": found.figure(names=["Head 0", "Head 1", "Head 2"], labels="top")}
 
 
 def contributions() -> dict[str, Figure]:
     title = "Attention and MLP layer contributions"
     return {
         "": components_of(
-            CONTRIBUTIONS, COMPONENTS, title=title, unit="contribution", limits=(0.12, 0.18), row_labels=LAYERS
+            CONTRIBUTIONS,
+            COMPONENTS,
+            title=title,
+            unit="contribution",
+            limits=(0.12, 0.18),
+            palette="oranges",
+            row_labels=LAYERS,
         )
     }
 
@@ -113,18 +123,18 @@ def functions() -> dict[str, Figure]:
         for name, wide, high in zip(FUNCTIONS, width, peak, strict=True)
     }
     title = "Layer-wise attention analysis"
-    return {"": panels(maps, title=title, unit="share of all importance", limits=(0, 0.004))}
+    return {"": panels(maps, title=title, unit="share of all importance", limits=(0, 0.004), origin="lower")}
 
 
 DOCUMENTS = (
     Document(
         "Token grids: a predefined operation (A) and a salient one (B)",
         (
-            ("titles", "A: Country to capital; B: Name variations"),
+            ("title", "A: Country to capital; B: Name variations"),
             ("rows", "A: France, Germany, Egypt; B: Tomas, Donna"),
             ("columns", "A: Cairo, Paris, Berlin; B: tommi, Don, Tom"),
             ("colours", "one colour, light where weak and dark where strong"),
-            ("scores", "0.7 below A, 0.9 below B"),
+            ("below", "0.7 below A, 0.9 below B"),
         ),
         grids,
         real_grids,
@@ -132,10 +142,10 @@ DOCUMENTS = (
     Document(
         "Heads and the token groups they serve",
         (
-            ("left", "Head 0 to It, I; Head 1 and Head 2 to is, am, the"),
-            ("right", "5 x 5 matrix, rows and columns It, I, is, am, the; column labels on top"),
-            ("legend", "blue: attention of about 1; dark grey: about 0"),
-            ("finding", "two blocks, and no attention between them"),
+            ("heads", "Head 0 to It, I; Head 1 and Head 2 to is, am, the"),
+            ("rows", "5 x 5 matrix, rows and columns It, I, is, am, the; column labels on top"),
+            ("colours", "blue: attention of about 1; dark grey: about 0"),
+            ("below", "two blocks, and no attention between them"),
         ),
         groups,
         lambda model: {"": attention_groups(model, SENTENCE).figure()},
@@ -144,9 +154,15 @@ DOCUMENTS = (
         "Attention with a worked-out example",
         (
             ("given", "V of Birds, sometimes, walk; A, 3 x 3"),
-            ("before", "v3 . v1 = 0.05 - 0.02 - 0.12 = -0.09"),
-            ("mixing", "0.6 * 0.1 + 0.1 * -0.8 + 0.4 * 0.5 = 0.06 - 0.08 + 0.2 = 0.18, and two more dimensions"),
-            ("after", "[0.18, 0.11, 0.01]; 0.018 + 0.022 + 0.003 = 0.043 (there called v3; it is v1; v3 gives 0.075)"),
+            ("Before: the dot product of the two values", "v3 . v1 = 0.05 - 0.02 - 0.12 = -0.09"),
+            (
+                "Attention mixes the values, dimension by dimension",
+                "0.6 * 0.1 + 0.1 * -0.8 + 0.4 * 0.5 = 0.06 - 0.08 + 0.2 = 0.18, and two more dimensions",
+            ),
+            (
+                "After: the dot product with the mixed value",
+                "[0.18, 0.11, 0.01]; 0.018 + 0.022 + 0.003 = 0.043 (there called v3; it is v1; v3 gives 0.075)",
+            ),
         ),
         lambda: {"": ValueMixing.from_arrays(A, V, ["Birds", "sometimes", "walk"]).explain("walk", "Birds").figure()},
         lambda model: {"": value_mixing(model, "But birds sometimes walk", "L13H8", "walk", "birds").figure()},
@@ -160,17 +176,17 @@ DOCUMENTS = (
             ("colours", "light blue at 0.12 to dark orange at 0.18, bar on the right"),
         ),
         contributions,
-        lambda model: {"": component_map(model, max_tokens=2000, progress=False).figure()},
+        lambda model: {"": component_map(model, normalise="layer", max_tokens=2000, progress=False).figure()},
     ),
     Document(
         "Head importance for eight functions",
         (
-            ("panels", "2 x 4: " + ", ".join(FUNCTIONS)),
-            ("axes", "Head and Layer, each 0 to 30"),
+            ("maps", "2 x 4: " + ", ".join(FUNCTIONS)),
+            ("rows", "Head and Layer, each 0 to 30"),
             ("colours", "one bar, dark purple at 0.0000 to yellow at 0.0040+"),
         ),
         functions,
-        lambda model: {"": task_maps(model, load_tasks().sample(30), progress=False).figure()},
+        lambda model: {"": task_maps(model, load_tasks().sample(30), progress=False).figure(origin="lower")},
     ),
 )
 
@@ -180,29 +196,39 @@ def seen(figure: Figure) -> list[tuple[str, str]]:
     data = figure.data
     told = [("title", figure.title)]
     if isinstance(data, Flow):
-        tokens = [", ".join(data.tokens[place] for place in group) for group in data.groups]
-        told += [("heads", "; ".join(str(entry[0]) for entry in data.heads)), ("groups", " | ".join(tokens))]
-        data = data.matrix
+        told += [
+            ("heads", f"{head} to {', '.join(data.tokens[row] for tokens, _ in links for row in tokens)}")
+            for head, links in data.heads
+        ]
+        told += [("rows", ", ".join(data.tokens)), ("columns", f"labels at the {data.labels}")]
+        two = f"{ON} at 1, {OFF} at 0"
+        told += [("colours", two if data.is_binary else "" if data.scale is None else _colours(data.scale))]
+    if isinstance(data, Beside):
+        data = data.parts[0]
     if isinstance(data, Heat):
         scales = list(dict.fromkeys(layer.scale for layer in data.layers))
         told += [("maps", ", ".join(layer.name for layer in data.layers if layer.name))]
         told += [("rows", _axis(data.rows)), ("columns", _axis(data.columns))]
-        told += [
-            (
-                "colours",
-                f"#{scale.colours[0]} at {scale.low:.4g}{' and less' if scale.below else ''} to "
-                f"#{scale.colours[-1]} at {scale.high:.4g}{' and more' if scale.above else ''}, {scale.unit}",
-            )
-            for scale in scales
-        ]
+        told += [("colours", _colours(scale)) for scale in scales]
     if isinstance(data, Example):
+        shown = [
+            f"{TEXT.term(matrix.name)}, {' x '.join(map(str, matrix.values.shape))}"
+            for step in data.steps
+            for matrix in step.matrices
+        ]
+        told += [("given", "; ".join(shown))]
         told += [
-            (step.text, "; ".join(TEXT.equation(each).replace("\n", " ") for each in step.equations)[:400])
+            (step.text, "; ".join(" ".join(TEXT.equation(each).split()) for each in step.equations)[:400])
             for step in data.steps
             if step.equations
         ]
-    told.append(("below", getattr(figure.data, "note", "")))
+    told.append(("below", getattr(data, "note", "")))
     return [(what, text) for what, text in told if text]
+
+
+def _colours(scale: Scale) -> str:
+    low, _, high = (text for _, text in scale.ticks)
+    return f"#{scale.colours[0]} at {low} to #{scale.colours[-1]} at {high}, {scale.unit}"
 
 
 def _axis(axis: Axis) -> str:
@@ -211,16 +237,26 @@ def _axis(axis: Axis) -> str:
     return f"{axis.name}: {shown}"
 
 
+def compared(points: tuple[tuple[str, str], ...], figure: Figure) -> Figure:
+    """The document and the figure, point by point."""
+    here = seen(figure)
+    names = dict.fromkeys([name for name, _ in points] + [name for name, _ in here])
+    rows = [
+        [name, *("; ".join(text for own, text in told if own == name) for told in (points, here))] for name in names
+    ]
+    return table_figure(["", "the document", "here"], rows, title="Point by point")
+
+
 def chapters(model: Any) -> list[Chapter]:
     """A chapter for each document."""
     made = []
     for document in DOCUMENTS:
-        parts = [Part("What the document describes", table_figure(["", ""], document.points, title="The document"))]
+        parts = []
         for whose, figures in (("its own numbers", document.own()), ("the default model", document.real(model))):
             for name, figure in figures.items():
                 parts.append(Part(f"From {whose}" + (f", {name}" if name else ""), figure))
-                parts.append(Part("What was drawn", table_figure(["", ""], seen(figure), title="Here")))
-        made.append(Chapter(document.name, "", parts))
+                parts.append(Part("Beside it", compared(document.points, figure)))
+        made.append(Chapter(document.name, "", parts, columns=True))
     return made
 
 
@@ -228,4 +264,14 @@ def write(model: Any, path: Path) -> Path:
     """Write the page."""
     path.parent.mkdir(parents=True, exist_ok=True)
     opening = "Each figure twice, beside what its document says of it, point by point."
-    return save_story(path, "The five documents and their figures", opening, chapters(model))
+    invites = "The method that the first of them draws. The page is made by"
+    lead = Lead((), invites, "make gallery", method(model))
+    return save_story(path, "The five documents and their figures", opening, chapters(model), lead=lead)
+
+
+def method(model: Any) -> Figure:
+    """The method as one picture, from the head of the README."""
+    words = (["France", "Germany", "Egypt"], ["Cairo", "Paris", "Berlin"])
+    table = token_grid(model, "L23H4", *words, relation="country_to_capital", preset="folded")
+    salient = salient_operations(model, "L23H4", vocabulary="words", preset="folded", progress=False)
+    return method_figure(table, salient, HeadWeights.of(model).n_heads)

@@ -12,7 +12,6 @@ from every_figure import A, V
 from PIL import Image
 
 from tl_headmaps import (
-    AttentionGroups,
     Figure,
     HeadWeights,
     ValueMixing,
@@ -35,14 +34,11 @@ RELATIONS = (
     "antonym",
 )
 WORDS = ("Birds", "sometimes", "walk")
-PIN = """(() => { const box = document.querySelector('.tlhm input'); if (!box) return;
-    box.value = 'L23H4'; box.dispatchEvent(new Event('input'));
-    box.dispatchEvent(new KeyboardEvent('keydown', {key: 'Enter'})) })()"""
 MOST_BYTES = 60_000
 
 
-def pictures() -> dict[str, tuple[Figure, int, bool]]:
-    """Name, figure, width in pixels, and whether a head is pinned."""
+def pictures() -> dict[str, tuple[Figure, int]]:
+    """Name, figure, and width in pixels."""
     model = load_default_model()
     weights = HeadWeights.from_model(model)
     scores = relation_scores(weights, RELATIONS)
@@ -50,18 +46,16 @@ def pictures() -> dict[str, tuple[Figure, int, bool]]:
     template = "The capital of <X> is"
     curves = ablate(model, "country_to_capital", template=template, preset="maps", prepend_bos=True, progress=False)
     checked = validate(model, "country_to_capital", preset="maps", progress=False)
-    blocks = [[[0.5 if i < 2 and j < 2 else 0.0 for j in range(5)] for i in range(5)]]
-    blocks += [[[1 / 3 if i > 1 and j > 1 else 0.0 for j in range(5)] for i in range(5)]] * 2
-    groups = AttentionGroups.from_pattern(blocks, ["It", "I", "is", "am", "the"], drop_sink=False)
     return {
-        "ablation": (curves.figure(), 620, False),
-        "validation": (checked.figure(), 620, False),
-        "component_map": (component_map(model, progress=False).figure(), 620, False),
-        "groups": (groups.figure(), 620, False),
-        "relation_scores": (scores.figure(), 860, True),
-        "relations_side_by_side": (scores.figure(side_by_side=True), 860, False),
-        "token_grid": (grid.figure(), 620, False),
-        "worked_example": (ValueMixing.from_arrays(A, V, WORDS).explain("walk", "Birds").figure(), 620, False),
+        "method": (documents.method(model), 1080),
+        "ablation": (curves.figure(), 620),
+        "validation": (checked.figure(), 620),
+        "component_map": (component_map(model, progress=False).figure(), 620),
+        "groups": (documents.groups()[""], 620),
+        "relation_scores": (scores.figure(), 860),
+        "relations_side_by_side": (scores.figure(side_by_side=True), 860),
+        "token_grid": (grid.figure(), 620),
+        "worked_example": (ValueMixing.from_arrays(A, V, WORDS).explain("walk", "Birds").figure(), 620),
     }  # type: ignore[dict-item]
 
 
@@ -72,10 +66,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
         browser = Browser(Path(scratch))
         try:
-            for name, (figure, width, pinned) in drawn.items():
+            for name, (figure, width) in drawn.items():
                 browser.open(figure.save(Path(scratch) / "figure.html"), width=width, height=600)
-                if pinned:
-                    browser.run(PIN)
                 shot = browser.screenshot(Path(scratch) / "shot.png", selector=".tlhm")
                 path = FOLDER / f"{name}.png"
                 with Image.open(shot) as image:

@@ -135,11 +135,13 @@ def figure_body(
     The alternative is open until a script has drawn the picture, so a page without scripts is still readable.
     """
     drawn = kind in _ORDER
-    script = f'<script type="application/json">{script_json(data)}</script>' if drawn else ""
+    place = (
+        f'<div class="tlhm-draw"></div><script type="application/json">{script_json(data)}</script>' if drawn else ""
+    )
     shown = f'<details class="tlhm-alt"{" open" if drawn else ""}><summary>As text</summary>{alternative}</details>'
     return (
         f'<div class="tlhm" data-kind="{kind}" role="group" aria-label="{escaped(title)}">'
-        f'<div class="tlhm-title">{escaped(title)}</div>{inside}<div class="tlhm-draw"></div>{script}'
+        f'<div class="tlhm-title">{escaped(title)}</div>{inside}{place}'
         + (f'<div class="tlhm-note">{escaped(prose(note))}</div>' if note else "")
         + (shown if alternative else "")
         + "</div>"

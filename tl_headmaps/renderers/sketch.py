@@ -50,7 +50,7 @@ class Words:
     x: float
     y: float
     text: str
-    size: float = 12.0
+    size: int = 12
     anchor: Literal["start", "middle", "end"] = "middle"
     ink: Ink = "text"
     upright: bool = False
@@ -126,13 +126,13 @@ def _layer(layer: int, head: int, n_heads: int) -> Iterator[Shape]:
         for column, name in enumerate(("VO", "QK")):
             left = x + 14 + column * 64
             chosen = one == head
-            yield Box(left, at, 58, 38, "none", "mark" if chosen and column == 0 else "line")
+            yield Box(left, at, 58.0, 38.0, "none", "mark" if chosen and column == 0 else "line")
             yield Words(left + 20, at + 25, "W", 17, ink="text" if chosen else "soft")
             yield Words(left + 29, at + 31, name, 12, "start", "text" if chosen else "soft")
             yield Words(left + 29, at + 16, str(one), 12, "start", "text" if chosen else "soft")
         if one == head:
             eye = (x + 14 + 29, at + 19)
-            yield Stroke(*eye, (eye[0] + 26, eye[1] + 30), "mark", ring=28)
+            yield Stroke(*eye, (eye[0] + 26, eye[1] + 30), "mark", ring=28.0)
             yield Stroke(x + width + 4, at + 19, (_MAP[0] - 24, at + 19), "soft", arrow=True)
             yield Words((x + width + _MAP[0] - 20) / 2, at + 11, "project", 13, ink="soft")
         if number + 1 < len(rows) and rows[number + 1] > one + 1:
@@ -174,7 +174,7 @@ def _markup(shape: Shape) -> str:
         turned = f' transform="rotate(-90 {shape.x:.1f} {shape.y:.1f})"' if shape.upright else ""
         return (
             f'<text x="{shape.x:.1f}" y="{shape.y:.1f}" text-anchor="{shape.anchor}"{turned} '
-            f'style="font-size:{shape.size:.0f}px;fill:var(--i-{shape.ink})">{escaped(shape.text)}</text>'
+            f'style="font-size:{shape.size}px;fill:var(--i-{shape.ink})">{escaped(shape.text)}</text>'
         )
     ring = f'<circle cx="{shape.x:.1f}" cy="{shape.y:.1f}" r="{shape.ring:.0f}"/>' if shape.ring else ""
     start = _rim(shape)

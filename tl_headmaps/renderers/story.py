@@ -98,7 +98,8 @@ def story_page(
         + "".join(f"<p>{escaped(line)}</p>" for line in closing)
         + "</footer>",
     ]
-    figures = [part.figure for chapter in chapters for part in chapter.parts] + [lead and lead.figure]
+    figures = [part.figure for chapter in chapters for part in chapter.parts]
+    figures.append(None if lead is None else lead.figure)
     needs = [need for figure in figures if figure is not None for need in figure.needs]
     return whole_page(title, bodies, needs, style="story.css")
 
@@ -124,10 +125,11 @@ def _lead(lead: Lead | None) -> str:
     if lead is None:
         return ""
     figure = "" if lead.figure is None else f'<figure class="story-figure">{lead.figure.body}</figure>'
+    says = escaped(prose(" ".join(lead.says)))
     return (
-        f'<p class="story-text story-lead">{escaped(prose(" ".join(lead.says)))}</p>'
-        f'<p class="story-text story-run">{escaped(lead.invites)} <code class="story-command">{_command(lead.command)}'
-        f"</code></p>{figure}"
+        (f'<p class="story-text story-lead">{says}</p>' if says else "")
+        + f'<p class="story-text story-run">{escaped(lead.invites)} '
+        f'<code class="story-command">{_command(lead.command)}</code></p>{figure}'
     )
 
 

@@ -15,38 +15,23 @@ from ...core.provenance import Provenance
 from ...core.types import Combine, GroupMethod, HeadIndex, HeadLike, check_choice
 from ...renderers.figure import Figure
 from ...renderers.flowchart import LabelSide, flow
-from ...renderers.text import number, table_text, visible, word, wrapped
+from ...renderers.text import word
 from ...renderers.views import token_groups_view
 from ...results import Result, cells, nested, tensor_of
 from ...scorers.groups import THRESHOLD, Grouping, GroupOptions, Groups
 from ...scorers.statistics import q_values
+from .words import ALPHA, PER_HEAD, GroupWords
 
 if TYPE_CHECKING:
     from typing import Self
 
 View: TypeAlias = Literal["flow", "tokens"]
-_PER_HEAD = (
-    "within_share",
-    "distance_within",
-    "modularity",
-    "null_modularity",
-    "z_score",
-    "p_value",
-    "q_value",
-    "sink_share",
-    "self_share",
-)
-"""Fields with one value per head."""
-
 _MOST_COMBINED = 1024
 """Tokens up to which the mean attention is kept."""
 
-_MOST_TOKENS = 40
-_MOST_HEADS = 12
 _MOST_DRAWN = 4
-"""Tokens of a group and heads that are listed, and heads that are drawn: those whose groups are least like chance."""
+"""Heads that are drawn: those whose groups are least like chance."""
 
-_ALPHA = 0.05
 _LEAST_SHARE = 0.02
 """Share of a head's attention from which on a group of its own is drawn."""
 
@@ -250,7 +235,7 @@ class AttentionGroups(Result):
         order = self.modularity.argsort(descending=True, stable=True)[:n].tolist()
         return [(self.heads[i], float(self.modularity[i])) for i in order]
 
-    def formers(self, q: float = _ALPHA) -> list[tuple[HeadIndex, float]]:
+    def formers(self, q: float = ALPHA) -> list[tuple[HeadIndex, float]]:
         """Heads that form groups which their distance profile does not explain, and their q-values, lowest first.
 
         Among heads found at ``q``, about this share is expected to be there by chance; the family is the heads of this
@@ -302,7 +287,7 @@ class AttentionGroups(Result):
             "weights": self.weights.tolist(),
             "even_weights": self.even_weights.tolist(),
             "distance_weights": nested(self.distance_weights),
-            **{name: nested(getattr(self, name)) for name in _PER_HEAD},
+            **{name: nested(getattr(self, name)) for name in PER_HEAD},
             "combination": {name: _finite(value) for name, value in self.combination.items()},
             "combined": None if self.combined is None else self.combined.tolist(),
             "patterns": None if self.patterns is None else self.patterns.tolist(),
@@ -337,7 +322,7 @@ class AttentionGroups(Result):
             patterns=None if patterns is None else torch.tensor(patterns, dtype=torch.float32),
             parents=None if parents is None else tuple(parents),
             provenance=Provenance.from_dict(values["provenance"]),
-            **{name: tensor_of(values[name]) for name in _PER_HEAD},
+            **{name: tensor_of(values[name]) for name in PER_HEAD},
         )
 
     def to_rows(self) -> Iterable[dict[str, Any]]:
@@ -351,7 +336,7 @@ class AttentionGroups(Result):
                 "even_weight": float(self.even_weights[group]),
                 "distance_weight": _finite(float(self.distance_weights[place, group])),
                 "serves": self.head_to_group[place] == group,
-                **{name: _finite(float(getattr(self, name)[place])) for name in _PER_HEAD},
+                **{name: _finite(float(getattr(self, name)[place])) for name in PER_HEAD},
             }
 
     def figure(
@@ -406,7 +391,7 @@ class AttentionGroups(Result):
             labels=labels,
             title="Heads and the tokens they bind together",
             unit=unit,
-            note=self._note(shown, called, head),
+            note=GroupWords(self).note(shown, called, head),
         )
 
     def _index(self, head: HeadLike) -> int:
@@ -430,160 +415,12 @@ class AttentionGroups(Result):
     def _drawn(self) -> list[int]:
         """Heads that are drawn: those that pass their null, or else those that come closest to it."""
         binding = [place for place in self._ranked() if self._bound(place)]
-        passing = [place for place in binding if float(self.p_value[place]) <= _ALPHA]
+        passing = [place for place in binding if float(self.p_value[place]) <= ALPHA]
         return (passing or binding)[:_MOST_DRAWN]
 
-    def _note(self, shown: list[int], called: list[str], head: HeadLike | None) -> str:
-        """The figure in words: who forms groups, is their separation complete, and who is specialised for which."""
-        notes = []
-        if self.sinks:
-            tokens = ", ".join(f"{visible(self.tokens[token])!r}" for token in self.sinks)
-            notes.append(f"Left out as attention sink{'s' if len(self.sinks) > 1 else ''}: {tokens}.")
-        if head is not None:
-            notes.append(self._tested(shown[0], called))
-        elif len(self.heads) > 1:
-            notes.append(self._formed(shown))
-        if head is None and len(self.groups) == 1 and len(self.heads) > 1:
-            notes.append("All heads together bind the tokens into one group.")
-        else:
-            notes.append(self._separation(None if head is None else shown[0]))
-        if head is None and len(self.groups) > 1:
-            notes.append(self._specialised(called))
-        if self.parents is not None:
-            notes.append("The mask is a tree: each token sees its ancestors only.")
-        return " ".join(filter(None, notes))
-
-    def _tested(self, place: int, called: list[str]) -> str:
-        p = float(self.p_value[place])
-        if not self._bound(place):
-            return f"{called[place]} binds nothing: its tokens are in one group, or alone."
-        if math.isnan(p):
-            return _UNTESTED
-        verdict = "is not explained" if p <= _ALPHA else "may be explained"
-        return (
-            f"Modularity {number(float(self.modularity[place]))}, which {verdict} by its distance profile alone (mean "
-            f"of draws {number(float(self.null_modularity[place]))}, p = {p:.2g})."
-        )
-
-    def _formed(self, shown: list[int]) -> str:
-        n = len(self.heads)
-        if bool(self.p_value.isnan().all()):
-            drawn = f"Drawn: {len(shown)} of {n} heads. " if len(shown) < n else ""
-            return f"{drawn}{_UNTESTED}"
-        passing = int((self.p_value <= _ALPHA).sum())
-        found = (
-            f"{len(self.formers())} of {n} heads form groups that their distance profile does not explain (q of "
-            f"{_ALPHA} or less over these {n} heads; p of {_ALPHA} or less: {passing})."
-        )
-        if passing > len(shown):
-            return f"{found} Drawn: the {len(shown)} with the lowest p."
-        return found if passing else f"{found} Drawn: the {len(shown)} that come closest."
-
-    def _separation(self, place: int | None) -> str:
-        inside, by_distance = (
-            (self.combination["within_share"], self.combination["distance_within"])
-            if place is None
-            else (float(self.within_share[place]), float(self.distance_within[place]))
-        )
-        if len(self.groups if place is None else self.head_groups[place]) < 2:
-            return ""
-        null = "" if math.isnan(by_distance) else f" ({1 - by_distance:.0%} if it depended on distance alone)"
-        if inside >= 1 - 1e-6:
-            return f"The separation is complete: no attention crosses the groups{null}."
-        return f"The separation is not complete: {1 - inside:.0%} of the attention between tokens crosses groups{null}."
-
-    def _specialised(self, called: list[str]) -> str:
-        parts = []
-        for number_, group in enumerate(self.groups[:6]):
-            serving = self._serving(number_)
-            if serving and len(group) > 1:
-                more = f" and {len(serving) - 4} more" if len(serving) > 4 else ""
-                words = " ".join(word(self.tokens[token]) for token in group[:6]) + (" ..." if len(group) > 6 else "")
-                parts.append(f"{{{words}}}: {', '.join(called[place] for place in serving[:4])}{more}")
-        return f"Specialised for {'; '.join(parts)}." if parts else ""
-
-    def _serving(self, group: int) -> list[int]:
-        """Heads that serve a group, the most specialised first."""
-        serving = [place for place, served in enumerate(self.head_to_group) if served == group]
-        return sorted(serving, key=lambda place: -float(self.weights[place, group] - self.even_weights[group]))
-
     def __str__(self) -> str:
-        columns = [("group", "right"), ("tokens", "left"), ("served by", "left")]
-        rows = [[place, self._words(group), self._served_by(place)] for place, group in enumerate(self.groups)]
-        parts = [self._title(), table_text(columns, rows)]
-        if self.parents is not None:
-            parts.append(self._tree(self.parents))
-        words = " ".join(filter(None, [self._formed(self._drawn()).partition(" Drawn")[0], self._separation(None)]))
-        return "\n\n".join([*parts, self._sharpest(), wrapped(words, 120), _NOTE])
-
-    def _title(self) -> str:
-        n_heads, n_groups = len(self.heads), len(self.groups)
-        title = (
-            f"{n_groups} group{'' if n_groups == 1 else 's'} of {len(self.kept)} tokens, "
-            f"{n_heads} head{'' if n_heads == 1 else 's'} ({self.method})"
-        )
-        if self.found_sink is not None:
-            share = self.combination["sink_share"]
-            fate = "left out" if self.sink is not None else "kept"
-            token = visible(self.tokens[self.found_sink])
-            title += f"; attention sink {token!r} takes {share:.2f} of the attention and is {fate}"
-        if others := [visible(self.tokens[token]) for token in self.sinks if token]:
-            title += f"; left out as well: {', '.join(map(repr, others))}"
-        return title
-
-    def _words(self, group: tuple[int, ...]) -> str:
-        shown = " | ".join(word(self.tokens[token]) for token in group[:_MOST_TOKENS])
-        return shown if len(group) <= _MOST_TOKENS else f"{shown} | ... ({len(group)} tokens)"
-
-    def _served_by(self, group: int) -> str:
-        serving = self._serving(group)
-        shown = ", ".join(f"{self.heads[place]} {number(float(self.weights[place, group]))}" for place in serving[:6])
-        return shown + (f", {len(serving) - 6} more" if len(serving) > 6 else "") or "no head"
-
-    def _tree(self, parents: tuple[int | None, ...]) -> str:
-        rows = [
-            [token, visible(text), "root" if parent is None else f"{parent} {visible(self.tokens[parent]).strip()}"]
-            for token, (text, parent) in enumerate(zip(self.tokens, parents, strict=True))
-        ]
-        table = table_text([("token", "right"), ("", "left"), ("parent", "left")], rows)
-        return f"The pattern is a tree: every token sees itself and its ancestors only.\n\n{table}"
-
-    def _sharpest(self) -> str:
-        """The heads whose groups are least like chance, and these groups."""
-        columns = [(title, "left" if title in ("head", "its own groups") else "right") for title in _TITLES]
-        rows = []
-        for place in self._ranked()[:_MOST_HEADS]:
-            group = self.head_to_group[place]
-            numbers = [
-                number(float(getattr(self, name)[place]), 3 if name[1:] == "_value" else 2) for name in _PER_HEAD
-            ]
-            own = self._own(self.head_groups[place])
-            rows.append([str(self.heads[place]), "-" if group is None else group, *numbers, own])
-        left_out = len(self.heads) - len(rows)
-        more = f"\n({left_out} heads whose groups are more like chance are not shown)" if left_out else ""
-        return f"{table_text(columns, rows)}{more}"
-
-    def _own(self, groups: Groups) -> str:
-        bound = [group for group in groups if len(group) > 1]
-        single = sum(len(group) == 1 for group in groups)
-        shown = "  ".join(
-            "{" + self._words(group[:8]) + (" ..." if len(group) > 8 else "") + "}" for group in bound[:4]
-        )
-        more = f"  and {len(bound) - 4} more" if len(bound) > 4 else ""
-        return f"{shown}{more}" + (f"  +{single} alone" if single else "")
-
-
-_UNTESTED = "No draws were made, so nothing is said about chance."
-_TITLES = (
-    *("head", "serves", "within", "by distance", "modularity", "null", "z", "p", "q", "sink", "self"),
-    "its own groups",
-)
-_NOTE = (
-    "serves: group whose share of the head's attention exceeds even attention most; within: share of the attention\n"
-    "between different tokens that stays in the head's own groups, and if it depended on distance alone; null, z, p:\n"
-    "the same steps on draws that keep the head's distance profile and sinks; q: over the heads of this result; sink,\n"
-    "self: share of attention on the first token and on the token itself"
-)
+        """The groups, the heads whose groups are least like chance, and what that means."""
+        return GroupWords(self).text()
 
 
 def _as_patterns(pattern: Any) -> Tensor:

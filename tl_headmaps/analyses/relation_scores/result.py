@@ -68,7 +68,8 @@ class RelationScores(HeadMaps):
             them by all orders, exactly.
         n_units: Number of these pairs or clusters.
         n_clusters: Number of clusters of pairs that share a target or a stem, by which intervals are made.
-        promote_ranks, suppress_ranks: Exact rank of every kept pair's target, by relation, if asked for.
+        promote_ranks, suppress_ranks: Exact rank of every kept pair's target, by relation, if asked for (0 is best;
+            ``ranks_count_from`` in JSON).
         stream: With ``preset="met"``: the promotion score of the stream itself before each layer (logit lens). A head
             whose score is not above it passes on what is known already.
         prompt_low, prompt_high: With ``"met"``: the smallest and largest promotion score behind one prompt alone, for
@@ -107,12 +108,14 @@ class RelationScores(HeadMaps):
         "wilson1927probable",
     )
     json_axes: ClassVar[Mapping[str, str | None]] = {"relation": "relations", "layer": None, "head": None}
+    json_extra: ClassVar[tuple[str, ...]] = ("ranks_count_from",)
     nullable: ClassVar[tuple[str, ...]] = (*_MAPS, *_MET_MAPS, "stream", "token_share")
     labelled: ClassVar[str] = "relations"
     aligned: ClassVar[tuple[str, ...]] = (
         *("k", "n_pairs", "n_kept", "dropped", "test", "n_units", "n_clusters", "n_several"),
         *("promote_ranks", "suppress_ranks"),
     )
+    ranks_count_from: ClassVar[int] = 0
     relations: tuple[str, ...]
     circuit: Circuit
     k: tuple[int, ...]
@@ -208,7 +211,7 @@ class RelationScores(HeadMaps):
         note = (
             f"Share of pairs whose target is among the k = {k} strongest tokens. "
             f"A head implements a relation at a score of {IMPLEMENTS_SCORE} or more with q < {IMPLEMENTS_Q} (q: "
-            f"{self._family}) that is above its score on the targets of similar sources (p <= {SPECIFIC_P})."
+            f"{self._family}) that is above its score on the targets of similar sources (p ≤ {SPECIFIC_P})."
         )
         note = self._noted(note, " ")
         best = next(iter(self.implements()[self.relations[0]]), None)

@@ -199,8 +199,12 @@ class SalientOperations(Result):
             return torch.tensor(ids), torch.tensor(entries, dtype=torch.float32)
 
         def grid(entry: dict[str, Any]) -> OperationGrid:
-            ids = (tuple(map(id_of, entry[name])) for name in ("tokens", "targets"))
-            return OperationGrid(*ids, *(tuple(map(tuple, entry[name])) for name in ("values", "explained")))
+            return OperationGrid(
+                token_ids=tuple(map(id_of, entry["tokens"])),
+                target_ids=tuple(map(id_of, entry["targets"])),
+                values=tuple(map(tuple, entry["values"])),
+                explained=tuple(map(tuple, entry["explained"])),
+            )
 
         promoted, suppressed = targets("promotes"), targets("suppresses")
         return cls(

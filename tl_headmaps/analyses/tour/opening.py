@@ -61,21 +61,23 @@ def _loss(curves: AblationCurves, n: int) -> str:
     """What is lost without the heads, and without as many others."""
     base, left = curves.base_accuracy, float(curves.curve.accuracy[n])
     them = "it" if n == 1 else "them"
-    if base - left <= _HARDLY * base:
-        said = (
-            f"Without {them} the model gets {left:.0%} of the capitals right, with {them} {base:.0%}: it can do without"
-        )
-    else:
+    needed = base - left > _HARDLY * base
+    if needed:
         said = f"Without {them} the capitals that the model gets right fall from {base:.0%} to {left:.0%}"
+    else:
+        said = f"The model can do without {them}: it gets {left:.0%} of the capitals right instead of {base:.0%}"
     if curves.random_curves:
         others = sum(float(curve.accuracy[n]) for curve in curves.random_curves) / len(curves.random_curves)
-        count = _NUMBERS[n] if n < len(_NUMBERS) else str(n)
         lost = base - others
-        fall = f"to {others:.0%}" if lost > _HARDLY * base else f"{'hardly' if lost > 0 else 'not'} ({others:.0%})"
-        said += f"; without {count} random {'one' if n == 1 else 'ones'} of the same layers, {fall}"
+        if not needed or lost > _HARDLY * base:
+            fall = f"{others:.0%} are left"
+        else:
+            fall = f"they {'hardly fall' if lost > 0 else 'do not fall'} ({others:.0%})"
+        count = _NUMBERS[n] if n < len(_NUMBERS) else str(n)
+        said += f"; without {count} random {'one' if n == 1 else 'ones'} of the same layers {fall}"
     if curves.verdict is not None and curves.verdict.sets:
         p = curves.verdict.p_value
-        said += f", p = {p:.3f}" if p <= 0.05 else f"; chance could do as much (p = {p:.2f})"
+        said += f"; p = {p:.3f}" if p <= 0.05 else f"; chance could do as much (p = {p:.2f})"
     return f"{said}."
 
 

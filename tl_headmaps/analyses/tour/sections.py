@@ -190,8 +190,8 @@ def agreement(tour: Tour) -> Finding:
         ("validate", LEAD),
         f"In {len(validation.templates)} prompts with {validation.n_dynamic[0]} sources each, what heads write agrees "
         f"with what was read from them at a correlation over heads within layers of {context['without']} when they "
-        f"attend to the source alone, and of {context['with']} with attention as it is. {confirmed} heads that score .15 or "
-        "more there do so in prompts too.",
+        f"attend to the source alone, and of {context['with']} with attention as it is. {confirmed} heads that score "
+        ".15 or more there do so in prompts too.",
         f"prompts confirm {confirmed} heads",
     )
 

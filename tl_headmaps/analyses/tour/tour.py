@@ -95,12 +95,13 @@ class Tour:
         return self.outcomes[step]
 
     def found(self, step: Step) -> Any:
-        """The result of a step, or None where it cannot be done for this model."""
-        outcome = self._outcome(step)
+        """The result of an earlier step, or None where it was not done."""
+        outcome = self.outcomes.get(step)
         return outcome.result if isinstance(outcome, Finding) else None
 
     def needed(self, step: Step) -> Any:
-        """The result of a step that another one cannot do without."""
+        """The result of a step that another one cannot do without; it is done now if it was not."""
+        self._outcome(step)
         result = self.found(step)
         if result is None:
             raise UsageError(f"This step looks at that of {step.__name__}, which could not be done for this model.")

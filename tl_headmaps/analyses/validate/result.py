@@ -158,7 +158,7 @@ class Validation(HeadMaps):
             names=points,
             groups=groups,
             title=f"Static and dynamic scores, preset {self.provenance.options['preset']}: {shown}",
-            x_name="static score (weights alone)",
+            x_name=f"static score (preset {self.provenance.options['preset']})",
             y_name="dynamic score (prompts)",
             diagonal=True,
             note=self._noted(f"Correlation over heads within layers: {agreement}. A head counts from .15 on.", " "),
