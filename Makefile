@@ -68,7 +68,7 @@ notebooks: .venv/tested
 
 # The site, pages that open offline: build/site/index.html
 docs: .venv/documented
-	.venv/bin/python docs/website.py build/site
+	.venv/bin/python examples/site/website.py build/site
 
 # Every p-value, interval and verdict on heads that know nothing (about 20 minutes): tests/calibration/table.md
 calibrate: .venv/tested

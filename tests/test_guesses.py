@@ -92,8 +92,8 @@ class TestHeads:
     @pytest.mark.parametrize(
         ("call", "sentence"),
         [
-            (lambda: head_list("5.3"), "'5.3' is not the name of a head"),
-            (lambda: head_list(12), "12 is not a head. Write 'L23H4' or .*'L23' is all heads of layer 23"),
+            (lambda: head_list("5.3", []), "'5.3' is not the name of a head"),
+            (lambda: head_list(12, []), "12 is not a head. Write 'L23H4' or .*'L23' is all heads of layer 23"),
             (lambda: HeadIndex.parse("L12"), "'L12' is a layer, and one head is needed. Write for example 'L12H0'"),
             (lambda: HeadIndex.of((True, 1)), "is not a head"),
             (lambda: head_list("L9", [HeadIndex(0, 0), HeadIndex(1, 0)]), "no heads of layer 9 here; .* layers 0, 1"),

@@ -9,7 +9,7 @@ import typer
 
 from ..core.errors import OutputError, UsageError
 from ..core.files import FIGURE_SUFFIXES, SAVED_SUFFIXES
-from ..core.types import head_list
+from ..core.types import check_head_names
 
 
 def comma_parts(text: str) -> list[str]:
@@ -19,8 +19,7 @@ def comma_parts(text: str) -> list[str]:
 
 def parse_heads(text: str) -> str:
     """Heads as they were written, such as ``L23H4,L23``; raises for a wrong spelling before a model is loaded."""
-    head_list(text)
-    return text
+    return check_head_names(text)
 
 
 def check_outputs(paths: list[Path] | None) -> list[Path]:

@@ -158,44 +158,51 @@ def _is_layer(name: object) -> bool:
     return isinstance(name, str) and name.strip()[:1] in ("L", "l") and bool(_LAYER_NAME.fullmatch(name.strip()))
 
 
-def head_list(heads: Any, known: Sequence[HeadIndex] | None = None) -> list[HeadIndex]:
+def head_list(heads: Any, known: Sequence[HeadIndex]) -> list[HeadIndex]:
     """One head or several, in the order given: the one place where heads are read from what users write.
 
     Args:
         heads: A name, a HeadIndex, a (layer, head) pair, or several of these in a list or with commas between them.
             ``"L12"`` means all heads of layer 12.
-        known: All heads there are, from which those of a layer are taken. Without them only the spelling is checked,
-            and a layer stands for its first head.
+        known: All heads there are, from which those of a layer are taken.
 
     Example:
         >>> known = [HeadIndex(layer, head) for layer in range(3) for head in range(2)]
         >>> [str(head) for head in head_list("L2H1, L0", known)]
         ['L2H1', 'L0H0', 'L0H1']
     """
+    chosen: dict[HeadIndex, None] = {}
+    for read in _heads_and_layers(heads):
+        chosen |= dict.fromkeys([read] if isinstance(read, HeadIndex) else _heads_of(read, known))
+    return list(chosen)
+
+
+def check_head_names(heads: str) -> str:
+    """Return names of heads and layers if they are spelled right, else raise: no model is needed for that."""
+    _heads_and_layers(heads)
+    return heads
+
+
+def _heads_and_layers(heads: Any) -> list[HeadIndex | int]:
+    """Heads, and numbers of layers that stand for all of theirs."""
     one = isinstance(heads, str | HeadIndex) or not isinstance(heads, Iterable)
     parts = [heads] if one else list(heads)
     if len(parts) == 2 and all(map(is_index, parts)):
         parts = [parts]
-    chosen: dict[HeadIndex, None] = {}
-    for part in parts:
-        for name in _comma_parts(part) if isinstance(part, str) else [part]:
-            chosen |= dict.fromkeys(_heads_of(name, known) if _is_layer(name) else [HeadIndex.of(name)])
-    return list(chosen)
+    names = [name for part in parts for name in (_comma_parts(part) if isinstance(part, str) else [part])]
+    return [layer_list(name)[0] if _is_layer(name) else HeadIndex.of(name) for name in names]
 
 
 def _comma_parts(text: str) -> list[str]:
     return [part for part in text.split(",") if part.strip()]
 
 
-def _heads_of(layer: str, known: Sequence[HeadIndex] | None) -> list[HeadIndex]:
-    (number,) = layer_list(layer)
-    if known is None:
-        return [HeadIndex(number, 0)]
-    heads = [head for head in known if head.layer == number]
+def _heads_of(layer: int, known: Sequence[HeadIndex]) -> list[HeadIndex]:
+    heads = [head for head in known if head.layer == layer]
     if not heads:
         listed = sorted({head.layer for head in known})
         shown = f"{listed[0]} to {listed[-1]}" if len(listed) > 8 else ", ".join(map(str, listed))
-        raise UsageError(f"There are no heads of layer {number} here; there are heads of layers {shown}.")
+        raise UsageError(f"There are no heads of layer {layer} here; there are heads of layers {shown}.")
     return heads
 
 

@@ -159,8 +159,9 @@ class GroupWords:
 
     def _served_by(self, group: int) -> str:
         serving = self._serving(group)
-        shares = [number(float(self.found.weights[place, group])) for place in serving]
-        shown = ", ".join(f"{self.found.heads[place]} {share}" for place, share in list(zip(serving, shares))[:6])
+        shown = ", ".join(
+            f"{self.found.heads[place]} {number(float(self.found.weights[place, group]))}" for place in serving[:6]
+        )
         return shown + (f", {len(serving) - 6} more" if len(serving) > 6 else "") or "no head"
 
     def _tree(self, parents: tuple[int | None, ...]) -> str:

@@ -139,7 +139,7 @@ def salient_operations(
     arrays = {name: torch.cat([swept.layers[layer][name] for layer in by_number]) for name in ARRAYS}
     names = namer.names(chosen, *strings.mappings(_cut(arrays, NAMING_TOKENS, NAMING_TARGETS)))
     shown = _cut(arrays, n_tokens, n_targets)
-    crossed = torch.cat([swept.layers[layer]["crossed"] for layer in layers])
+    crossed = torch.cat([swept.layers[layer]["crossed"] for layer in by_number])
     result = SalientOperations(
         circuit=circuit,
         heads=tuple(chosen),

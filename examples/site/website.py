@@ -18,7 +18,7 @@ import pdoc.render
 import tl_headmaps
 import tl_headmaps.renderers
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 WIDER = """
 .content { width: 68em }
 @media (min-width: 770px) { main { width: calc(68rem + var(--sidebar-width)) } }
@@ -27,7 +27,7 @@ WIDER = """
 """Room for lines of code of 120 characters."""
 
 SECTIONS = {
-    "Start": ["docs/guide.md", "docs/gallery.md"],
+    "Start": ["examples/site/guide.md", "examples/site/gallery.md"],
     "Notebooks": ["examples/*.ipynb"],
     "Evidence": ["tests/calibration/table.md", "tests/architectures.md", "tests/benchmarks/README.md"],
     "Project": ["CHANGELOG.md", "CONTRIBUTING.md", "AGENTS.md", "SECURITY.md"],
