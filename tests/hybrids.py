@@ -164,6 +164,7 @@ def _source(name: str, settings: dict[str, Any]) -> Any:
 
     config = getattr(transformers, name)(**settings)
     with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)  # vectors keep what they begin with, which may be random
         model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():

@@ -250,7 +250,7 @@ def test_a_relation_with_one_answer_has_no_logit_difference(knowing: Any, tmp_pa
     assert result.curve.logit_difference.isnan().all()
     values = json.loads(result.save(tmp_path / "a.json").read_text())
     assert values["logit_difference"] == [None, None] and values["verdict"]["logit_difference"] is None
-    assert AblationCurves.load(tmp_path / "a.json") == result and "logits - -> -" in str(result)
+    assert AblationCurves.load(tmp_path / "a.json") == result and "logits - → -" in str(result)
 
 
 def answered_by_half(model: Any) -> Relation:

@@ -239,5 +239,5 @@ def test_what_cannot_be_switched_off() -> None:
         ablated(shared_model("gpt2", processed=True), "L0H1")
     with pytest.raises(HeadMapsError, match="HeadWeights cannot run"):
         ablated(HeadWeights.from_model(shared_model("llama")), "L0H1")  # type: ignore[arg-type]
-    with pytest.raises(HeadMapsError, match="not a TransformerLens model"):
+    with pytest.raises(HeadMapsError, match="the name of a model, not a model"):
         ablated("gpt2", "L0H1")  # type: ignore[arg-type]

@@ -170,4 +170,4 @@ def test_every_analysis_with_the_option_is_here() -> None:
     public = {name for name in tl_headmaps.__all__ if inspect.isfunction(getattr(tl_headmaps, name))}
     having = {name for name in public if "prepend_bos" in inspect.signature(getattr(tl_headmaps, name)).parameters}
     met = {"head_trust", "name_heads", "relation_scores", "salient_operations", "token_grid"}
-    assert having == {*CALLS, *met, "task_maps", "verify_tasks", "reproduce"}
+    assert having == {*CALLS, *met, "ablated", "head_worth", "task_maps", "verify_tasks", "reproduce"}

@@ -120,6 +120,7 @@ RUNNING = {
     "mixing": ("--text", "a b", "--head", "L0H0"),
     "profile": ("--texts", "x.txt"),
     "trust": (),
+    "worth": (),
     "tasks": (),
     "validate": ("antonym",),
     "ablate": ("antonym",),
@@ -127,7 +128,7 @@ RUNNING = {
 }
 """Commands that run the model, with what they cannot do without."""
 
-WITHOUT_MODEL = {"cite"}
+WITHOUT_MODEL = {"cite", "compare", "doctor"}
 
 
 @pytest.mark.parametrize("command", app.registered_commands, ids=lambda command: command.callback.__name__)

@@ -37,7 +37,7 @@ def test_numbers_have_no_gaps_and_nothing_else_lies_beside() -> None:
     assert [path.stem[:3] for path in EXAMPLES] == [f"{number:02d}_" for number in range(1, len(EXAMPLES) + 1)]
     assert 8 <= len(EXAMPLES) <= 10
     entries = {entry.name for entry in (ROOT / "examples").iterdir() if not entry.name.startswith(".")}
-    assert entries == {"gallery", *(path.name for path in EXAMPLES)}
+    assert entries == {"gallery", "site", *(path.name for path in EXAMPLES)}
 
 
 @each_example

@@ -155,6 +155,7 @@ def test_what_the_engine_keeps_is_freed_with_the_weights() -> None:
     assert kept is cache_of(read) is not cache_of(replace(read))
     gone = [weakref.ref(kept), weakref.ref(kept.ordered_unembedding)]
     del kept, read
+    gc.collect()
     assert [reference() for reference in gone] == [None, None]
 
 

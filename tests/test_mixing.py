@@ -407,7 +407,7 @@ class TestTokens:
             ("fly#1", "not a token"),
             ("walk and", r"'walk and' is 2 tokens of the text \(1 ' walk', 2 ' and'\), and one is needed"),
             (8, "has tokens 0 to 7"),
-            (-1, "has tokens 0 to 7"),
+            (-9, "has tokens 0 to 7"),
             ("8", "has tokens 0 to 7"),
             ("", "not a token"),
             (" ", "not a token"),

@@ -50,7 +50,7 @@ from tl_headmaps.renderers.sheets import INCHES
 from tl_headmaps.renderers.static import Asked, as_asked, draw
 
 FIGURES = every_figure()
-GUIDE = (Path(__file__).parents[1] / "docs" / "guide.md").read_text(encoding="utf-8")
+GUIDE = (Path(__file__).parents[1] / "examples" / "site" / "guide.md").read_text(encoding="utf-8")
 
 
 def scores(n_layers: int = 3, n_heads: int = 4, names: tuple[str, ...] = ("capitals", "copying")) -> RelationScores:

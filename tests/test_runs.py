@@ -133,7 +133,7 @@ class TestRunFolder:
         computed.clear()
         model = hosted(source_model("llama", n_layers=N_LAYERS), "llama")
         loaded = HeadWeights.from_model(model)
-        assert loaded.fingerprint == weights.fingerprint
+        assert (loaded.fingerprint, loaded.quantisation) == (weights.fingerprint, weights.quantisation)
         computed.clear()
         found = scores(loaded, tmp_path)
         assert computed == []

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -36,7 +37,7 @@ from tl_headmaps import (
     value_mixing,
 )
 from tl_headmaps.capture.running.head_features import capture_head_features
-from tl_headmaps.core.errors import OutputError, RelationDataError, RunError, TaskDataError, UsageError
+from tl_headmaps.core.errors import HeadMapsWarning, OutputError, RelationDataError, RunError, TaskDataError, UsageError
 from tl_headmaps.core.files import csv_rows, csv_text, replacing
 from tl_headmaps.data.texts import read_texts
 
@@ -375,7 +376,8 @@ class TestFilesOfOthers:
         path = tmp_path / f"rubbish{suffix}"
         path.write_bytes(content)
         if suffix != ".jsonl":
-            with pytest.raises(RelationDataError):
+            with warnings.catch_warnings(), pytest.raises(RelationDataError):
+                warnings.simplefilter("ignore", HeadMapsWarning)
                 Relation.from_file(path)
         with pytest.raises(TaskDataError):
             Tasks.from_file(path)

@@ -264,7 +264,7 @@ def grouping_profile(
         >>> texts = ["The cat sat. The cat slept.", "A bird sang. A bird flew."]
         >>> profile = grouping_profile(load_default_model(), texts, progress=False)  # without texts: the usual test
         >>> [(str(head), round(share, 2)) for head, share in profile.top(2, "induction")]
-        [('L17H5', 0.15), ('L17H4', 0.09)]
+        [('L17H5', 0.69), ('L17H4', 0.42)]
     """
     if max_tokens < 2:
         raise UsageError(f"max_tokens={max_tokens} is too short. A text needs at least 2 tokens.")

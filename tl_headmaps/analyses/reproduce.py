@@ -22,7 +22,7 @@ from ..core.files import replacing, sha256_of
 from ..core.provenance import Provenance
 from ..core.runs import RunFolder, RunRecord, identity_of, open_run, pack
 from ..core.types import Model
-from ..data.relations import Relation, RelationLike, load_relations, resolve_relations
+from ..data.relations import Relation, RelationLike, load_relations, relations_in, resolve_relations, writable
 from ..renderers.figure import Figure
 from ..renderers.listing import tables_figure
 from ..renderers.tables import Table
@@ -242,8 +242,13 @@ def reproduce(
     check_at_least("n_random", n_random, 0)
     weights = runnable_weights(model)
     weights.require("maps", needs_mlp=max(weights.layers_with_heads) > 0)
-    bundled = load_relations(model=weights, data_dir=data_dir)
-    chosen = resolve_relations(bundled if relations is None else relations, data_dir)
+    if relations is None:
+        bundled = load_relations(model=weights, data_dir=data_dir)
+        chosen = bundled
+    else:
+        # A folder without any has no controls.
+        bundled = writable(relations_in(data_dir), weights)
+        chosen = resolve_relations(relations, data_dir)
     names = [relation.name for relation in chosen]
     # Controls may be any bundled relation, even when only a few are reproduced.
     candidates = [*chosen, *(relation for relation in bundled if relation.name not in names)]

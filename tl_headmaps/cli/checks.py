@@ -79,7 +79,10 @@ def ablate(
     ] = None,
     heads: Annotated[
         str | None,
-        typer.Option("--heads", help="Heads in their order: L23H4,L12 (all of layer 12); default: top, by score."),
+        typer.Option(
+            "--heads",
+            help="Heads in their order: L23H4,L12 (all of layer 12); by score if none are given; default: top.",
+        ),
     ] = None,
     max_heads: Annotated[
         int | None, typer.Option("--max-heads", help="Heads at most; default: by the size of the model.")

@@ -16,7 +16,14 @@ def head(
         str | None, typer.Option("--relations", help="Relations to try: names or files; default: all bundled ones.")
     ] = None,
     preset: PresetOption = None,
-    text: Annotated[str | None, typer.Option("--text", help="A sentence to show its attention on.")] = None,
+    text: Annotated[
+        str | None,
+        typer.Option(
+            "--text",
+            help="A sentence to show its attention on; default: "
+            "When Mary and John went to the store, John gave a drink to Mary.",
+        ),
+    ] = None,
     texts: Annotated[
         Path | None, typer.Option("--texts", metavar="FILE", help="Texts with blank lines; default: bundled.")
     ] = None,

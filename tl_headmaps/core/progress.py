@@ -64,7 +64,7 @@ def duration(seconds: float) -> str:
     """A time that is not known exactly.
 
     Example:
-        >>> duration(85), duration(400), duration(9000)
+        >>> duration(85.0), duration(400.0), duration(9000.0)
         ('1 minute', '7 minutes', '2.5 hours')
     """
     minutes = round(seconds / 60)

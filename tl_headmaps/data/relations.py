@@ -284,7 +284,7 @@ def _table(path: Path, text: str, header: bool | None) -> list[tuple[str, str]]:
         header = _is_header(path, rows)
         taken, other = ("the names of its columns", "header=False") if header else ("its first pair", "header=True")
         warnings.warn(
-            f"{path.name}: the first row ({', '.join(rows[0][:2])}) was taken for {taken}; {other} says otherwise.",
+            f"{path.name}: the first row ({', '.join(rows[0][:2]):.80}) was taken for {taken}; {other} says otherwise.",
             HeadMapsWarning,
             stacklevel=4,
         )
@@ -358,6 +358,16 @@ def load_relations(
         >>> [relation.name for relation in load_relations("translation")]
         ['english_to_french', 'english_to_german', 'english_to_italian', 'english_to_spanish']
     """
+    relations = relations_in(data_dir, category)
+    if not relations:
+        raise RelationDataError(
+            f"There is no relation in {data_folder(data_dir)}. Give a folder of .json, .csv or .tsv."
+        )
+    return writable(relations, model)
+
+
+def relations_in(data_dir: str | Path | None, category: str | None = None) -> list[Relation]:
+    """All relations of a folder, or none if it has none."""
     paths = _bundled(data_dir).values()
     categories = sorted({path.parent.name for path in paths})
     if category is not None and category not in categories:
@@ -370,11 +380,12 @@ def load_relations(
         except _NoRelationError as error:
             if data_dir is None:
                 raise
-            warnings.warn(f"{path} was left out: it is not a relation ({error})", HeadMapsWarning, stacklevel=2)
-    if not relations:
-        raise RelationDataError(
-            f"There is no relation in {data_folder(data_dir)}. Give a folder of .json, .csv or .tsv."
-        )
+            warnings.warn(f"{path} was left out: it is not a relation ({error})", HeadMapsWarning, stacklevel=3)
+    return relations
+
+
+def writable(relations: Iterable[Relation], model: Any) -> list[Relation]:
+    """Relations with a pair of single tokens for a model's tokenizer; all of them without one."""
     tokenizer = getattr(model, "tokenizer", None)
     return [relation for relation in relations if tokenizer is None or kept_pairs(relation, tokenizer)]
 

@@ -4,7 +4,7 @@ The windows themselves are grids of tokens beside the sketch. Shapes are plain v
 
 >>> window = ("A", [[0.9, 0.1], [0.2, 0.8]])
 >>> sketch(layer=23, head=4, n_heads=9, n_vocab=49152, windows=[window])
-Figure('From a layer to its maps', Sketch, 7 KB)
+Figure('From a layer to its maps', Sketch, 6 KB)
 """
 
 from collections.abc import Iterator, Sequence

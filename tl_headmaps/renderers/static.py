@@ -285,6 +285,9 @@ class _Pane:
     def get_figheight(self) -> float:
         return self.height
 
+    def get_size_inches(self) -> tuple[float, float]:
+        return self.width, self.height
+
     def set_figwidth(self, width: float) -> None:
         self.width = width
 

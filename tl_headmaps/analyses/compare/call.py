@@ -157,7 +157,7 @@ def compare(
         ...     "country_to_capital", ["country_to_capital", "name_copying"]))
         >>> found = compare(one, both, common=True)
         >>> found.maps, found.kept["country_to_capital"], found.left_out
-        (('country_to_capital',), (HeadIndex(layer=23, head=4),), ('relation name_copying of the second',))
+        (('country_to_capital',), (HeadIndex(layer=23, head=4), HeadIndex(layer=23, head=5)), ('relation name_copying of the second',))
     """
     results = [one if isinstance(one, Result) else Result.load(one) for one in (first, second)]
     if type(results[0]) is not type(results[1]):

@@ -21,7 +21,7 @@ from ...renderers import heat
 from ...renderers.figure import Figure
 from ...renderers.grids import MapLayer
 from ...renderers.text import in_words, number, signed, significant, table_text, visible, wrapped
-from ...results import Result, cells
+from ...results import Result, cells, kinds
 
 _MARK = "the two 95% intervals do not overlap"
 _CHANGED = 4
@@ -46,8 +46,6 @@ class Comparison(Result):
         columns: Names of the columns: numbers of heads, or components.
         first, second: Values by map, layer and column; NaN where there is none.
         first_low, first_high, second_low, second_high: Their 95% intervals, where both results have them.
-        difference: ``second`` minus ``first``.
-        apart: Where the two intervals do not overlap: a mark, not a test.
         correlation: Rank correlation of the two results over the cells of each map; NaN where one is constant.
         chosen_as: What heads are singled out for: they ``implement`` a relation, ``stand out for`` a function, ``are
             named``; empty if they are not.
@@ -101,6 +99,11 @@ class Comparison(Result):
     first_high: Float[Tensor, "map layer column"] | None = None
     second_low: Float[Tensor, "map layer column"] | None = None
     second_high: Float[Tensor, "map layer column"] | None = None
+
+    @property
+    def references(self) -> tuple[str, ...]:
+        """Those of the two results."""
+        return kinds()[self.compared].methods
 
     @property
     def difference(self) -> Float[Tensor, "map layer column"]:

@@ -74,13 +74,13 @@ class HeadCard(Result):
         >>> description = describe_model(load_default_model())
         >>> card = HeadCard(HeadIndex(23, 4), description, description.provenance)  # describe_head() adds the parts
         >>> print(card.sections()[-1][1].text())
-        of the head            number
-        ─────────────────────────────
-        parameters            147,456
-        parameters of QK       73,728
-        parameters of OV       73,728
-        effective rank of QK     44.4
-        effective rank of OV     53.4
+        of the head             number
+        ──────────────────────────────
+        parameters             147,456
+        parameters of QK        73,728
+        parameters of OV        73,728
+        effective rank of QK      44.4
+        effective rank of OV      53.4
         <BLANKLINE>
         36,864 parameters in each of W_Q, W_K, W_V and W_O.
         >>> HeadCard.load(card.save("card.json")) == card
