@@ -139,7 +139,7 @@ class TestSalient:
         out = tmp_path / "names.csv"
         done = run("name-heads", "--out", str(out))
         assert done.code == 0, done
-        assert "published" in done.out
+        assert "60-96% of later ones" in done.out
         with out.open(newline="", encoding="utf-8") as stream:
             assert {"layer", "head", "name", "score"} <= set(next(csv.DictReader(stream)))
 

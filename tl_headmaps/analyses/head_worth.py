@@ -28,7 +28,7 @@ from ..renderers.figure import Figure
 from ..renderers.grids import MapLayer
 from ..renderers.heat import head_map
 from ..renderers.text import signed, table_text
-from ..results import Result, cells, largest_heads
+from ..results import HeadMaps, cells
 from ..scorers.ablation import masks_of
 from ..scorers.statistics import RunningRatio
 
@@ -37,7 +37,7 @@ _LISTED = 12
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class HeadWorth(Result):
+class HeadWorth(HeadMaps):
     """How much the loss on held-out texts rises when each head is replaced by its mean, in nats per token.
 
     Attributes:
@@ -75,10 +75,6 @@ class HeadWorth(Result):
     def values(self) -> Float[Tensor, "layer head"]:
         """The rise of the loss."""
         return self.worth
-
-    def top(self, n: int = 5) -> list[tuple[HeadIndex, float]]:
-        """The heads that are worth most."""
-        return largest_heads(self.worth, n)
 
     def to_rows(self) -> Iterable[dict[str, Any]]:
         """One record per head."""

@@ -190,8 +190,13 @@ def draw_heat(heat: Heat, sheet: Any) -> None:
         if not one_scale or number == len(shown) - 1:
             height = cell[1] * heat.rows.n * (down if one_scale else 1)
             scale_beside(sheet, image, layer.scale, used if one_scale else axes, None if lying else height)
-    # Maps of a fixed shape move when they find their size, so that their titles need their room a second time.
-    sheet.get_layout_engine().execute(sheet)
+    lay_out(sheet)
+
+
+def lay_out(sheet: Any) -> None:
+    """Place all once more: maps of a fixed shape move when they find their size, and their titles need room again."""
+    if (engine := sheet.get_layout_engine()) is not None:
+        engine.execute(sheet)
 
 
 def _across(heat: Heat, shown: Sequence[Layer], wide: float) -> int:

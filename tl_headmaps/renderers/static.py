@@ -20,7 +20,7 @@ from .grids import Heat, Layer
 from .listing import Beside, Listing
 from .printed_example import draw_example
 from .printed_flow import draw_flow
-from .sheet_maps import draw_heat, first_group
+from .sheet_maps import draw_heat, first_group, lay_out
 from .sheets import INCHES, TICK_SIZE, TITLE_SIZE, frame, lines_of
 from .sketch import Sketch, draw_sketch
 from .text import in_words, visible
@@ -257,6 +257,7 @@ def _(data: Beside, sheet: Any) -> None:
         for pane, place in zip(row, places, strict=False):
             pane.place = place
             draw(pane.part, pane)
+    lay_out(sheet)
 
 
 @dataclass
@@ -296,6 +297,9 @@ class _Pane:
 
     def set_layout_engine(self, *_: Any) -> None:
         """The layout is that of the whole sheet."""
+
+    def get_layout_engine(self) -> None:
+        return None
 
 
 @draw.register

@@ -98,6 +98,11 @@ _LATEX = {
     ">": r"\textgreater{}",
     "|": r"\textbar{}",
     **{character: f"\\{character}" for character in "&%$#_{}"},
+    # Signs of our own sentences that pdflatex has no letter for.
+    "≤": r"\ensuremath{\leq}",
+    "≥": r"\ensuremath{\geq}",
+    "→": r"\ensuremath{\rightarrow}",
+    "−": r"\ensuremath{-}",
 }
 _MARKDOWN = {"&": "&amp;", "<": "&lt;", ">": "&gt;", **{character: f"\\{character}" for character in "\\`*_[]|~$"}}
 
