@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 
 import documents
+import three_models
 from browser import Browser
 from every_figure import A, V
 from PIL import Image
@@ -52,9 +53,10 @@ def pictures() -> dict[str, tuple[Figure, int]]:
         "validation": (checked.figure(), 620),
         "component_map": (component_map(model, progress=False).figure(), 620),
         "groups": (documents.groups()[""], 620),
-        "relation_scores": (scores.figure(), 860),
+        "relation_scores": (scores.figure(), 1080),
         "relations_side_by_side": (scores.figure(side_by_side=True), 860),
         "token_grid": (grid.figure(), 620),
+        "three_models": (three_models.capitals_figure(three_models.stored()), 620),
         "worked_example": (ValueMixing.from_arrays(A, V, WORDS).explain("walk", "Birds").figure(), 620),
     }  # type: ignore[dict-item]
 

@@ -19,6 +19,7 @@ Finished parts are kept in the folder ``--parts`` and used when the same command
 
 import argparse
 import json
+import math
 import sys
 import time
 import zlib
@@ -221,6 +222,12 @@ def mean(values: list[float]) -> float:
     return sum(values) / len(values) if values else float("nan")
 
 
+def correlated(agreement: dict[str, Any]) -> set[str]:
+    """Relations with a correlation in both kinds of prompts: there is none where all static scores are 0."""
+    both = zip(agreement["relations"], agreement["pearson_without"], agreement["pearson_with"], strict=True)
+    return {name for name, *values in both if not any(value is None or math.isnan(value) for value in values)}
+
+
 def table_of(entries: list[dict[str, Any]]) -> str:
     titles = "model, half | preset | relations with a head | implementing cells | mean best score"
     titles += " | agreement without, with context | accuracy: all heads, without ten, without ten of the same layers"
@@ -233,11 +240,12 @@ def table_of(entries: list[dict[str, Any]]) -> str:
                 with_head = sum(bool(row["implementing"]) for row in rows)
                 n_cells = sum(len(row["implementing"]) for row in rows)
                 best = mean([next(iter(row["best"].values()), 0.0) for row in rows])
-                agreement = found["agreement"]
                 # Only relations that were asked, or switched off, with both presets can be compared.
-                asked = set.intersection(*(set(entry[each]["agreement"]["relations"]) for each in PRESETS))
+                asked = set.intersection(*(correlated(entry[each]["agreement"]) for each in PRESETS))
+                agreement = found["agreement"]
                 inside = [at for at, name in enumerate(agreement["relations"]) if name in asked.intersection(names)]
                 pearson = [mean([agreement[f"pearson_{w}"][at] for at in inside]) for w in ("without", "with")]
+                agreed = f"{pearson[0]:.2f}, {pearson[1]:.2f} ({len(inside)} relations)" if inside else "-"
                 both = [name for name in names if all(name in entry[each]["ablation"] for each in PRESETS)]
                 curves = [found["ablation"][name] for name in both]
                 accuracy = [
@@ -247,7 +255,7 @@ def table_of(entries: list[dict[str, Any]]) -> str:
                 ]
                 lines.append(
                     f"| {entry['model']}, {half} | {preset} | {with_head} of {len(rows)} | {n_cells} | {best:.2f} | "
-                    f"{pearson[0]:.2f}, {pearson[1]:.2f} | "
+                    f"{agreed} | "
                     f"{', '.join(f'{value:.2f}' for value in accuracy)} ({len(both)} relations) |"
                 )
     lines += ["", "| model | heads | named by folded | named by met |", "|---|---|---|---|"]
