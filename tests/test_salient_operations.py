@@ -312,6 +312,15 @@ class TestResult:
         assert short.token_ids.shape == (1, 1) and long.promoted_ids.shape == (1, 40, 9)
         assert NAMING_TOKENS == 30
 
+    def test_a_whole_layer_prints_the_first_tokens_of_each_head(self) -> None:
+        weights = HeadWeights.from_model(shared_model("llama"))
+        layer = salient_operations(weights, "L1", n_tokens=20, progress=False)
+        assert str(layer).count("salience") == len(layer.heads)
+        assert len(str(layer).splitlines()) < 12 * len(layer.heads)
+        assert f"the 5 most salient of 20 tokens; select('{layer.heads[0]}') prints all" in str(layer)
+        one = str(layer.select("L1H0"))
+        assert len(one.splitlines()) > 20 and "prints all" not in one
+
     def test_ids_stand_in_for_a_missing_tokenizer(self) -> None:
         weights = replace(HeadWeights.from_model(shared_model("llama")), tokenizer=None)
         found = salient_operations(weights, "L1H1", n_tokens=2)

@@ -20,11 +20,12 @@ import tl_headmaps.renderers
 
 ROOT = Path(__file__).parents[2]
 WIDER = """
-.content { width: 68em }
+.main { min-width: 0 }
+.content { box-sizing: border-box; max-width: 100%; width: 68em }
 @media (min-width: 770px) { main { width: calc(68rem + var(--sidebar-width)) } }
 .pdoc blockquote { margin-left: 0 }
 """
-"""Room for lines of code of 120 characters."""
+"""Room for lines of code of 120 characters where the window has it: below, wide blocks scroll and the page does not."""
 
 SECTIONS = {
     "Start": ["examples/site/guide.md", "examples/site/gallery.md"],

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import three_models
 from typer.testing import CliRunner
 
 from tl_headmaps.cli.app import app
@@ -21,7 +22,7 @@ HERE = Path(__file__).parent
 README, SPEED = HERE.parents[1] / "README.md", HERE / "README.md"
 BENCH = re.compile(r"(<!-- bench -->\n).*?(<!-- end -->)", re.S)
 BLOCK = re.compile(r"```console\n\$ tl-headmaps (?P<command>[^\n]*)\n(?P<output>.*?)```", re.S)
-MODELS = re.compile(r"(?P<opening><!-- three_models(?: \| (?P<cut>[^\n]*))? -->\n).*?(?P<closing><!-- end -->)", re.S)
+MODELS = re.compile(r"(<!-- three_models -->\n).*?(<!-- end -->)", re.S)
 
 
 def shortened(output: str, cut: str | None) -> str:
@@ -38,13 +39,9 @@ def output_of(line: str) -> str:
     return shortened(result.stdout, cut)
 
 
-def models_table(block: re.Match[str]) -> str:
-    """What three_models.py measured on models that are not fetched here; as it is where nothing was measured."""
-    if not (HERE / "three_models.json").exists():
-        return block[0]
-    show = [sys.executable, str(HERE / "three_models.py"), "--show", "capitals"]
-    shown = subprocess.run(show, stdout=subprocess.PIPE, text=True, check=True).stdout
-    return block["opening"] + shortened(shown, block["cut"]) + block["closing"]
+def models_table() -> str:
+    """What three_models.py measured on models that are not fetched here."""
+    return three_models.capitals_table(three_models.stored()) + "\n"
 
 
 def bench_table() -> str:
@@ -157,7 +154,7 @@ def written(text: str, only: str) -> str:
         ),
         text,
     )
-    return MODELS.sub(models_table, text)
+    return MODELS.sub(lambda match: match[1] + models_table() + match[2], text)
 
 
 def main() -> None:

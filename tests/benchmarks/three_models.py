@@ -266,20 +266,16 @@ def table_of(entries: list[dict[str, Any]]) -> str:
 
 
 def capitals_table(entries: list[dict[str, Any]]) -> str:
-    """The finding in a few lines: the best heads of country to capital, and the fall without ten of them."""
-    lines = ["| country to capital | pairs, k | best heads | heads that implement it | accuracy, ten heads off |"]
-    lines.append("|" + "---|" * 5)
+    """The finding in a line for each model: the best head by both presets, and the fall without ten heads of the last."""
+    titles = ["best head for country to capital", *(f"`{preset}`" for preset in PRESETS)]
+    titles += [f"accuracy without the best {N_HEADS}", f"without {N_HEADS} others of their layers"]
+    lines = [f"| {' | '.join(titles)} |", "|" + "---|" * len(titles)]
     for entry in entries:
-        for preset in PRESETS:
-            row = entry[preset]["capitals"]
-            best = ", ".join(f"{head} {score:.2f}" for head, score in list(row["best"].items())[:3])
-            draws = [curve[-1] for curve in row["same_layers"]]
-            others = f"; {min(draws):.2f} to {max(draws):.2f} with others of their layers" if draws else ""
-            lines.append(
-                f"| {entry['model']}, {preset} | {row['pairs']}, {row['k']} | {best or 'none above 0'} | "
-                f"{len(row['implementing'])} of {entry['heads']} | "
-                f"{row['accuracy'][0]:.2f} to {row['accuracy'][-1]:.2f} ({len(row['best'])}){others} |"
-            )
+        found = [entry[preset]["capitals"] for preset in PRESETS]
+        best = [next((f"{head} {score:.2f}" for head, score in row["best"].items()), "none") for row in found]
+        accuracy, others = found[-1]["accuracy"], [curve[-1] for curve in found[-1]["same_layers"]]
+        fall = f"{accuracy[0]:.2f} → {accuracy[-1]:.2f}"
+        lines.append(f"| {' | '.join([entry['model'], *best, fall, f'{min(others):.2f} to {max(others):.2f}'])} |")
     return "\n".join(lines)
 
 
@@ -301,6 +297,11 @@ def capitals_figure(entries: list[dict[str, Any]]) -> Figure:
     )
 
 
+def stored(path: Path = OUT) -> list[dict[str, Any]]:
+    """What was measured, model by model."""
+    return list(json.loads(path.read_text(encoding="utf-8"))["models"])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", nargs="*", help="folders of further models")
@@ -311,11 +312,11 @@ def main() -> None:
     parser.add_argument("--figure", type=Path, help="only draw the ablation curves of what was written")
     arguments = parser.parse_args()
     if arguments.show or arguments.figure:
-        stored = json.loads(arguments.out.read_text())["models"]
+        entries = stored(arguments.out)
         if arguments.figure:
-            capitals_figure(stored).save(arguments.figure)
+            capitals_figure(entries).save(arguments.figure)
         if arguments.show:
-            print(table_of(stored) if arguments.show == "all" else capitals_table(stored))
+            print(table_of(entries) if arguments.show == "all" else capitals_table(entries))
         return
     entries = []
     for folder in (None, *arguments.folders):

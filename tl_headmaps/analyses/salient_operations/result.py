@@ -33,6 +33,9 @@ _FEW_HEADS = 12
 _LISTED_TOKENS, _LISTED_TARGETS = 10, 3
 """What a pinned head lists in a map of all heads: more would make the page heavy."""
 
+_MOST_ROWS, _TOKENS_OF_EACH = 60, 5
+"""A text with more rows than a screen or two shows this many tokens of each head."""
+
 
 @dataclass(frozen=True)
 class OperationGrid:
@@ -347,9 +350,14 @@ class SalientOperations(Result):
             parts.append(f"Tokens left out: {counts}")
         token = "token" if self.circuit == "ov" else "query"
         columns = [(token, "left"), ("salience", "right"), *((verb, "left") for verb in self._verbs)]
+        n_tokens = self.salience.shape[1]
+        shown = n_tokens if n_tokens * len(self.heads) <= _MOST_ROWS else min(n_tokens, _TOKENS_OF_EACH)
         for number, head in enumerate(self.heads):
-            table = table_text(columns, self._token_rows(number))
+            table = table_text(columns, self._token_rows(number)[:shown])
             parts.append(f"{head}: {_name_line(self.names[number])}\n\n{table}")
+        if shown < n_tokens:
+            first = self.heads[0]
+            parts.append(f"Of each head the {shown} most salient of {n_tokens} tokens; select('{first}') prints all.")
         return self._noted("\n\n".join([*parts, *failure_lines(self.failed_predicates)]))
 
 
