@@ -37,14 +37,20 @@ def test_every_command_stands_in_the_readme() -> None:
 
 
 def test_calls_and_commands_in_the_table_exist() -> None:
-    """Each row's Python parses, and its names are public; so are the commands of all of the README."""
+    """Each row's Python could be called: public names with their arguments. All of the README's commands exist."""
     cells = [line.split("|")[2] for line in README.splitlines() if line.startswith("| ") and line.endswith(" |")]
     calls = [code for cell in cells for code in re.findall(r"`([^`]+)`", cell)]
     assert len(calls) > 20
-    given = {"model", "scores", "phrases", "folder"}
+    given = {"model", "scores", "phrases", "folder", "base", "tuned"}
     for call in calls:
-        named = {node.id for node in ast.walk(ast.parse(call)) if isinstance(node, ast.Name)}
+        tree = ast.parse(call)
+        named = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
         assert named - given <= set(PUBLIC), call
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id not in given:
+                # A TypeError where an argument is missing or unknown.
+                keywords = {str(keyword.arg): None for keyword in node.keywords}
+                inspect.signature(getattr(tl_headmaps, node.func.id)).bind(*node.args, **keywords)
     assert set(re.findall(r"tl-headmaps ([a-z][a-z-]+)", README)) <= commands()
 
 

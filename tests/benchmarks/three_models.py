@@ -266,7 +266,7 @@ def table_of(entries: list[dict[str, Any]]) -> str:
 
 
 def capitals_table(entries: list[dict[str, Any]]) -> str:
-    """The finding in a line for each model: the best head by both presets, and the fall without ten heads of the last."""
+    """The finding, a line for each model: the best head by both presets, and the fall without the best of the last."""
     titles = ["best head for country to capital", *(f"`{preset}`" for preset in PRESETS)]
     titles += [f"accuracy without the best {N_HEADS}", f"without {N_HEADS} others of their layers"]
     lines = [f"| {' | '.join(titles)} |", "|" + "---|" * len(titles)]

@@ -15,7 +15,7 @@ from ...circuits.ov import stream_map, written_maps
 from ...core.ambient import steady
 from ...core.errors import RelationDataError, UsageError
 from ...core.types import Circuit, HeadLike, LayerLike, Model, Preset, by_layer, check_choice
-from ...data.relations import Encoded, MultiToken, RelationLike, encode, resolve_relations
+from ...data.relations import Encoded, MultiToken, RelationLike, encode, load_relations, resolve_relations
 from ...scorers.relation import EXACT_BELOW, Alike, Pairs, score_layer, shares
 from ...scorers.statistics import q_values
 from ..head_trust import HeadTrust, shares_of
@@ -30,7 +30,7 @@ _PROMPT_LEAST = 0.05
 @steady
 def relation_scores(
     model: Model | HeadWeights,
-    relations: RelationLike | Sequence[RelationLike],
+    relations: RelationLike | Sequence[RelationLike] | None = None,
     *,
     preset: Preset | None = None,
     k: int | None = None,
@@ -52,7 +52,8 @@ def relation_scores(
 
     Args:
         model: A TransformerBridge, a HookedTransformer, or HeadWeights.
-        relations: One or several bundled names, files, or :class:`Relation` objects.
+        relations: One or several bundled names, files, or :class:`Relation` objects; by default all bundled ones that
+            the model's tokenizer can write.
         preset: ``"met"``: what each layer reads when the model meets the token behind neutral prompts. ``"folded"``:
             what the model computes for a token without context. ``"maps"``: the published recipe. By default ``"met"``
             for OV maps of a model that can run, ``"folded"`` for QK maps and for weights alone.
@@ -81,8 +82,10 @@ def relation_scores(
     check_choice(circuit, Circuit, "circuit")
     check_choice(multi_token, MultiToken, "multi_token")
     # Everything a user can get wrong is found before the long work starts.
-    resolved = resolve_relations(relations, data_dir)
+    resolved = [] if relations is None else resolve_relations(relations, data_dir)
     weights = HeadWeights.of(model)
+    if relations is None:
+        resolved = load_relations(model=weights, data_dir=data_dir)
     preset = weights.preset(preset, circuit, meets=prompts is not None or vectors is not None)
     chosen_heads = weights.chosen_heads(heads, layers)
     chosen = by_layer(chosen_heads)
