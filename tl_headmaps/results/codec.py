@@ -110,7 +110,7 @@ def _both_nan(one: Tensor, other: Tensor) -> Tensor:
 
 
 def axes_of(result: Any, name: str) -> list[str]:
-    """Names of the axes of a field, or of the arrays in it; none for what is no array."""
+    """Names of the axes of a field, or of the arrays in it; none for a field that is not an array."""
     result_class: type = type(result)
     hint = annotations_of(result_class)[name]
     while (arguments := typing.get_args(hint)) and not hasattr(hint, "dim_str"):

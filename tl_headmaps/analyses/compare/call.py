@@ -1,7 +1,7 @@
 """What is different between two results of one kind: a base model and its fine-tuned form, say.
 
 Both results must ask the same question: one kind, the same relations (or scores, functions, components), the same
-options that decide what a number means (preset, circuit, k, metric). Then cell stands beside cell.
+options that decide what a number means (preset, circuit, k, metric). Then they are compared cell by cell.
 """
 
 import math
@@ -147,8 +147,8 @@ def compare(
 ) -> Comparison:
     """Set two results of one kind side by side: what changed, where, and which heads are singled out by one alone.
 
-    Relation scores, head trust, what heads are worth, grouping profiles, task maps, head names and component maps can be
-    compared.
+    Relation scores, head trust, what heads are worth, grouping profiles, task maps, head names and component maps can
+    be compared.
 
     Args:
         first: A result, or the file of one.
