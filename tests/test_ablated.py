@@ -224,7 +224,7 @@ class TestAnalysesInside:
         ({"method": {"L0H1": [0.0] * 32}}, r"The vector of L0H1 has shape \(32,\)"),
         ({"method": {"L0H1": [float("nan")] * 8}}, "not finite"),
         ({"positions": []}, "positions= is empty"),
-        ({"positions": ["x"]}, "are no positions"),
+        ({"positions": ["x"]}, "are not positions"),
         ({"texts": TEXTS}, "they go with method='mean'"),
         ({"method": "mean", "texts": []}, "There is no text to take means over"),
     ],

@@ -26,6 +26,7 @@ from tl_headmaps import (
     compare,
     component_map,
     grouping_profile,
+    head_worth,
     relation_scores,
     token_grid,
 )
@@ -114,6 +115,14 @@ def test_maps_of_components() -> None:
     heads = compare(*by_head)
     assert heads.over == "component" and isinstance(heads.top(1)[0][0][1], HeadIndex)
     assert bool(heads.difference[1, :, 2:].isnan().all()), "key heads that there are not stay missing"
+
+
+def test_what_heads_are_worth_in_two_models() -> None:
+    one, two = (head_worth(random_model("llama", seed=seed), ["L0H1", "L2"], TEXTS, progress=False) for seed in (0, 1))
+    found = compare(one, two)
+    assert found.measure == "nats per token" and found.difference.shape == (1, *one.worth.shape)
+    np.testing.assert_array_equal(found.difference[0], two.worth - one.worth)
+    np.testing.assert_array_equal(found.first_low[0], one.interval_low)
 
 
 def names_of(*given: str) -> HeadNames:

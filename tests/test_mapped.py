@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from planted import save_checkpoint, shared_model, source_model
+from planted import random_model, save_checkpoint, source_model
 from torch import Tensor
 
 from tl_headmaps import HeadWeights, Relation, relation_scores
@@ -149,7 +149,7 @@ def test_scores_do_not_depend_on_where_the_unembedding_lies(
 
 
 def test_what_the_engine_keeps_is_freed_with_the_weights() -> None:
-    read = HeadWeights.from_model(shared_model("llama"))
+    read = HeadWeights.from_model(random_model("llama"))  # not one that the tests keep
     relation_scores(read, Relation.from_pairs("some", [(3, 4)]), progress=False, preset="folded")
     kept = cache_of(read)
     assert kept is cache_of(read) is not cache_of(replace(read))

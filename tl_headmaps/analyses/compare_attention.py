@@ -118,7 +118,7 @@ class AttentionComparison(HeadMaps):
 
     @property
     def smallest_p(self) -> float:
-        """The smallest p-value that so many phrasings allow."""
+        """The smallest p-value that this many phrasings allow."""
         # With equal numbers, exchanging the two words changes no difference.
         sizes = [len(_members(self.phrases, word)) for word in self.words[:2]]
         return (2 if self.exact and sizes[0] == sizes[1] else 1) / (1 + self.n_deals)

@@ -11,14 +11,15 @@ import hashlib
 import json
 import re
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from ..core.errors import HeadMapsWarning, RelationDataError, TokenError, UsageError
-from ..core.files import UnreadableError, csv_rows, parse_json, read_text, require_whole_characters
+from ..core.files import UnreadableError, parse_json, read_text, require_whole_characters
 from ..core.vocabulary import TokenLike, single_id, word_ids
+from .relation_tables import table_pairs
 
 PLACEHOLDER = "<X>"
 NEUTRAL_TEMPLATES = (
@@ -162,7 +163,7 @@ class Relation:
         try:
             text = read_text(path)
             if path.suffix.lower() in (".csv", ".tsv"):
-                return cls.from_pairs(path.stem, _table(path, text, header))
+                return cls.from_pairs(path.stem, table_pairs(path, text, header))
             content = parse_json(text)
         except UnreadableError as error:
             raise _NoRelationError(
@@ -260,62 +261,6 @@ def _checked_templates(path: Path, templates: Any) -> dict[str, list[str]]:
             '{"neutral": [...], "eliciting": ["The capital of <X> is"]}.'
         )
     return dict(templates)
-
-
-_COLUMN_NAMES = frozenset(
-    {
-        *("source", "target", "from", "to", "input", "output", "subject", "object", "word", "words", "token", "key"),
-        *("value", "question", "answer", "prompt", "label", "name", "first", "second", "left", "right", "x", "y"),
-    }
-)
-"""What columns are usually called."""
-
-
-def _table(path: Path, text: str, header: bool | None) -> list[tuple[str, str]]:
-    """Rows of a CSV or TSV file: columns named source and target, else the first two."""
-    delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
-    rows = [[cell.strip() for cell in row] for row in csv_rows(text, delimiter)]
-    rows = [row for row in rows if any(row)]
-    if not rows:
-        raise RelationDataError(f"{path} has no rows; it needs (source, target) pairs.")
-    names = [cell.lower() for cell in rows[0]]
-    named = header is not False and {"source", "target"} <= set(names)
-    if header is None and not named:
-        header = _is_header(path, rows)
-        taken, other = ("the names of its columns", "header=False") if header else ("its first pair", "header=True")
-        warnings.warn(
-            f"{path.name}: the first row ({', '.join(rows[0][:2]):.80}) was taken for {taken}; {other} says otherwise.",
-            HeadMapsWarning,
-            stacklevel=4,
-        )
-    columns = (names.index("source"), names.index("target")) if named else (0, 1)
-    pairs = []
-    for number, row in enumerate(rows):
-        if number == 0 and (header or named):
-            continue
-        if len(row) <= max(columns):
-            raise RelationDataError(f"{path}, row {number + 1}: {row!r} does not have two columns.")
-        pairs.append((row[columns[0]], row[columns[1]]))
-    return pairs
-
-
-def _is_header(path: Path, rows: Sequence[Sequence[str]]) -> bool:
-    """Whether the first row names columns: by usual names or those of the file, or unlike all that is below it."""
-    first, below = rows[0][:2], rows[1:]
-    names = [cell.lower() for cell in first]
-    if _COLUMN_NAMES.intersection(names) or set(names) <= set(re.split("[^a-z0-9]+", path.stem.lower())):
-        return True
-    unlike = []
-    for place, cell in enumerate(first):
-        column = [row[place] for row in below if len(row) > place]
-        features: tuple[Callable[[str], bool], ...] = (
-            lambda text: text[:1].isupper(),
-            lambda text: text.lstrip("-").isdigit(),
-        )
-        differs = any(all(map(feature, column)) and not feature(cell) for feature in features)
-        unlike.append((bool(column) and differs, len(column)))
-    # Of a single row below, both cells must differ.
-    return all(differs for differs, _ in unlike) or any(differs and n > 1 for differs, n in unlike)
 
 
 def data_folder(data_dir: str | Path | None = None) -> Path:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 _ROUNDS = 30
 _LEAST = 1e-9
-"""Shares of a row below this count as this much: the logarithm of 0 is no number."""
+"""Shares of a row below this count as this much: the logarithm of 0 is undefined."""
 
 
 def pair_classes(

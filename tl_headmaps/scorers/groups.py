@@ -39,7 +39,7 @@ from .statistics import sequential_p_value
 THRESHOLD = 0.1
 _SEED = 0
 _DRAWS = ((7, 0), (32, 3999), (64, 199))
-"""Draws made by default for texts up to so many tokens; none for longer ones, whose eigenvectors take too long, and
+"""Draws made by default for texts up to this many tokens; none for longer ones, whose eigenvectors take too long, and
 none for so few tokens that there is hardly anything to exchange."""
 
 _ENOUGH = 10

@@ -147,11 +147,11 @@ class BeyondWords:
         if unseen not in self._kept:
             seen = ~torch.isin(self._folds, torch.tensor([-1, *unseen]))
             n_items, n_classes = self._targets.shape
-            said = torch.full((n_items, n_classes), 1 / n_classes, dtype=torch.float64)
+            predicted = torch.full((n_items, n_classes), 1 / n_classes, dtype=torch.float64)
             if bool(seen.any()):
                 weights, bias = fit_dual(self._products[seen][:, seen], self._targets[seen], WORD_PENALTY)
-                said = self._products[:, seen] @ weights + bias
-            self._kept[unseen] = said
+                predicted = self._products[:, seen] @ weights + bias
+            self._kept[unseen] = predicted
         return self._kept[unseen]
 
 

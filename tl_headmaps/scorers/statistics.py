@@ -356,10 +356,10 @@ def other_deals(own: Bool[Tensor, " item"], n: int, seed: int = 0) -> tuple[Bool
     else:
         generator = np.random.default_rng(seed)
         different: dict[tuple[int, ...], None] = {}
-        mine = tuple(own.nonzero().flatten().tolist())
+        own_members = tuple(own.nonzero().flatten().tolist())
         while len(different) < n:
             drawn = tuple(sorted(generator.permutation(n_items)[:size].tolist()))
-            if drawn != mine:
+            if drawn != own_members:
                 different[drawn] = None
         chosen = list(different)
     deals = torch.zeros(len(chosen), n_items, dtype=torch.bool)

@@ -152,7 +152,7 @@ class PairHits:
         return cls(sums.numpy(), clusters.bincount().double().numpy())
 
     def scores(self, times: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Scores [draw, template, head] when each cluster is taken so many times [draw, cluster]."""
+        """Scores [draw, template, head] when each cluster is drawn this many times [draw, cluster]."""
         counts = np.tensordot(times, self.hits, 1)
         scores: NDArray[np.float64] = counts / (times @ self.sizes)[:, None, None]
         return scores

@@ -1,7 +1,7 @@
 """What is different between two results of one kind: a base model and its fine-tuned form, say.
 
 Both results must ask the same question: one kind, the same relations (or scores, functions, components), the same
-options that decide what a number means (preset, circuit, k, metric). Then cell stands beside cell.
+options that decide what a number means (preset, circuit, k, metric). Then they are compared cell by cell.
 """
 
 import math
@@ -23,6 +23,7 @@ from ...scorers.tasks import rank_correlations
 from ..component_map.result import ComponentMap, HeadComponentMap
 from ..grouping_profile import GroupingProfile
 from ..head_trust import HeadTrust
+from ..head_worth import HeadWorth
 from ..name_heads import HeadNames
 from ..relation_scores.result import RelationScores
 from ..task_maps.result import TaskMaps
@@ -84,6 +85,11 @@ def _of_profile(result: GroupingProfile) -> _Maps:
     return _Maps("score", "share of attention", result.scores, result.values, ends)
 
 
+def _of_worth(result: HeadWorth) -> _Maps:
+    ends = (result.interval_low[None], result.interval_high[None])
+    return _Maps("map", "nats per token", ("rise of the loss",), result.worth[None], ends)
+
+
 def _of_tasks(result: TaskMaps) -> _Maps:
     return _Maps(
         over="function",
@@ -121,6 +127,7 @@ def _of_components(result: ComponentMap | HeadComponentMap) -> _Maps:
 _KINDS: dict[type[Result], Callable[[Any], _Maps]] = {
     RelationScores: _of_relations,
     HeadTrust: _of_trust,
+    HeadWorth: _of_worth,
     GroupingProfile: _of_profile,
     TaskMaps: _of_tasks,
     HeadNames: _of_names,
@@ -140,7 +147,8 @@ def compare(
 ) -> Comparison:
     """Set two results of one kind side by side: what changed, where, and which heads are singled out by one alone.
 
-    Relation scores, head trust, grouping profiles, task maps, head names and component maps can be compared.
+    Relation scores, head trust, what heads are worth, grouping profiles, task maps, head names and component maps can
+    be compared.
 
     Args:
         first: A result, or the file of one.

@@ -1,4 +1,4 @@
-"""Two results of one kind, cell beside cell.
+"""Two results of one kind, compared cell by cell.
 
 Cells whose two 95% intervals do not overlap are marked. That is no test: intervals that overlap do not show two values
 to be equal, those of two models on the same pairs or texts are not independent, and nothing is corrected for the number
@@ -35,7 +35,7 @@ _ENDS = ("first_low", "first_high", "second_low", "second_high")
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Comparison(Result):
-    """Two results of one kind, cell beside cell.
+    """Two results of one kind, compared cell by cell.
 
     Attributes:
         compared: Kind of the two results.

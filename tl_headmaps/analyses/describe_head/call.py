@@ -1,23 +1,18 @@
 """What one head does, answered in one place from what the other analyses say."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
-
-import torch
-from torch import Tensor
 
 from ...capture.running.text import check_runs
 from ...capture.weights import HeadWeights
 from ...core.ambient import steady
 from ...core.errors import UnsupportedModelError, UsageError, WeightBasisError
-from ...core.fitting import annotations_of
 from ...core.types import HeadIndex, HeadLike, Model, Preset, check_choice
 from ...data.prompts import neutral_prompts
 from ...data.relations import RelationLike, load_relations
 from ...data.texts import Sample
-from ...results import Result
+from ...results import HeadMaps, Result
 from ..attention_groups.call import attention_groups
 from ..attention_groups.result import AttentionGroups
 from ..describe_model import ModelDescription, describe_model
@@ -186,26 +181,6 @@ def _cut(name: str, result: Result, head: HeadIndex) -> Result:
     """A result without what it says about other heads; of what heads are worth, the layer stays."""
     if isinstance(result, SalientOperations):
         return result.select(head)
-    if name in ("description", "attention"):
-        return result
-
-    def cut(value: Any, axes: list[str]) -> Any:
-        if isinstance(value, dict):
-            return {key: cut(entry, axes) for key, entry in value.items()}
-        if isinstance(value, tuple):
-            return tuple(cut(entry, axes) for entry in value)
-        if not isinstance(value, Tensor) or not value.is_floating_point() or axes[-2:] != ["layer", "head"]:
-            return value
-        mask = torch.ones(value.shape[-2:], dtype=torch.bool)
-        mask[head.layer, slice(None) if name == "worth" else head.head] = False
-        return value.masked_fill(mask, torch.nan)
-
-    hints = annotations_of(type(result))
-    changes = {entry.name: cut(getattr(result, entry.name), _axes(hints[entry.name])) for entry in fields(result)}  # type: ignore[arg-type]
-    return replace(result, **changes)  # type: ignore[type-var]
-
-
-def _axes(hint: Any) -> list[str]:
-    """Names of the axes of an array's annotation, inside a union or a mapping too."""
-    found = [hint, *(part for part in getattr(hint, "__args__", ()))]
-    return next((part.dim_str.split() for part in found if hasattr(part, "dim_str")), [])
+    if isinstance(result, HeadMaps):
+        return result.select(layers=head.layer) if name == "worth" else result.select(heads=head)
+    return result

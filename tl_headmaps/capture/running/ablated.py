@@ -186,7 +186,7 @@ def _positions(positions: Any) -> list[int]:
     try:
         listed = [positions] if isinstance(positions, int) else [int(position) for position in positions]
     except (TypeError, ValueError) as error:
-        raise UsageError(f"positions={positions!r:.60} are no positions. Give a list such as [0, -1].") from error
+        raise UsageError(f"positions={positions!r:.60} are not positions. Give a list such as [0, -1].") from error
     if not listed:
         raise UsageError("positions= is empty. Name at least one position, or leave it out for all.")
     return listed

@@ -156,7 +156,7 @@ def _units(documents: list[list[list[int]]]) -> list[list[list[int]]]:
 
 
 def _filled(sequences: list[list[int]], most: int) -> list[list[list[int]]]:
-    """Neighbouring sequences together, as long as they have at most so many tokens."""
+    """Neighbouring sequences together, as long as they have at most this many tokens."""
     groups: list[list[list[int]]] = []
     for sequence in sequences:
         if groups and sum(map(len, groups[-1])) + len(sequence) <= most:

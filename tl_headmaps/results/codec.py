@@ -1,0 +1,131 @@
+"""Fields of a result as plain values for JSON, and back by their annotations; equality with NaN equal to NaN."""
+
+import itertools
+import math
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core.fitting import annotations_of
+from ..core.types import HeadIndex
+
+
+def fields_of(result_class: Any) -> tuple[Any, ...]:
+    """Fields of a dataclass; `dataclasses.fields` for classes that are not known to be one."""
+    return fields(result_class)
+
+
+def plain(value: Any, nullable: bool = False) -> Any:
+    """A field as JSON has it: arrays and tuples as lists, heads by their names, NaN as null where it may be."""
+    if isinstance(value, Tensor):
+        return plain(value.tolist(), nullable)
+    if isinstance(value, float):
+        return None if nullable and math.isnan(value) else value
+    if isinstance(value, HeadIndex):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(name): plain(entry, nullable) for name, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(entry, nullable) for entry in value]
+    if is_dataclass(value) and hasattr(value, "to_dict"):
+        return value.to_dict()
+    if is_dataclass(value):
+        return {entry.name: plain(getattr(value, entry.name), nullable) for entry in fields(value)}
+    return value
+
+
+def typed(value: Any, hint: Any) -> Any:
+    """Inverse of :func:`plain`, by the annotation of the field."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (types.UnionType, typing.Union):
+        inner = next(argument for argument in arguments if argument is not types.NoneType)
+        return None if value is None else typed(value, inner)
+    if hasattr(hint, "array_type"):
+        return tensor_of(value, _dtype(hint))
+    if origin is tuple:
+        repeated = arguments[1:] == (Ellipsis,)
+        kinds = itertools.repeat(arguments[0]) if repeated else iter(arguments)
+        return tuple(typed(entry, kind) for entry, kind in zip(value, kinds, strict=not repeated))
+    if origin in (dict, Mapping):
+        return {name: typed(entry, arguments[1]) for name, entry in value.items()}
+    if hint is HeadIndex:
+        return HeadIndex.parse(value)
+    if isinstance(hint, type) and hasattr(hint, "from_dict"):
+        return hint.from_dict(value)
+    if isinstance(hint, type) and is_dataclass(hint):
+        return hint(
+            **{entry.name: typed(value[entry.name], annotations_of(hint)[entry.name]) for entry in fields(hint)}
+        )
+    return (math.nan if value is None else float(value)) if hint is float else value
+
+
+def _dtype(hint: Any) -> torch.dtype:
+    """``Int`` arrays are int64, ``Bool`` bool, ``Float64`` float64 and all other ``Float`` arrays float32."""
+    names = hint.dtypes
+    return next(
+        (getattr(torch, name) for name in ("float32", "float64", "int64", "bool") if name in names), torch.float32
+    )
+
+
+def nested(values: Tensor) -> Any:
+    """Nested lists with None for NaN."""
+    return plain(values, nullable=True)
+
+
+def tensor_of(values: Any, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Inverse of :func:`nested`."""
+
+    def filled(part: Any) -> Any:
+        return [filled(entry) for entry in part] if isinstance(part, list) else math.nan if part is None else part
+
+    return torch.tensor(filled(values), dtype=dtype)
+
+
+def equal(one: Any, other: Any) -> bool:
+    """Whether two values of a field are equal, NaN being equal to NaN."""
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return (
+            one.dtype == other.dtype
+            and one.shape == other.shape
+            and bool(((one == other) | _both_nan(one, other)).all())
+        )
+    if isinstance(one, float) and isinstance(other, float):
+        return one == other or (math.isnan(one) and math.isnan(other))
+    if isinstance(one, tuple) and isinstance(other, tuple):
+        return len(one) == len(other) and all(map(equal, one, other))
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(equal(one[name], other[name]) for name in one)
+    if is_dataclass(one) and type(one) is type(other):
+        return all(equal(getattr(one, entry.name), getattr(other, entry.name)) for entry in fields(one))
+    return bool(one == other)
+
+
+def _both_nan(one: Tensor, other: Tensor) -> Tensor:
+    return (one != one) & (other != other)
+
+
+def axes_of(result: Any, name: str) -> list[str]:
+    """Names of the axes of a field, or of the arrays in it; none for a field that is not an array."""
+    result_class: type = type(result)
+    hint = annotations_of(result_class)[name]
+    while (arguments := typing.get_args(hint)) and not hasattr(hint, "dim_str"):
+        if typing.get_origin(hint) is tuple:
+            return []
+        hint = arguments[1] if typing.get_origin(hint) in (dict, Mapping) else arguments[0]
+    axes = str(getattr(hint, "dim_str", "")).split()
+    return list(result.json_axes) if axes == ["*cells"] else axes
+
+
+def axis_length(result: Any, axis: str) -> int:
+    """Length of an axis: that of the first array whose annotation names it."""
+    result_class: type = type(result)
+    for entry in fields_of(result_class):
+        axes = getattr(annotations_of(result_class)[entry.name], "dim_str", "").split()
+        if axis in axes:
+            return int(getattr(result, entry.name).shape[axes.index(axis)])
+    raise AssertionError(f"no array of {type(result).__name__} has the axis {axis!r}")
