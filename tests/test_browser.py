@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import website
 from browser import Browser
 from every_figure import BLOCKS, A, V, every_figure
 
@@ -441,3 +442,18 @@ def test_without_scripts_the_text_alternative_is_open(browser: Browser, tmp_path
     path.write_text(f"<!DOCTYPE html><meta charset=utf-8>{body}", encoding="utf-8")
     browser.open(path)
     assert "Highest" in browser.text(".tlhm-alt")
+
+
+@pytest.mark.parametrize("width", [390, 1280, 1920])
+def test_a_page_of_the_site_is_as_wide_as_the_window(browser: Browser, tmp_path: Path, width: int) -> None:
+    """The theme lays out a sidebar beside the content; only a block of code may be wider, and scrolls by itself."""
+    theme = "body { margin: 0 } .page, .main { display: flex } .main { flex: 1 } .side { width: 344px }"
+    theme += ".content { padding: 0 3em; width: 46em } pre { overflow-x: auto }"
+    theme += "@media (max-width: 63em) { .side { display: none } }"
+    code = f"<pre>{'a line of code ' * 20}</pre>"
+    content = f'<div class="main"><div class="content"><article>{code}</article></div></div>'
+    page = tmp_path / "page.html"
+    head = f'<meta name="viewport" content="width=device-width"><style>{theme}</style><style>{website.WIDER}</style>'
+    page.write_text(f'<!DOCTYPE html>{head}<div class="page"><div class="side"></div>{content}</div>')
+    browser.open(page, width=width)
+    assert browser.run("document.documentElement.scrollWidth") <= width

@@ -476,6 +476,21 @@ class TestProgress:
             assert len(list(Progress(total=total, desc="ablation", show=show).over(range(total)))) == total
             assert said in (err := capsys.readouterr().err) and (said or "about" not in err)
 
+    def test_it_says_what_takes_so_long(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        for name in ("_LONG", "_MEASURED"):
+            monkeypatch.setattr(f"tl_headmaps.core.progress.{name}", -1.0)
+        model, relation = shared_model("llama"), Relation.from_pairs("next", [(n, n + 1) for n in range(3, 30)])
+        texts = [f"{TEXT} word{n}" for n in range(7, 16)]
+        for call, what in (
+            (lambda: relation_scores(model, relation, heads="L1", preset="folded"), "scores of next"),
+            (lambda: grouping_profile(model, texts), "profile"),
+            (lambda: head_worth(model, "L1", texts), "worth of heads"),
+        ):
+            call()
+            assert f"{what}: this takes about" in capsys.readouterr().err
+
     def test_bars_are_those_of_notebooks_too(self) -> None:
         """``tqdm.auto`` shows a widget in a notebook, where plain tqdm with disable=None shows nothing."""
         package = Path(inspect.getfile(Progress)).parents[1]

@@ -673,6 +673,11 @@ def test_a_token_grid_keeps_values_and_ranks() -> None:
     assert "largest of each row: s0 → t0, s1 → t1" in result._repr_html_()
 
 
+def test_a_caption_begins_a_sentence_of_its_own() -> None:
+    for note, shown in (("largest: a", "largest: a. Q4_1."), ("It is so.", "It is so. Q4_1."), ("", "Q4_1.")):
+        assert head_map([[1.0]], note=note).captioned("Q4_1.").data.note == shown
+
+
 def test_a_result_too_large_to_draw_says_so(tmp_path: Path) -> None:
     result = grid(np.zeros((1200, 2)))
     assert result._repr_html_().startswith("<p>values has 1,200 rows and 2 columns; a figure takes up to 1,000")

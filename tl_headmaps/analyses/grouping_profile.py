@@ -273,11 +273,16 @@ def grouping_profile(
     check_runs(model)
     prepend_bos = prepends_bos(model, prepend_bos)
     weights = HeadWeights.of(model)
-    source = islice(read_texts(texts, column), max_texts)
+    source, n_texts = islice(read_texts(texts, column), max_texts), max_texts
+    if texts is None or isinstance(texts, list | tuple):
+        # Whatever else there is may be a stream, whose length nobody knows.
+        listed = list(source)
+        source, n_texts = iter(listed), len(listed)
     chosen = weights.chosen_heads(heads)
     tally = _Tally(model, weights, chosen, min(max_tokens, int(model.cfg.n_ctx)), prepend_bos)
     repeated = repeated_tokens(_usable_tokens(weights), tally.longest - prepend_bos) if texts is None else []
-    with Progress(desc="profile", unit="text", total=max_texts, show=progress) as bar:
+    total = None if n_texts is None else n_texts + len(repeated)
+    with Progress(desc="profile", unit="text", total=total, show=progress) as bar:
         if repeated:
             start = [int(weights.tokenizer.bos_token_id)] if prepend_bos else []
             tally.add([(*start, *ids) for ids in repeated], leave_out=SENTENCE_SCORES)

@@ -13,7 +13,6 @@ from typing import Any, ClassVar
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from ..capture.running.ablated import mean_outputs, replaced
 from ..capture.running.activations import Activation, Edit, PromptBatch, encode_prompt, prepends_bos, run
@@ -21,6 +20,7 @@ from ..capture.running.text import check_runs
 from ..capture.weights import HeadWeights
 from ..core.ambient import steady
 from ..core.errors import UsageError
+from ..core.progress import Progress
 from ..core.provenance import Provenance
 from ..core.types import HeadIndex, HeadLike, Model, by_layer
 from ..data.texts import Sample, describe_source, split_texts
@@ -175,7 +175,8 @@ def head_worth(
     if max_texts is not None:
         fit, held_out = _spaced(fit, 2 * max_texts), _spaced(held_out, max_texts)
     means = mean_outputs(model, fit, list(by_layer(chosen)))
-    with tqdm(total=(1 + len(chosen)) * len(held_out), desc="worth", disable=None if progress else True) as bar:
+    n_passes = (1 + len(chosen)) * len(held_out)
+    with Progress(total=n_passes, desc="worth of heads", unit="pass", show=progress) as bar:
         losses = _losses(model, held_out, chosen, means, weights, bar.update)
     n_targets = [len(ids) - 1 for ids in held_out]
     digest = hashlib.sha256(repr((fit, held_out)).encode()).hexdigest()

@@ -63,7 +63,8 @@ class Figure:
         if not caption or caption in self.body:
             return self
         note = getattr(self.data, "note", None)
-        data = self.data if note is None else replace(self.data, note=f"{note} {caption}".strip())
+        end = "" if not note or note.endswith((".", "!", "?")) else "."
+        data = self.data if note is None else replace(self.data, note=f"{note}{end} {caption}".strip())
         inside = f'<div class="tlhm-note">{escaped(caption)}</div></div>'
         return replace(self, body=self.body.removesuffix("</div>") + inside, data=data)
 

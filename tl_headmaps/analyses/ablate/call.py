@@ -318,7 +318,7 @@ class AblationExperiment:
         rivals = sets_like(ablated[:n_verdict], everything, n_random) if n_verdict and n_random else None
         with Progress(
             total=len(ablated) * (1 + len(random) + len(controls)) + (len(rivals.sets) if rivals else 0),
-            desc=relation.name,
+            desc=f"ablation of {relation.name}",
             unit="set",
             show=settings.progress,
         ) as bar:

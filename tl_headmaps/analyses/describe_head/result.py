@@ -211,9 +211,10 @@ class HeadCard(Result):
         index, name = operations.index_of(self.head), operations.name(self.head)
         rows = [row for row in operations._token_rows(index)[:_LISTED]]
         best = "no predicate fits" if name.best is None else f"best: {name.best}"
+        named = name.name if name.best == name.name else f"{name.name} ({best})"
         note = (
-            f"{name.name} ({best}; {name.score:.2f} of its salient mappings, null {name.null_mean:.2f}, q "
-            f"{_small(name.q_value)} over {self._family(operations)} and all predicates)."
+            f"{named}: {name.score:.2f} of its salient mappings, null {name.null_mean:.2f}, q "
+            f"{_small(name.q_value)} over {self._family(operations)} and all predicates."
         )
         return _table(["token", "salience", *operations._verbs], rows, note, left=(0, 2, 3))
 

@@ -128,7 +128,7 @@ def relation_scores(
         details={"circuit": circuit, "ranks": ranks, "token_ids": asked.digest},
         run_dir=run_dir,
         executor=executor,
-        description=f"{len(encoded)} relations" if len(encoded) > 1 else encoded[0].relation.name,
+        description=f"scores of {f'{len(encoded)} relations' if len(encoded) > 1 else encoded[0].relation.name}",
         progress=progress,
     )
     tables = _Tables(asked, weights.n_layers, weights.n_heads, met is not None, ranks)

@@ -113,7 +113,7 @@ def validate_with_weights(
     met = [_met(weights, entry, settings, progress) for entry in prompted]
     with Progress(
         total=sum(len(entry.prompts) for entry in prompted),
-        desc=f"{len(relations)} relations" if len(relations) > 1 else relations[0].name,
+        desc=f"prompts of {f'{len(relations)} relations' if len(relations) > 1 else relations[0].name}",
         unit="prompt",
         show=progress,
     ) as bar:
