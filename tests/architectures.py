@@ -66,6 +66,7 @@ class Architecture:
         post: Name of the norm after attention inside a block, if there is one.
         gate: What a gate of the heads' outputs lets through when its weights are zero.
         mixer: In a hybrid, the module that mixes tokens in layers 0 and 2, which have no heads.
+        beside: The module that mixes tokens beside the heads in every layer.
         free_scale: Whether what heads write is known up to a positive factor per token (a norm before W_O).
     """
 
@@ -76,6 +77,7 @@ class Architecture:
     gate: float = 1.0
     free_scale: bool = False
     mixer: str | None = None
+    beside: str | None = None
 
 
 def _row(
@@ -84,9 +86,10 @@ def _row(
     post: str | None = None,
     gate: float = 1.0,
     free_scale: bool = False,
+    beside: str | None = None,
     **changes: Any,
 ) -> Architecture:
-    return Architecture(name, model_type or name, changes, post, gate, free_scale)
+    return Architecture(name, model_type or name, changes, post, gate, free_scale, beside=beside)
 
 
 def _hybrid(name: str, model_type: str, mixer: str, gate: float = 1.0, **changes: Any) -> Architecture:
@@ -220,6 +223,19 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     ),
     _hybrid("bamba", "bamba", "mamba", attn_layer_indices=[1, 3], mamba_n_groups=1, **_MAMBA),
     _hybrid("olmo_hybrid", "olmo_hybrid", "linear_attn", post=_SANDWICH, **_LINEAR),
+    _row(
+        "falcon_h1",
+        beside="mamba",
+        mamba_d_ssm=64,
+        embedding_multiplier=3.0,
+        attention_in_multiplier=0.7,
+        attention_out_multiplier=0.6,
+        key_multiplier=0.4,
+        mlp_multipliers=[0.8, 0.3],
+        ssm_out_multiplier=0.9,
+        lm_head_multiplier=0.5,
+        **_MAMBA,
+    ),
     _row(
         "nemotron_h",
         num_hidden_layers=None,
@@ -380,6 +396,8 @@ class Dense:
         if layer:
             mixing = self.out(0) if 0 in self.with_heads else getattr(self.layers[0], str(self.row.mixer))
             hooks.append((mixing, "after", _nothing))
+            if self.row.beside is not None:
+                hooks.append((getattr(self.layers[0], self.row.beside), "after", _nothing))
         with self._hooked(*hooks):
             self._run(self._every_token)
         return seen[0][:, 0]
@@ -403,7 +421,9 @@ class Dense:
         for head in range(self.n_heads):
             alone[head, :, head] = heads[:, head]
         written = out(alone.flatten(-2)) - out(torch.zeros_like(z))
-        written = written * getattr(self.config, "residual_multiplier", 1.0) / self.row.gate
+        for name in ("residual_multiplier", "attention_out_multiplier"):
+            written = written * getattr(self.config, name, 1.0)
+        written = written / self.row.gate
         if self.row.post is not None:
             written = linear_part(getattr(self.layers[layer], self.row.post), written)
         return written
@@ -435,7 +455,7 @@ class Dense:
 
     @property
     def logit_scale(self) -> float:
-        scale = getattr(self.config, "logit_scale", None)
+        scale = getattr(self.config, "logit_scale", getattr(self.config, "lm_head_multiplier", None))
         return (1.0 if scale is None else scale) / getattr(self.config, "logits_scaling", 1.0)
 
     def ov(self, layer: int) -> Tensor:

@@ -141,10 +141,6 @@ REFUSED = {
         | {"num_experts_per_tok": 2, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16},
         r"the heads of layer 1 differ from those of layer 0 in number or width \(W_Q is stored as \[64, 32\] there",
     ),
-    # Mamba beside attention in every layer.
-    "falcon_h1": Refused(
-        "FalconH1Config", _MAMBA | {"mamba_d_ssm": 64}, "the seam 'stream' is not what its weights say"
-    ),
 }
 
 

@@ -193,9 +193,9 @@ def outcomes(row: Architecture, processed: bool, host: str = "bridge") -> dict[s
         except HeadMapsError as error:
             return dict.fromkeys(CHECKS, str(error))
         except RuntimeError as error:
-            if not processed or "does not support compatibility mode" not in str(error):
+            if not processed or not any(words in str(error) for words in _NO_SUCH_MODEL):
                 raise
-            # There is no such model: the row says what the raw one gives.
+            # The row says what the raw one gives.
             return outcomes(row, processed=False)
         dense = dense_of(row.name)
         found = {}
@@ -208,6 +208,9 @@ def outcomes(row: Architecture, processed: bool, host: str = "bridge") -> dict[s
                 found[name] = str(error)
         return found
 
+
+_NO_SUCH_MODEL = ("does not support compatibility mode", "must match the size of tensor")
+"""What TransformerLens says where it cannot process weights: it refuses to, or (Falcon-H1) breaks off."""
 
 _OF_THE_RUN = ("value mixing", "ablation", "components")
 

@@ -210,7 +210,9 @@ def _outside_modules(weights: HeadWeights, layer: LayerWeights) -> dict[str, str
         "norm of values": None if layer.v_norm is None else _norm(layer.v_norm),
         "norm before W_O": None if layer.z_norm is None else _norm(layer.z_norm),
         "queries, keys, values": None if layer.clip is None else f"clipped at {layer.clip:g}",
-        "factor of what blocks add": None if weights.residual_scale == 1 else f"{weights.residual_scale:g}",
+        "beside the heads": None if weights.beside is None else f"{weights.beside.name}, in every layer",
+        "factor of what heads add": None if weights.residual_scale == 1 else f"{weights.residual_scale:g}",
+        "factor of what MLPs add": None if weights.mlp_scale == 1 else f"{weights.mlp_scale:g}",
         "factor of the logits": None if weights.logit_scale == 1 else f"{weights.logit_scale:g}",
     }
     return {name: value for name, value in facts.items() if value is not None}

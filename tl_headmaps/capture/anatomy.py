@@ -41,6 +41,12 @@ def mixer_of(block: Any) -> str:
     return next((name for part, name in _MIXERS.items() if part in parts), type(block).__name__)
 
 
+def beside_heads(block: Any) -> str | None:
+    """What mixes the tokens of a layer beside its heads, if anything does."""
+    parts = dict(block.named_children())
+    return next((name for part, name in _MIXERS.items() if part in parts), None) if _has_heads(block) else None
+
+
 def keeps_states(model: Model) -> bool:
     """Whether some layer carries a state from token to token, beside or instead of keys and values."""
     return any(part in dict(block.named_children()) for block in model.blocks for part in _MIXERS)

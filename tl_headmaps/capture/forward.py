@@ -26,6 +26,7 @@ _HOOKS = {
     "resid_post": "hook_resid_post",
     "attn_out": "hook_attn_out",
     "mlp_out": "hook_mlp_out",
+    "mixer_out": "mamba.hook_out",
     "v": "attn.hook_v",
     "z": "attn.hook_z",
     "scores": "attn.hook_attn_scores",

@@ -9,7 +9,8 @@ a short forward pass. What was read is compared with another one, seam by seam, 
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -48,6 +49,16 @@ def read_model(model: Model, device: str | torch.device | None) -> dict[str, Any
         raise host_error(model, error) from error
 
 
+class _FirstMLP(NamedTuple):
+    """Norms around the MLP of layer 0, the MLP with its factor, and the reason if it cannot be used."""
+
+    ln2: Norm | None
+    ln2_post: Norm | None
+    refusal: str | None = None
+    mlp: MLP | None = None
+    scale: float = 1.0
+
+
 class _Reader:
     """Reads tensors of one model onto one device as float32."""
 
@@ -62,7 +73,7 @@ class _Reader:
         self.dtype = embedding.dtype
         self.device = torch.device(device) if device is not None else embedding.device
         self.norms = NormReader(model, self.device)
-        self.score_factor = 1.0
+        self.score_factor = self.read_scale = 1.0
 
     def fields(self) -> dict[str, Any]:
         model, cfg = self.model, self.model.cfg
@@ -80,9 +91,9 @@ class _Reader:
         require_same_attention(model, seen)
         measured = Measurements(model, self.norms, seen)
         embed_scale, embed_norm = measured.embedding(W_E)
-        residual_scale = measured.residual_scale(first)
-        self.score_factor = measured.score_factor(first)
-        ln2, mlp, ln2_post, refusal = self.first_mlp(measured.here(0), residual_scale)
+        residual_scale, beside = measured.residual_scale(first), measured.beside(first)
+        self.score_factor, self.read_scale = measured.score_factor(first), measured.read_scale(first)
+        first_mlp = self.first_mlp(measured.here(0), residual_scale)
         return {
             "model_name": str(cfg.model_name),
             "architecture": architecture_of(model),
@@ -96,14 +107,16 @@ class _Reader:
             "W_U": W_U,
             "embed_scale": embed_scale,
             "embed_norm": embed_norm,
-            "residual_scale": residual_scale,
+            "residual_scale": residual_scale * (1.0 if beside is None else beside.attention_scale),
+            "mlp_scale": first_mlp.scale,
+            "beside": beside,
             "logit_scale": measured.logit_scale(W_U, ln_final),
             "moved_biases": self.moved_biases(first),
             "ln_final": ln_final,
-            "ln2": ln2,
-            "mlp": mlp,
-            "ln2_post": ln2_post,
-            "mlp_refusal": refusal,
+            "ln2": first_mlp.ln2,
+            "mlp": first_mlp.mlp,
+            "ln2_post": first_mlp.ln2_post,
+            "mlp_refusal": first_mlp.refusal,
             "read_layer": self.layer,
             "mixers": {
                 layer: mixer_of(block) for layer, block in enumerate(model.blocks) if layer not in set(with_heads)
@@ -154,7 +167,7 @@ class _Reader:
                 b_Q=self.tensor(attn, "b_Q"),
                 b_K=self.tensor(attn, "_b_K", "b_K"),
                 b_V=self.tensor(attn, "_b_V", "b_V"),
-                ln1=self.norms.norm(getattr(block, "ln1", None)),
+                ln1=self.ln1(block),
                 ln1_post=self.norms.norm(getattr(block, "ln1_post", None)),
                 q_norm=self.norms.head_norm(attn, "q_norm", attn.W_Q),
                 k_norm=self.norms.head_norm(attn, "k_norm", attn.W_K),
@@ -162,6 +175,13 @@ class _Reader:
                 z_norm=self.norms.norm(inner_part(attn, "attn_sub_norm"), attn.W_O.shape[0] * attn.W_O.shape[1]),
                 clip=self.clip(attn),
             )
+
+    def ln1(self, block: Any) -> Norm | None:
+        """The norm before attention, with the factor of what attention then reads (Falcon-H1)."""
+        norm = self.norms.norm(getattr(block, "ln1", None))
+        if norm is None or self.read_scale == 1:
+            return norm
+        return replace(norm, weight=norm.weight * self.read_scale, bias=norm.bias * self.read_scale)
 
     def clip(self, attn: Any) -> float | None:
         """The largest queries, keys and values a model allows, if it says so."""
@@ -194,25 +214,18 @@ class _Reader:
         # A bias of values that is all zero now (it may have come from a LayerNorm), and one of the output that is not.
         return self.tensor(block.attn, "_b_V", "b_V") is not None and moved is not None and bool(moved.any())
 
-    def first_mlp(
-        self, here: Mapping[str, Tensor], residual_scale: float
-    ) -> tuple[Norm | None, MLP | None, Norm | None, str | None]:
-        """Norm, MLP and norm after the MLP of layer 0, and the reason if the MLP cannot be used."""
+    def first_mlp(self, here: Mapping[str, Tensor], residual_scale: float) -> _FirstMLP:
         with weights_loaded(self.model.blocks[0]):
             return self.mlp_of(self.model.blocks[0], here, residual_scale)
 
-    def mlp_of(
-        self, block: Any, here: Mapping[str, Tensor], residual_scale: float
-    ) -> tuple[Norm | None, MLP | None, Norm | None, str | None]:
+    def mlp_of(self, block: Any, here: Mapping[str, Tensor], residual_scale: float) -> _FirstMLP:
         module = mlp_module(block)
+        ln2, ln2_post = (self.norms.norm(getattr(block, name, None)) for name in ("ln2", "ln2_post"))
         if module is None:
             unread = unread_mlp(block)
             if unread is None:
-                return None, None, None, None
-            ln2, ln2_post = (self.norms.norm(getattr(block, name, None)) for name in ("ln2", "ln2_post"))
-            return ln2, None, ln2_post, f"its first MLP ({unread}) has parts that are not known here"
-        ln2_post = self.norms.norm(getattr(block, "ln2_post", None))
-        ln2 = self.norms.norm(getattr(block, "ln2", None))
+                return _FirstMLP(None, None)
+            return _FirstMLP(ln2, ln2_post, f"its first MLP ({unread}) has parts that are not known here")
         if ln2 is None and ln2_post is None:
             # Parallel blocks with one norm (Phi, GPT-J) feed it to attention and MLP alike.
             ln2 = self.norms.norm(getattr(block, "ln1", None))
@@ -220,12 +233,14 @@ class _Reader:
         stated = self.stated_activation(module)
         if W_in is None or W_out is None or W_in.ndim != 2:
             reason = f"its first MLP is a {type(module).__name__} (mixture of experts or unknown parts)"
-            return ln2, None, ln2_post, reason
+            return _FirstMLP(ln2, ln2_post, reason)
         b_in, b_gate = self.tensor(module, "b_in"), self.tensor(module, "b_gate")
         if W_gate is None and W_in.shape[1] == 2 * W_out.shape[0]:
             # Gate and up projection in one matrix (ModernBERT).
             W_gate, W_in = W_in.chunk(2, 1)
             b_gate, b_in = (None, None) if b_in is None else b_in.chunk(2)
+        # Falcon-H1 multiplies what goes through its gate, and what its MLP gives back.
+        gate_scale, scale = (_factor_in(module, name) for name in ("gate_multiplier", "down_multiplier"))
         # A host may state no activation function, or another than the model's: the one that fits is the model's.
         for activation in sorted(ACTIVATIONS, key=lambda name: name != stated):
             mlp = MLP(
@@ -236,15 +251,16 @@ class _Reader:
                 b_in=b_in,
                 b_gate=b_gate,
                 b_out=self.tensor(module, "b_out"),
+                gate_scale=gate_scale,
             )
             for name, value in vars(mlp).items():
                 if isinstance(value, Tensor):
                     check_finite(value, f"{name} of the first MLP")
-            if mlp_difference(mlp, ln2, ln2_post, residual_scale, here).fits(self.dtype):
-                return ln2, mlp, ln2_post, None
+            if mlp_difference(mlp, ln2, ln2_post, scale * residual_scale, here).fits(self.dtype):
+                return _FirstMLP(ln2, ln2_post, None, mlp, scale * residual_scale)
         if stated not in ACTIVATIONS:
-            return ln2, None, ln2_post, f"its activation function {stated!r} is not known here"
-        return ln2, None, ln2_post, "its first MLP does not compute act(x W_in) W_out"
+            return _FirstMLP(ln2, ln2_post, f"its activation function {stated!r} is not known here")
+        return _FirstMLP(ln2, ln2_post, "its first MLP does not compute act(x W_in) W_out")
 
     def stated_activation(self, module: Any) -> str:
         """The function that a module of the MLP computes, else the one that the host states.
@@ -265,3 +281,9 @@ class _Reader:
     def basis(self, ln_final: Norm | None, W_U: Tensor) -> Basis:
         norms = [ln_final, *(self.norms.norm(getattr(block, "ln1", None)) for block in self.model.blocks)]
         return basis_of(norms, W_U, is_processed(self.model))
+
+
+def _factor_in(module: Any, name: str) -> float:
+    """A factor that the transformers module inside a bridge has under this name, else 1."""
+    factor = inner_part(module, name)
+    return float(factor) if isinstance(factor, int | float) else 1.0

@@ -83,7 +83,10 @@ class Norm:
 
 @dataclass(frozen=True)
 class MLP:
-    """``act(x W_in + b_in) W_out + b_out``, or with a gate ``(act(x W_gate + b_gate) * (x W_in + b_in)) W_out``."""
+    """``act(x W_in + b_in) W_out + b_out``, or with a gate ``(act(x W_gate + b_gate) * (x W_in + b_in)) W_out``.
+
+    What goes through the gate may have a factor, ``gate_scale`` (Falcon-H1).
+    """
 
     W_in: Float[Tensor, "d_model d_mlp"]
     W_out: Float[Tensor, "d_mlp d_model"]
@@ -92,6 +95,7 @@ class MLP:
     b_in: Float[Tensor, " d_mlp"] | None = None
     b_gate: Float[Tensor, " d_mlp"] | None = None
     b_out: Float[Tensor, " d_model"] | None = None
+    gate_scale: float = 1.0
 
     def __post_init__(self) -> None:
         for name in ("W_in", "W_gate", "W_out"):
@@ -110,7 +114,8 @@ class MLP:
             if self.W_gate is None:
                 hidden = act(hidden)
             else:
-                hidden = act(_affine(x, self.W_gate, self.b_gate, neurons)) * hidden
+                gate = _affine(x, self.W_gate, self.b_gate, neurons)
+                hidden = act(gate if self.gate_scale == 1 else gate * self.gate_scale) * hidden
             part = hidden @ self.W_out[neurons].to(torch.float32)
             output = part if output is None else output.add_(part)
             for weight in (self.W_in, self.W_gate, self.W_out):
@@ -129,6 +134,21 @@ def _drop_zero_biases(part: "MLP | LayerWeights") -> None:
     for name, value in vars(part).items():
         if name.startswith("b_") and value is not None and not bool(value.any()):
             object.__setattr__(part, name, None)
+
+
+@dataclass(frozen=True)
+class Beside:
+    """What mixes tokens beside the heads in every layer (Falcon-H1: Mamba), and the factors of what both give back.
+
+    Attributes:
+        name: What it is called.
+        scale: Factor of what it gives back, before that is added to the stream.
+        attention_scale: The same for attention; TransformerLens shows what it gives back without it.
+    """
+
+    name: str
+    scale: float
+    attention_scale: float
 
 
 @dataclass(frozen=True)

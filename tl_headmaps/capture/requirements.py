@@ -4,7 +4,7 @@ import torch
 
 from ..core.errors import UnsupportedModelError, UsageError, WeightBasisError
 from ..core.types import Model
-from .anatomy import architecture_of, config_of, inner_part, is_processed, layers_with_heads, mixer_of
+from .anatomy import architecture_of, beside_heads, config_of, inner_part, is_processed, layers_with_heads, mixer_of
 from .forward import ForwardPass, weights_loaded
 from .parts import LayerWeights
 from .seams import TOLERANCE, compared
@@ -94,10 +94,12 @@ def require_heads(model: Model, layer: int) -> None:
 
 def require_whole(model: Model, layer: LayerWeights) -> None:
     """Refuse weights whose processing changed what the model computes, so that nothing is left to compare with."""
-    attn = model.blocks[layer.layer].attn
+    block = model.blocks[layer.layer]
     reasons = {
-        "learned sinks, so its attention does not sum to one": inner_part(attn, "sinks") is not None,
+        "learned sinks, so its attention does not sum to one": inner_part(block.attn, "sinks") is not None,
         "a norm before W_O": layer.z_norm is not None,
+        # Processing folds the norm that both read into the heads alone.
+        f"{beside_heads(block)} beside its heads": beside_heads(block) is not None,
         # TransformerLens 4.3 takes its fused projection apart in the order of other Falcon models.
         "queries, keys and values in one matrix, group by group": bool(
             getattr(config_of(model), "new_decoder_architecture", False)

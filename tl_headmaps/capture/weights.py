@@ -43,7 +43,7 @@ from .forward import weights_loaded
 from .host import read_model
 from .isolation import evaluating
 from .mapped import rows_of
-from .parts import MLP, LayerWeights, Norm
+from .parts import MLP, Beside, LayerWeights, Norm
 from .quantisation import quantisation_of, stated_quantisation
 from .selfcheck import SelfCheck, self_check
 from .tensors import check_device, joint_digest, tensor_digests
@@ -74,7 +74,9 @@ class HeadWeights:
         W_U: Unembedding, transposed so that rows are tokens, in its stored type.
         embed_scale: Factor of the embeddings in the model (Gemma: sqrt(d_model)).
         embed_norm: Norm of the embeddings before layer 0 (Bloom).
-        residual_scale: Factor of what attention and MLP add to the stream (Granite).
+        residual_scale: Factor of what attention adds to the stream (Granite).
+        mlp_scale: Factor of what the MLP adds.
+        beside: What mixes tokens beside the heads in every layer (Falcon-H1), if anything does.
         logit_scale: Factor of the logits after the unembedding (Cohere).
         moved_biases: Whether TransformerLens moved value biases into the output bias, where no head has its own.
         ln_final: The norm before the unembedding.
@@ -123,6 +125,8 @@ class HeadWeights:
     model: Any = field(default=None, repr=False)
     embed_norm: Norm | None = None
     residual_scale: float = 1.0
+    mlp_scale: float = 1.0
+    beside: Beside | None = None
     logit_scale: float = 1.0
     moved_biases: bool = False
 
