@@ -4,7 +4,7 @@ The reference never looks at a projection, a bias or a multiplier: it runs the t
 vector is put in front of a layer, the input of the layer's output projection is what its heads computed, and attention
 patterns with all positions set to 0 tell scores without positions. Only three things are taken from names and
 configurations: where a layer's output projection and the norm after it are, and the factor of the logits. Nothing here
-uses tl_headmaps.
+uses tl_headmaps, but for how a model is opened.
 """
 
 import math
@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from planted import hosted, word_tokenizer
 from torch import Tensor
+
+from tl_headmaps.capture.adapters import own_adapters
 
 N_VOCAB = 61
 
@@ -236,8 +238,10 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         lm_head_multiplier=0.5,
         **_MAMBA,
     ),
-    _row(
+    _hybrid(
         "nemotron_h",
+        "nemotron_h",
+        "mixer",
         num_hidden_layers=None,
         layers_block_type=["mamba", "attention", "mlp", "attention"],
         mamba_num_heads=4,
@@ -246,7 +250,14 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         n_groups=1,
         chunk_size=8,
     ),
-    _row("recurrent_gemma", lru_width=32, attention_window_size=16, block_types=["recurrent", "attention"]),
+    _hybrid(
+        "recurrent_gemma",
+        "recurrent_gemma",
+        "temporal_block",
+        lru_width=32,
+        attention_window_size=16,
+        block_types=["recurrent", "attention"],
+    ),
     _row(
         "zamba2",
         num_hidden_layers=4,
@@ -311,7 +322,8 @@ def booted(row: Architecture, *, processed: bool = False, host: str = "bridge", 
     with warnings.catch_warnings():
         # TransformerLens says which steps of its processing it leaves out.
         warnings.filterwarnings("ignore", r"\w+ does not support (fold_ln|center_writing_weights)", UserWarning)
-        model = hosted(source(row, seed), row.name, processed=processed)
+        with own_adapters():
+            model = hosted(source(row, seed), row.name, processed=processed)
     # TransformerLens opens the tokenizer again, for some architectures as one of another kind.
     model._tokenizer = word_tokenizer(N_VOCAB)
     return model
@@ -361,7 +373,7 @@ class Dense:
         return next(
             part
             for name, part in self.layers[layer].named_modules()
-            if name.rsplit(".", 1)[-1] in _OUTPUTS and "att" in name
+            if name.rsplit(".", 1)[-1] in _OUTPUTS and ("att" in name or name.startswith(f"{self.row.mixer}."))
         )
 
     def output_matrix(self, layer: int, centred: bool = False) -> Tensor:

@@ -115,7 +115,9 @@ class Refused:
     sentence: str
 
 
-_NOT_SHOWN = "has no attention heads that TransformerLens shows"
+_NOT_SHOWN = (
+    r"has attention heads, but TransformerLens shows its layers as a whole. Open it with tl_headmaps.load_model"
+)
 
 REFUSED = {
     "nemotron_h": Refused(
@@ -133,7 +135,7 @@ REFUSED = {
         "Zamba2Config",
         {"layers_block_type": ["mamba", "hybrid"] * 2, "mamba_d_state": 8, "mamba_headdim": 16, "n_mamba_heads": 4}
         | {"mamba_ngroups": 1, "chunk_size": 8, "num_mem_blocks": 1},
-        _NOT_SHOWN,
+        "has heads that read two vectors side by side and write into an MLP, not into the stream",
     ),
     "laguna": Refused(
         "LagunaConfig",

@@ -245,6 +245,7 @@ REASONS = {
     r"with projections in between": "embeddings of another width",
     r"in TransformerLens differs from that": "TransformerLens computes other attention than transformers",
     r"has no attention heads that TransformerLens shows": "no attention heads of the known kind",
+    r"write into an MLP, not into the stream": "heads write into an MLP, not into the stream",
     r"the heads of layer \d+ differ from those": "heads that differ between layers",
     r"it fits up to a gate": "values are normed, clipped or gated on their way to z",
     r"is not a decoder-only language model": "no single stack of blocks",

@@ -194,7 +194,12 @@ class TestBesideTheHeads:
     def test_the_factors_are_found_and_checked(self) -> None:
         weights = HeadWeights.from_model(_falcon_h1())
         assert weights.beside == Beside("Mamba", 0.9, 0.6) and weights.mixers == {}
-        assert (weights.residual_scale, weights.mlp_scale, weights.embed_scale, weights.logit_scale) == (0.6, 0.3, 3, 0.5)
+        assert (weights.residual_scale, weights.mlp_scale, weights.embed_scale, weights.logit_scale) == (
+            0.6,
+            0.3,
+            3,
+            0.5,
+        )
         assert weights.check is not None
         assert str(weights.check["stream"]) == "fits with what Mamba adds beside the heads"
         assert describe_model(weights).facts["beside the heads"] == "Mamba, in every layer"

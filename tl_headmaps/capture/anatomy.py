@@ -38,7 +38,15 @@ def _has_heads(block: Any) -> bool:
 def mixer_of(block: Any) -> str:
     """What mixes the tokens of a layer without heads."""
     parts = dict(block.named_children())
+    if any(hasattr(inner_part(parts.get("mixer"), name), "weight") for name in ("up_proj", "gate")):
+        # Each layer of Nemotron-H is one thing; some are an MLP or a mixture of experts.
+        return "nothing (an MLP)"
     return next((name for part, name in _MIXERS.items() if part in parts), type(block).__name__)
+
+
+def norm_before(block: Any) -> Any:
+    """The norm before attention; Nemotron-H calls the only norm of a layer its norm."""
+    return getattr(block, "ln1", getattr(block, "norm", None))
 
 
 def beside_heads(block: Any) -> str | None:
@@ -82,9 +90,9 @@ def is_processed(model: Model) -> bool:
     return norm_type.endswith("Pre") or bool(getattr(model, "_weights_processed", False))
 
 
-def inner_part(attn: Any, name: str) -> Any:
-    """A part of the transformers module inside an attention bridge."""
-    return getattr(getattr(attn, "original_component", None), name, None)
+def inner_part(bridge: Any, name: str) -> Any:
+    """A part of the transformers module inside a bridge."""
+    return getattr(getattr(bridge, "original_component", None), name, None)
 
 
 def host_error(model: Model, error: Exception) -> UnsupportedModelError:

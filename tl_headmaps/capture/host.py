@@ -25,6 +25,7 @@ from .anatomy import (
     layers_with_heads,
     mixer_of,
     mlp_module,
+    norm_before,
     unread_mlp,
 )
 from .forward import forward_pass, weights_loaded
@@ -178,7 +179,7 @@ class _Reader:
 
     def ln1(self, block: Any) -> Norm | None:
         """The norm before attention, with the factor of what attention then reads (Falcon-H1)."""
-        norm = self.norms.norm(getattr(block, "ln1", None))
+        norm = self.norms.norm(norm_before(block))
         if norm is None or self.read_scale == 1:
             return norm
         return replace(norm, weight=norm.weight * self.read_scale, bias=norm.bias * self.read_scale)
@@ -228,7 +229,7 @@ class _Reader:
             return _FirstMLP(ln2, ln2_post, f"its first MLP ({unread}) has parts that are not known here")
         if ln2 is None and ln2_post is None:
             # Parallel blocks with one norm (Phi, GPT-J) feed it to attention and MLP alike.
-            ln2 = self.norms.norm(getattr(block, "ln1", None))
+            ln2 = self.norms.norm(norm_before(block))
         W_in, W_out, W_gate = (self.tensor(module, name, dtype=None) for name in ("W_in", "W_out", "W_gate"))
         stated = self.stated_activation(module)
         if W_in is None or W_out is None or W_in.ndim != 2:
@@ -279,7 +280,7 @@ class _Reader:
         return stated
 
     def basis(self, ln_final: Norm | None, W_U: Tensor) -> Basis:
-        norms = [ln_final, *(self.norms.norm(getattr(block, "ln1", None)) for block in self.model.blocks)]
+        norms = [ln_final, *(self.norms.norm(norm_before(block)) for block in self.model.blocks)]
         return basis_of(norms, W_U, is_processed(self.model))
 
 

@@ -4,6 +4,7 @@ import torch
 
 from ..core.errors import UnsupportedModelError, UsageError, WeightBasisError
 from ..core.types import Model
+from .adapters import EXTENDED
 from .anatomy import architecture_of, beside_heads, config_of, inner_part, is_processed, layers_with_heads, mixer_of
 from .forward import ForwardPass, weights_loaded
 from .parts import LayerWeights
@@ -49,11 +50,30 @@ def require_decoder(model: Model) -> None:
             "as GPT-2, Llama or Gemma."
         )
     if not layers_with_heads(model):
-        raise UnsupportedModelError(
-            f"{architecture} has no attention heads that TransformerLens shows: its layer 0 is "
-            f"{mixer_of(model.blocks[0])}. Head maps need a model with attention in at least one layer, and W_Q, W_K, "
-            "W_V and W_O of it."
+        raise UnsupportedModelError(_no_heads(model))
+
+
+_READS_ITS_LOAD = "Open it with tl_headmaps.load_model(...), which has TransformerLens take it apart as it is stored."
+
+
+def _no_heads(model: Model) -> str:
+    architecture = architecture_of(model)
+    if architecture in EXTENDED:
+        return (
+            f"{architecture} has attention heads, but TransformerLens shows its layers as a whole. Open it with "
+            "tl_headmaps.load_model(...), which has TransformerLens show them."
         )
+    if any(hasattr(inner_part(block, "shared_transformer"), "self_attn") for block in model.blocks):
+        return (
+            f"{architecture} has heads that read two vectors side by side and write into an MLP, not into the "
+            "stream, so there is no map from what a head reads to what it says. Head maps need heads that read "
+            "and write one stream. Use another model."
+        )
+    return (
+        f"{architecture} has no attention heads that TransformerLens shows: its layer 0 is "
+        f"{mixer_of(model.blocks[0])}. Head maps need a model with attention in at least one layer, and W_Q, W_K, "
+        "W_V and W_O of it."
+    )
 
 
 def require_even_heads(model: Model, layers: list[int]) -> None:
@@ -101,9 +121,7 @@ def require_whole(model: Model, layer: LayerWeights) -> None:
         # Processing folds the norm that both read into the heads alone.
         f"{beside_heads(block)} beside its heads": beside_heads(block) is not None,
         # TransformerLens 4.3 takes its fused projection apart in the order of other Falcon models.
-        "queries, keys and values in one matrix, group by group": bool(
-            getattr(config_of(model), "new_decoder_architecture", False)
-        ),
+        "queries, keys and values in one matrix, group by group": _is_split_wrongly(model),
     }
     for what, found in reasons.items():
         if is_processed(model) and found:
@@ -111,7 +129,13 @@ def require_whole(model: Model, layer: LayerWeights) -> None:
                 f"The weights of {architecture_of(model)} were processed, and it has {what}: processing then "
                 "changes what the model computes. Load the model without processing "
                 "(TransformerBridge.boot_transformers(...) without enable_compatibility_mode())."
+                + (f" {_READS_ITS_LOAD}" if _is_split_wrongly(model) else "")
             )
+
+
+def _is_split_wrongly(model: Model) -> bool:
+    grouped = bool(getattr(config_of(model), "new_decoder_architecture", False))
+    return grouped and not getattr(getattr(model, "adapter", None), "splits_by_group", False)
 
 
 def require_same_attention(model: Model, seen: ForwardPass) -> None:
@@ -135,5 +159,9 @@ def require_same_attention(model: Model, seen: ForwardPass) -> None:
             raise UnsupportedModelError(
                 f"{architecture_of(model)}: the attention of layer {layer} in TransformerLens differs from that "
                 f"of the transformers model inside it by {difference:.2g} of the largest value, so nothing it "
-                "computes there is the model's. Use another version of TransformerLens, or another model."
+                f"computes there is the model's. {_instead(model)}"
             )
+
+
+def _instead(model: Model) -> str:
+    return _READS_ITS_LOAD if _is_split_wrongly(model) else "Use another version of TransformerLens, or another model."
