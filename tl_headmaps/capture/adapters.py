@@ -55,7 +55,7 @@ def _nemotron_h(theirs: type) -> type:
                 "hook_attn_out": "attn.hook_out",
             }
 
-    class Adapter(theirs):  # type: ignore[misc, valid-type]
+    class Adapter(theirs):  # type: ignore[misc]
         def __init__(self, cfg: Any) -> None:
             super().__init__(cfg)
             blocks = self.component_mapping["blocks"]
@@ -77,10 +77,10 @@ def _recurrent_gemma(theirs: type) -> type:
                 return
             self.submodules["recurrent"] = GeneralizedComponent("temporal_block")
             self.hook_aliases = {
-                name: target for name, target in type(self).hook_aliases.items() if not target.startswith("attn.")
+                name: target for name, target in BlockBridge.hook_aliases.items() if not target.startswith("attn.")
             }
 
-    class Adapter(theirs):  # type: ignore[misc, valid-type]
+    class Adapter(theirs):  # type: ignore[misc]
         def __init__(self, cfg: Any) -> None:
             super().__init__(cfg)
             parts = {
@@ -102,7 +102,7 @@ def _attention(name: str, module: Any, config: Any) -> Any:
 
 
 def _falcon(theirs: type) -> type:
-    class Adapter(theirs):  # type: ignore[misc, valid-type]
+    class Adapter(theirs):  # type: ignore[misc]
         splits_by_group = True
 
         def __init__(self, cfg: Any) -> None:

@@ -73,6 +73,27 @@ def unread_mlp(block: Any) -> str | None:
     return next((name for name in children if any(word in name for word in ("mlp", "moe", "ffn", "feed", "fc"))), None)
 
 
+def as_wide_as_the_stream(model: Model, embeddings: Tensor) -> Tensor:
+    """Embeddings as they enter the stream: OPT-350M has narrower ones, and projects them."""
+    projection = getattr(model, "project_in", None)
+    if projection is None:
+        return embeddings
+    with weights_loaded(projection):
+        widened: Tensor = projection(embeddings)
+        return widened
+
+
+def unembedding_of(model: Model) -> Tensor:
+    """Rows by token that the stream is multiplied by, with the projection before it where there is one."""
+    rows: Tensor = model.unembed.W_U.T
+    projection = getattr(model, "project_out", None)
+    if projection is None:
+        return rows
+    with weights_loaded(projection):
+        joined: Tensor = rows @ inner_part(projection, "weight").to(rows)
+        return joined
+
+
 def architecture_of(model: Model) -> str:
     """Name of the model's class, as far as the host knows it."""
     named = getattr(model.cfg, "architecture", None) or getattr(model.cfg, "original_architecture", None)

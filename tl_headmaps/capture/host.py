@@ -19,6 +19,7 @@ from ..core.errors import HeadMapsError, UnsupportedModelError
 from ..core.types import Basis, Model
 from .anatomy import (
     architecture_of,
+    as_wide_as_the_stream,
     host_error,
     inner_part,
     is_processed,
@@ -26,6 +27,7 @@ from .anatomy import (
     mixer_of,
     mlp_module,
     norm_before,
+    unembedding_of,
     unread_mlp,
 )
 from .forward import forward_pass, weights_loaded
@@ -33,7 +35,14 @@ from .isolation import evaluating, lock_of
 from .measuring import Measurements
 from .norms import NormReader
 from .parts import ACTIVATIONS, MLP, LayerWeights, Norm, basis_of
-from .requirements import require_decoder, require_even_heads, require_heads, require_same_attention, require_whole
+from .requirements import (
+    require_decoder,
+    require_even_heads,
+    require_heads,
+    require_same_attention,
+    require_whole,
+    unmapped_circuits,
+)
 from .seams import GATED, mixing_difference, mlp_difference, output_bias
 from .tensors import check_finite
 
@@ -75,6 +84,7 @@ class _Reader:
         self.device = torch.device(device) if device is not None else embedding.device
         self.norms = NormReader(model, self.device)
         self.score_factor = self.read_scale = 1.0
+        self.post_norm = False
 
     def fields(self) -> dict[str, Any]:
         model, cfg = self.model, self.model.cfg
@@ -83,8 +93,8 @@ class _Reader:
         require_heads(model, with_heads[0])
         first, last = self.layer(with_heads[0]), self.layer(with_heads[-1])
         require_whole(model, first)
-        W_E = self.stored(model.embed.W_E)
-        W_U = self.stored(model.unembed.W_U.T)
+        W_E = self.stored(as_wide_as_the_stream(model, model.embed.W_E))
+        W_U = self.stored(unembedding_of(model))
         check_finite(W_E, "The embedding W_E")
         check_finite(W_U, "The unembedding W_U")
         ln_final = self.norms.norm(getattr(model, "ln_final", None))
@@ -93,6 +103,7 @@ class _Reader:
         measured = Measurements(model, self.norms, seen)
         embed_scale, embed_norm = measured.embedding(W_E)
         residual_scale, beside = measured.residual_scale(first), measured.beside(first)
+        self.post_norm = measured.post_norm(first)
         self.score_factor, self.read_scale = measured.score_factor(first), measured.read_scale(first)
         first_mlp = self.first_mlp(measured.here(0), residual_scale)
         return {
@@ -113,6 +124,7 @@ class _Reader:
             "beside": beside,
             "logit_scale": measured.logit_scale(W_U, ln_final),
             "moved_biases": self.moved_biases(first),
+            "unmapped": unmapped_circuits(model, self.post_norm),
             "ln_final": ln_final,
             "ln2": first_mlp.ln2,
             "mlp": first_mlp.mlp,
@@ -179,7 +191,7 @@ class _Reader:
 
     def ln1(self, block: Any) -> Norm | None:
         """The norm before attention, with the factor of what attention then reads (Falcon-H1)."""
-        norm = self.norms.norm(norm_before(block))
+        norm = None if self.post_norm else self.norms.norm(norm_before(block))
         if norm is None or self.read_scale == 1:
             return norm
         return replace(norm, weight=norm.weight * self.read_scale, bias=norm.bias * self.read_scale)
@@ -220,6 +232,8 @@ class _Reader:
             return self.mlp_of(self.model.blocks[0], here, residual_scale)
 
     def mlp_of(self, block: Any, here: Mapping[str, Tensor], residual_scale: float) -> _FirstMLP:
+        if self.post_norm:
+            return _FirstMLP(None, None, "its norms come after attention and MLP (post-norm)")
         module = mlp_module(block)
         ln2, ln2_post = (self.norms.norm(getattr(block, name, None)) for name in ("ln2", "ln2_post"))
         if module is None:

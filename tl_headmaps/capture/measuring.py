@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..core.types import Model
-from .anatomy import beside_heads, config_of
+from .anatomy import as_wide_as_the_stream, beside_heads, config_of
 from .forward import ForwardPass
 from .norms import NormReader
 from .parts import Beside, LayerWeights, Norm
@@ -34,7 +34,7 @@ class Measurements:
 
     def embed_scale(self) -> float:
         token = torch.tensor([[0, 1]], device=self.sample.device)
-        embedded = in_float64(self.model.embed(token)).flatten()
+        embedded = in_float64(as_wide_as_the_stream(self.model, self.model.embed(token))).flatten()
         plain = in_float64(self.sample[:2]).flatten()
         scale = float(embedded @ plain / (plain @ plain).clamp_min(1e-30))
         # A measurement close to a factor that models use is that factor, in the precision of the stored type.
@@ -79,6 +79,11 @@ class Measurements:
             return 1.0
         ours = here["resid_pre"] if layer.ln1 is None else layer.ln1(here["resid_pre"])
         return self.fitting_factor(ours, here["attn_in"], "attention_in_multiplier")
+
+    def post_norm(self, layer: LayerWeights) -> bool:
+        """Whether attention reads the stream as it is, although a norm is called the one before attention."""
+        here = self.here(layer.layer)
+        return layer.ln1 is not None and compared(here.get("resid_pre"), here.get("attn_in")).fits(self.dtype)
 
     def beside(self, layer: LayerWeights) -> Beside | None:
         """What mixes tokens beside the heads, with the two factors that make up the stream after the block."""

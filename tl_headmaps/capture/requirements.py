@@ -3,9 +3,18 @@
 import torch
 
 from ..core.errors import UnsupportedModelError, UsageError, WeightBasisError
-from ..core.types import Model
+from ..core.types import Circuit, Model
 from .adapters import EXTENDED
-from .anatomy import architecture_of, beside_heads, config_of, inner_part, is_processed, layers_with_heads, mixer_of
+from .anatomy import (
+    architecture_of,
+    as_wide_as_the_stream,
+    beside_heads,
+    config_of,
+    inner_part,
+    is_processed,
+    layers_with_heads,
+    mixer_of,
+)
 from .forward import ForwardPass, weights_loaded
 from .parts import LayerWeights
 from .seams import TOLERANCE, compared
@@ -94,7 +103,7 @@ def require_even_heads(model: Model, layers: list[int]) -> None:
 
 
 def require_heads(model: Model, layer: int) -> None:
-    """Refuse latent attention, and embeddings of another width than the stream."""
+    """Refuse latent attention, and embeddings that do not become as wide as the stream."""
     attn, name = model.blocks[layer].attn, architecture_of(model)
     if type(attn).__name__.startswith("MLA"):
         raise UnsupportedModelError(
@@ -103,13 +112,28 @@ def require_heads(model: Model, layer: int) -> None:
             "heads."
         )
     with weights_loaded(attn):
-        widths = (model.embed.W_E.shape[1], attn.W_Q.shape[1], model.unembed.W_U.shape[0])
-    if len(set(widths)) > 1:
+        width = attn.W_Q.shape[1]
+    embedded = as_wide_as_the_stream(model, model.embed.W_E[:1].detach()).shape[1]
+    read_out = model.unembed.W_U.shape[0] if not hasattr(model, "project_out") else width
+    if {embedded, read_out} != {width}:
         raise UnsupportedModelError(
-            f"{name} has embeddings of width {widths[0]}, a stream of width {widths[1]} and an unembedding of "
-            f"width {widths[2]}, with projections in between. Head maps need one width. Use another model of this "
-            "family."
+            f"{name} has embeddings of width {embedded}, a stream of width {width} and an unembedding of width "
+            f"{read_out}, and what stands in between is not known here. Head maps need one width. Use another model of "
+            "this family."
         )
+
+
+def unmapped_circuits(model: Model, post_norm: bool) -> dict[Circuit, str]:
+    """By circuit, why its maps are not defined for a model whose heads run like others."""
+    if post_norm:
+        reason = (
+            "norms its whole stream after attention and after each MLP (post-norm), so what a head reads and writes is "
+            "scaled anew in every layer above it, by what all other parts have written"
+        )
+        return {"ov": reason, "qk": reason}
+    if hasattr(model, "prediction_head"):
+        return {"ov": "has a layer with an activation function between its stream and its unembedding"}
+    return {}
 
 
 def require_whole(model: Model, layer: LayerWeights) -> None:

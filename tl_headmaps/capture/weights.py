@@ -79,6 +79,7 @@ class HeadWeights:
         beside: What mixes tokens beside the heads in every layer (Falcon-H1), if anything does.
         logit_scale: Factor of the logits after the unembedding (Cohere).
         moved_biases: Whether TransformerLens moved value biases into the output bias, where no head has its own.
+        unmapped: Why maps of a circuit are not defined for this model, by circuit; empty for nearly all.
         ln_final: The norm before the unembedding.
         ln2, mlp, ln2_post: Norm and MLP of layer 0, which turn embeddings into the vectors later layers see;
             ``mlp`` is None for attention-only models.
@@ -129,6 +130,7 @@ class HeadWeights:
     beside: Beside | None = None
     logit_scale: float = 1.0
     moved_biases: bool = False
+    unmapped: Mapping[Circuit, str] = field(default_factory=dict)
 
     @classmethod
     def from_model(cls, model: Model, device: str | torch.device | None = None) -> "Self":
@@ -324,6 +326,11 @@ class HeadWeights:
 
         Every analysis of OV or QK maps calls this before it gives a number.
         """
+        if circuit in self.unmapped:
+            raise UnsupportedModelError(
+                f"{self.model_name!r} {self.unmapped[circuit]}: {circuit.upper()} maps are not defined for it. "
+                "Analyses of the running model go on (attention_groups, value_mixing, task_maps, component_map)."
+            )
         needed = ["norm before attention", "stream"]
         needed += ["scores"] if circuit == "qk" else ["values", "mixing", "attention output", "logits"]
         if preset != "met":
