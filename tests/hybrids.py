@@ -137,12 +137,6 @@ REFUSED = {
         | {"mamba_ngroups": 1, "chunk_size": 8, "num_mem_blocks": 1},
         "has heads that read two vectors side by side and write into an MLP, not into the stream",
     ),
-    "laguna": Refused(
-        "LagunaConfig",
-        {"num_attention_heads_per_layer": [4, 8] * 2, "mlp_layer_types": ["dense"] * 4, "num_experts": 4}
-        | {"num_experts_per_tok": 2, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16},
-        r"the heads of layer 1 differ from those of layer 0 in number or width \(W_Q is stored as \[64, 32\] there",
-    ),
 }
 
 

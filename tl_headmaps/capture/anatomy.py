@@ -9,6 +9,7 @@ from ..core.errors import UnsupportedModelError
 from ..core.types import Model
 from .forward import weights_loaded
 from .isolation import roots
+from .parts import HeadShape
 from .tensors import joint_digest, tensor_digests
 
 _MIXERS = {
@@ -28,16 +29,59 @@ def layers_with_heads(model: Model) -> list[int]:
 
 
 def _has_heads(block: Any) -> bool:
+    attn = getattr(block, "attn", None)
     try:
-        return hasattr(block, "attn") and hasattr(block.attn, "W_V")
+        # Where keys serve as values (Gemma 4) there is no W_V.
+        return hasattr(attn, "W_V") or (hasattr(attn, "k") and hasattr(attn, "o"))
     except (NotImplementedError, ValueError):
         # TransformerLens raises these for weights that exist but are not in memory, or cannot be split into heads.
         return True
 
 
+def uneven_shapes(model: Model, layers: list[int]) -> dict[int, HeadShape]:
+    """Number and width of the heads of each layer, where layers differ and TransformerLens does not split them."""
+    stored = [
+        [
+            list(getattr(getattr(getattr(model.blocks[layer].attn, part, None), "weight", None), "shape", ()))
+            for part in "qkv"
+        ]
+        for layer in layers
+    ]
+    if all(shapes == stored[0] for shapes in stored):
+        return {}
+    found = {}
+    for layer, (queries, keys, _) in zip(layers, stored, strict=True):
+        d_head = inner_part(model.blocks[layer].attn, "head_dim")
+        if not (isinstance(d_head, int) and queries and keys):
+            raise UnsupportedModelError(
+                f"{architecture_of(model)}: the heads of layer {layer} differ from those of other layers, and its "
+                "attention does not say how wide they are. Use another model of this family."
+            )
+        found[layer] = HeadShape(queries[0] // d_head, keys[0] // d_head, d_head)
+    return found
+
+
+def split_view(attn: Any, name: str, shape: HeadShape) -> Tensor | None:
+    """A matrix or bias of attention as TransformerLens lays it out (``"W_Q"``, ``"b_V"``), split by these numbers."""
+    part = name[-1].lower()
+    # Where keys serve as values (Gemma 4), W_V is W_K.
+    module = getattr(attn, part, None) or (attn.k if part == "v" else None)
+    value = getattr(module, "weight" if name.startswith("W") else "bias", None)
+    if not isinstance(value, Tensor):
+        return None
+    count = shape.n_heads if part in "qo" else shape.n_kv_heads
+    if part == "o":
+        split: Tensor = value.T.unflatten(0, (count, -1))
+        return split
+    split = value.unflatten(0, (count, -1))
+    return split if name.startswith("b") else split.mT
+
+
 def mixer_of(block: Any) -> str:
     """What mixes the tokens of a layer without heads."""
     parts = dict(block.named_children())
+    if _reads_another_layer(block):
+        return "heads that read keys and values of another layer"
     if any(hasattr(inner_part(parts.get("mixer"), name), "weight") for name in ("up_proj", "gate")):
         # Each layer of Nemotron-H is one thing; some are an MLP or a mixture of experts.
         return "nothing (an MLP)"
@@ -58,6 +102,16 @@ def beside_heads(block: Any) -> str | None:
 def keeps_states(model: Model) -> bool:
     """Whether some layer carries a state from token to token, beside or instead of keys and values."""
     return any(part in dict(block.named_children()) for block in model.blocks for part in _MIXERS)
+
+
+def shares_keys(model: Model) -> bool:
+    """Whether some layer reads keys and values that another layer computed (Gemma 4)."""
+    return any(_reads_another_layer(block) for block in model.blocks)
+
+
+def _reads_another_layer(block: Any) -> bool:
+    attn = getattr(block, "attn", None)
+    return hasattr(attn, "q") and hasattr(attn, "o") and not _has_heads(block)
 
 
 def mlp_module(block: Any) -> Any:

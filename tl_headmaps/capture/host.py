@@ -10,6 +10,7 @@ a short forward pass. What was read is compared with another one, seam by seam, 
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -27,17 +28,18 @@ from .anatomy import (
     mixer_of,
     mlp_module,
     norm_before,
+    split_view,
     unembedding_of,
+    uneven_shapes,
     unread_mlp,
 )
 from .forward import forward_pass, weights_loaded
 from .isolation import evaluating, lock_of
 from .measuring import Measurements
 from .norms import NormReader
-from .parts import ACTIVATIONS, MLP, LayerWeights, Norm, basis_of
+from .parts import ACTIVATIONS, MLP, HeadShape, LayerWeights, Norm, basis_of
 from .requirements import (
     require_decoder,
-    require_even_heads,
     require_heads,
     require_same_attention,
     require_whole,
@@ -85,11 +87,12 @@ class _Reader:
         self.norms = NormReader(model, self.device)
         self.score_factor = self.read_scale = 1.0
         self.post_norm = False
+        self.shapes: dict[int, HeadShape] = {}
 
     def fields(self) -> dict[str, Any]:
         model, cfg = self.model, self.model.cfg
         with_heads = layers_with_heads(model)
-        require_even_heads(model, with_heads)
+        self.shapes = uneven_shapes(model, with_heads)
         require_heads(model, with_heads[0])
         first, last = self.layer(with_heads[0]), self.layer(with_heads[-1])
         require_whole(model, first)
@@ -110,7 +113,8 @@ class _Reader:
             "model_name": str(cfg.model_name),
             "architecture": architecture_of(model),
             "n_layers": len(model.blocks),
-            "n_heads": first.W_Q.shape[0],
+            "shapes": self.shapes,
+            "n_heads": max([first.shape.n_heads, *(shape.n_heads for shape in self.shapes.values())]),
             "n_kv_heads": first.W_V.shape[0],
             "d_model": first.W_Q.shape[1],
             "d_head": first.W_V.shape[2],
@@ -169,25 +173,34 @@ class _Reader:
         block = self.model.blocks[layer]
         attn = block.attn
         with lock_of(self.model), evaluating(block), weights_loaded(block):
+            split = self.split(attn, layer)
+            # HookedTransformer expands grouped heads in W_K and keeps the grouped ones in _W_K.
+            W_Q, W_K, W_V, W_O = (self.required(split, f"_W_{part}", f"W_{part}") for part in "QKVO")
             return LayerWeights(
                 layer=layer,
-                W_Q=self.required(attn, "W_Q"),
-                # HookedTransformer expands grouped heads in W_K and keeps the grouped ones in _W_K.
-                W_K=self.required(attn, "_W_K", "W_K"),
-                W_V=self.required(attn, "_W_V", "W_V"),
-                W_O=self.required(attn, "W_O"),
-                score_scale=self.score_scale(attn, layer),
-                b_Q=self.tensor(attn, "b_Q"),
-                b_K=self.tensor(attn, "_b_K", "b_K"),
-                b_V=self.tensor(attn, "_b_V", "b_V"),
+                W_Q=W_Q,
+                W_K=W_K,
+                W_V=W_V,
+                W_O=W_O,
+                score_scale=self.score_scale(attn, layer, W_Q.shape[-1]),
+                b_Q=self.tensor(split, "b_Q"),
+                b_K=self.tensor(split, "_b_K", "b_K"),
+                b_V=self.tensor(split, "_b_V", "b_V"),
                 ln1=self.ln1(block),
                 ln1_post=self.norms.norm(getattr(block, "ln1_post", None)),
-                q_norm=self.norms.head_norm(attn, "q_norm", attn.W_Q),
-                k_norm=self.norms.head_norm(attn, "k_norm", attn.W_K),
-                v_norm=self.norms.head_norm(attn, "v_norm", attn.W_V),
-                z_norm=self.norms.norm(inner_part(attn, "attn_sub_norm"), attn.W_O.shape[0] * attn.W_O.shape[1]),
+                q_norm=self.norms.head_norm(attn, "q_norm", W_Q),
+                k_norm=self.norms.head_norm(attn, "k_norm", W_K),
+                v_norm=self.norms.head_norm(attn, "v_norm", W_V),
+                z_norm=self.norms.norm(inner_part(attn, "attn_sub_norm"), W_O.shape[0] * W_O.shape[1]),
                 clip=self.clip(attn),
             )
+
+    def split(self, attn: Any, layer: int) -> Any:
+        """Attention with its matrices by head: as TransformerLens splits it, or where layers differ as it is stored."""
+        if layer not in self.shapes:
+            return attn
+        names = [f"{kind}_{part}" for kind in "Wb" for part in "QKVO" if (kind, part) != ("b", "O")]
+        return SimpleNamespace(**{name: split_view(attn, name, self.shapes[layer]) for name in names})
 
     def ln1(self, block: Any) -> Norm | None:
         """The norm before attention, with the factor of what attention then reads (Falcon-H1)."""
@@ -201,11 +214,11 @@ class _Reader:
         limit = getattr(inner_part(attn, "config"), "clip_qkv", inner_part(attn, "clip_qkv"))
         return float(limit) if isinstance(limit, int | float) else None
 
-    def score_scale(self, attn: Any, layer: int) -> float:
+    def score_scale(self, attn: Any, layer: int, d_head: int) -> float:
         """The factor of attention scores (1 / sqrt(d_head) unless the model has another)."""
-        return self.stated_scale(attn, layer) * self.score_factor
+        return self.stated_scale(attn, layer, d_head) * self.score_factor
 
-    def stated_scale(self, attn: Any, layer: int) -> float:
+    def stated_scale(self, attn: Any, layer: int, d_head: int) -> float:
         own = inner_part(attn, "scaling")
         if isinstance(own, int | float):
             return float(own)
@@ -213,7 +226,7 @@ class _Reader:
         divisor = getattr(attn, "attn_scale", None) if getattr(attn, "original_component", None) is None else None
         if isinstance(divisor, int | float) and divisor > 0:
             return 1.0 / float(divisor)
-        scale = 1.0 / math.sqrt(attn.W_Q.shape[-1])
+        scale = 1.0 / math.sqrt(d_head)
         if getattr(self.model.cfg, "scale_attn_by_inverse_layer_idx", False):
             scale /= layer + 1
         return scale
@@ -232,6 +245,8 @@ class _Reader:
             return self.mlp_of(self.model.blocks[0], here, residual_scale)
 
     def mlp_of(self, block: Any, here: Mapping[str, Tensor], residual_scale: float) -> _FirstMLP:
+        if hasattr(block, "post_per_layer_input_norm"):
+            return _FirstMLP(None, None, "its layers add an embedding of the token beside their MLP")
         if self.post_norm:
             return _FirstMLP(None, None, "its norms come after attention and MLP (post-norm)")
         module = mlp_module(block)

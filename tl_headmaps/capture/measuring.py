@@ -16,6 +16,7 @@ from .seams import (
     embedding_difference,
     logit_cap,
     logit_columns,
+    normed,
     output_bias,
     sampled_logits,
     score_difference,
@@ -83,7 +84,10 @@ class Measurements:
     def post_norm(self, layer: LayerWeights) -> bool:
         """Whether attention reads the stream as it is, although a norm is called the one before attention."""
         here = self.here(layer.layer)
-        return layer.ln1 is not None and compared(here.get("resid_pre"), here.get("attn_in")).fits(self.dtype)
+        stream, read = here.get("resid_pre"), here.get("attn_in")
+        # A norm of what was normed before (nanochat) changes nothing, and stands before attention all the same.
+        normed_once = compared(normed(layer.ln1, stream), read)
+        return layer.ln1 is not None and not normed_once.fits(self.dtype) and compared(stream, read).fits(self.dtype)
 
     def beside(self, layer: LayerWeights) -> Beside | None:
         """What mixes tokens beside the heads, with the two factors that make up the stream after the block."""

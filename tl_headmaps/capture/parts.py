@@ -6,6 +6,7 @@ classes: products round by memory order, and equal weights must give equal ranks
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -151,6 +152,18 @@ class Beside:
     attention_scale: float
 
 
+class HeadShape(NamedTuple):
+    """How many heads a layer has, how many keys and values they share, and how wide they are."""
+
+    n_heads: int
+    n_kv_heads: int
+    d_head: int
+
+    def group_of(self, head: int) -> int:
+        """The key/value head that query head ``head`` reads."""
+        return head // (self.n_heads // self.n_kv_heads)
+
+
 @dataclass(frozen=True)
 class LayerWeights:
     """Attention of one layer: its heads, the norms around it, and the scale of its scores.
@@ -189,6 +202,11 @@ class LayerWeights:
                 check_finite(value, f"{name} of layer {self.layer}")
             elif isinstance(value, Norm):
                 check_finite(value.weight, f"the weight of {name} in layer {self.layer}")
+
+    @property
+    def shape(self) -> HeadShape:
+        """Number and width of the heads."""
+        return HeadShape(len(self.W_Q), len(self.W_V), self.W_V.shape[-1])
 
     def queries(self, x: Float[Tensor, "*batch d_model"], heads: Sequence[int]) -> list[Float[Tensor, "*batch d_head"]]:
         """Queries of some heads for what the layer reads, after their norm, before any rotation."""

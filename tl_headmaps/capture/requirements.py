@@ -1,5 +1,7 @@
 """What a model must have before it is read; each refusal says what was found, what is needed and what to do."""
 
+from typing import Any
+
 import torch
 
 from ..core.errors import UnsupportedModelError, UsageError, WeightBasisError
@@ -85,23 +87,6 @@ def _no_heads(model: Model) -> str:
     )
 
 
-def require_even_heads(model: Model, layers: list[int]) -> None:
-    """Refuse layers whose heads differ in number or width from those of the others."""
-    for name in ("q", "v"):
-        parts = {layer: getattr(model.blocks[layer].attn, name, None) for layer in layers}
-        stored = {layer: getattr(part, "weight", None) for layer, part in parts.items()}
-        shapes = {layer: list(getattr(weight, "shape", ())) for layer, weight in stored.items()}
-        first = layers[0]
-        other = next((layer for layer in layers if shapes[layer] != shapes[first]), None)
-        if other is not None:
-            raise UnsupportedModelError(
-                f"{architecture_of(model)}: the heads of layer {other} differ from those of layer {first} in "
-                f"number or width (W_{name.upper()} is stored as {shapes[other]} there and as {shapes[first]} "
-                "here). Head maps need the same heads in every layer that has any, and TransformerLens does not "
-                "split others into heads. Use another model of this family."
-            )
-
-
 def require_heads(model: Model, layer: int) -> None:
     """Refuse latent attention, and embeddings that do not become as wide as the stream."""
     attn, name = model.blocks[layer].attn, architecture_of(model)
@@ -112,7 +97,7 @@ def require_heads(model: Model, layer: int) -> None:
             "heads."
         )
     with weights_loaded(attn):
-        width = attn.W_Q.shape[1]
+        width = _width(attn)
     embedded = as_wide_as_the_stream(model, model.embed.W_E[:1].detach()).shape[1]
     read_out = model.unembed.W_U.shape[0] if not hasattr(model, "project_out") else width
     if {embedded, read_out} != {width}:
@@ -121,6 +106,15 @@ def require_heads(model: Model, layer: int) -> None:
             f"{read_out}, and what stands in between is not known here. Head maps need one width. Use another model of "
             "this family."
         )
+
+
+def _width(attn: Any) -> int:
+    """Width of what attention reads."""
+    try:
+        return int(attn.W_Q.shape[1])
+    except ValueError:
+        # TransformerLens does not split heads of layers that differ from its configuration.
+        return int(attn.q.weight.shape[1])
 
 
 def unmapped_circuits(model: Model, post_norm: bool) -> dict[Circuit, str]:

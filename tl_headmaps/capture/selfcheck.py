@@ -45,6 +45,7 @@ from .seams import (
     sampled_logits,
     scaled,
     score_difference,
+    stream_scale,
     values,
 )
 
@@ -212,7 +213,8 @@ def _differences(
             given = given * weights.beside.attention_scale
         yield "attention output", number, compared(scaled(written, weights.residual_scale), given), ""
         beside = "" if weights.beside is None else f"with what {weights.beside.name} adds beside the heads"
-        yield "stream", number, compared(_added(here, weights.beside), here.get("resid_post")), beside
+        added = scaled(_added(here, weights.beside), stream_scale(block))
+        yield "stream", number, compared(added, here.get("resid_post")), beside
     if weights.mlp is not None:
         output = mlp_difference(weights.mlp, weights.ln2, weights.ln2_post, weights.mlp_scale, first)
         yield "first MLP", 0, output, ""
@@ -231,7 +233,11 @@ def _added(here: Mapping[str, Tensor], beside: Beside | None) -> Tensor | None:
     if beside is not None:
         given = given * beside.attention_scale + here["mixer_out"] * beside.scale
     together = together + given
-    return together + here["mlp_out"].reshape(together.shape) if "mlp_out" in here else together
+    # Gemma 4's small models add an embedding of the token in every layer.
+    for name in ("mlp_out", "token_out"):
+        if name in here:
+            together = together + here[name].reshape(together.shape)
+    return together
 
 
 def _logit_difference(weights: ReadModel, model: Model, seen: ForwardPass, x: Tensor | None) -> Difference:

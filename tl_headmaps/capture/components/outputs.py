@@ -102,7 +102,8 @@ def _output(
 
 
 def _heads_written(source: ModelComponents, layer: int, seen: dict[str, Tensor]) -> Float[Tensor, "token head d_model"]:
-    z = _seen(seen, "attn.hook_z").reshape(-1, source.n_heads, source.weights.d_head)
+    shape = source.weights.shape(layer)
+    z = _seen(seen, "attn.hook_z").reshape(-1, shape.n_heads, shape.d_head)
     written = torch.einsum("thr,hrd->thd", z, heads_of(source, layer, "attn.o").float())
     norm = source.weights.layer(layer).ln1_post
     if norm is None:
