@@ -3,6 +3,7 @@
 from ..core.ambient import steady
 from ..core.errors import HeadMapsError, ModelLoadError
 from ..core.types import Model
+from .adapters import own_adapters
 from .bundled import load_default_model, quiet_transformers
 from .checkpoint.reader import local_folder
 from .checkpoint.sound import require_weights, sound_folder
@@ -38,7 +39,7 @@ def load_model(name: str | None = None, device: str | None = None) -> Model:
 
     where = str(folder)
     try:
-        with quiet_transformers(), nothing_installed(name):
+        with quiet_transformers(), nothing_installed(name), own_adapters():
             text = language_model_of(where, name)
             if text is None:
                 require_weights(name, folder)

@@ -106,7 +106,7 @@ class CircuitMaps:
 
     def layer(self, layer: int, heads: Sequence[int] | None = None) -> LayerMaps:
         """Maps of some (default all) heads of a layer, a row for each source token."""
-        heads = range(self.weights.n_heads) if heads is None else heads
+        heads = range(self.weights.shape(layer).n_heads) if heads is None else heads
         with torch.no_grad():
             weights = self.weights.layer(layer)
             rows = self.row_vectors(layer)

@@ -48,11 +48,11 @@ def ov_maps(
         preset: ``"folded"`` or ``"maps"``.
     """
     vectors = read_by(layer, vectors, preset)
-    groups = sorted({weights.group_of(head) for head in heads})
+    groups = sorted({layer.shape.group_of(head) for head in heads})
     left = torch.stack([vectors @ layer.W_V[group] for group in groups])
     if preset != "maps":
         left = layer.mixed(left)
-    group = tuple(groups.index(weights.group_of(head)) for head in heads)
+    group = tuple(groups.index(layer.shape.group_of(head)) for head in heads)
     return written_maps(weights, layer, left, group, heads, preset)
 
 
@@ -125,7 +125,7 @@ def _favoured_first(weights: HeadWeights, row: Float[Tensor, " d_model"]) -> Int
 
 def constant_values(weights: HeadWeights, layer: LayerWeights) -> Float[Tensor, "kv_head d_head"]:
     """The part of a value vector that does not depend on the source: b_V, and ln1's bias through W_V."""
-    constant = layer.W_V.new_zeros(weights.n_kv_heads, weights.d_head)
+    constant = layer.W_V.new_zeros(len(layer.W_V), layer.W_V.shape[-1])
     if layer.ln1 is not None:
         constant = constant + torch.einsum("d,gdh->gh", layer.ln1.bias, layer.W_V)
     return constant if layer.b_V is None else constant + layer.b_V

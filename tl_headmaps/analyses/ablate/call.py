@@ -311,8 +311,7 @@ class AblationExperiment:
         controls: list[tuple[Questions, float]] = []
         if ablated:
             controls = self._controls(questions, ablated, candidates, all_candidates, static)
-        layers = weights.layers_with_heads
-        everything = [HeadIndex(layer, head) for layer in layers for head in range(weights.n_heads)]
+        everything = weights.chosen_heads()
         n_curves = min(n_random, CURVES_OF_OTHERS)
         random = matched_sets(ablated, everything, n_curves).sets if ablated and n_random else ()
         rivals = sets_like(ablated[:n_verdict], everything, n_random) if n_verdict and n_random else None

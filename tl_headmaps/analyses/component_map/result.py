@@ -341,7 +341,7 @@ class HeadComponentMap(HeadMaps, MeasuredComponents):
             title=f"{self.metric.replace('_', ' ').capitalize()} by head of {self.provenance.model}",
             unit=self._bar_title,
             switches=("component", "map"),
-            empty=self.provenance.mixers,
+            empty=self.provenance.short_rows,
             percentile=_SHOWN if find_metric(self.metric).normalised else None,
             palette="oranges",
             mark=_MARK,

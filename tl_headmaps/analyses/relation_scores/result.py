@@ -223,7 +223,7 @@ class RelationScores(HeadMaps):
                 unit=unit,
                 signed=False,
                 pinned=best,
-                empty=self.provenance.mixers,
+                empty=self.provenance.short_rows,
                 note=note,
             )
         return heat.head_map(
@@ -233,7 +233,7 @@ class RelationScores(HeadMaps):
             signed=False,
             switches=("relation", "direction"),
             pinned=best,
-            empty=self.provenance.mixers,
+            empty=self.provenance.short_rows,
             note=note,
         )
 

@@ -203,7 +203,7 @@ class TaskMaps(HeadMaps):
             unit="share of all importance",
             percentile=99,
             origin=origin,
-            empty=self.provenance.mixers,
+            empty=self.provenance.short_rows,
             note="Share of what a linear probe reads from each head beyond the items' words. Behind a function's name: "
             f"how many heads stand out from shuffled labels at a false discovery rate of 5%. {self.claim}",
         )

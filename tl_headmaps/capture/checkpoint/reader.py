@@ -408,6 +408,7 @@ class _Checkpoint:
             "W_U": W_U,
             "embed_scale": scale,
             "residual_scale": self.config.factor("residual_scale") or 1.0,
+            "mlp_scale": self.config.factor("residual_scale") or 1.0,
             "logit_scale": self.config.factor("logit_scale") or 1.0,
             "ln_final": ln_final,
             "ln2": self.norm("ln2", 0),

@@ -421,11 +421,17 @@ def _capture(
     layers = {number: weights.layer(number) for number in weights.layers_with_heads}
     norms = {number: layer.ln1 for number, layer in layers.items()}
     W_V, W_K = ({n: _weighted(layer, getattr(layer, w)) for n, layer in layers.items()} for w in ("W_V", "W_K"))
-    n, groups, d_head = len(sources), weights.n_kv_heads, weights.d_head
-    shapes = {"mean": (n, weights.d_model), "values": (len(prefixes), groups, n, d_head), "keys": (groups, n, d_head)}
-    kept: dict[str, dict[int, Tensor]] = {
-        name: {number: torch.zeros(shapes[name], device="cpu") for number in layers} for name in keep
-    }
+
+    def empty(name: Kept, number: int) -> Tensor:
+        _, groups, d_head = weights.shape(number)
+        shape = {
+            "mean": (len(sources), weights.d_model),
+            "values": (len(prefixes), groups, len(sources), d_head),
+            "keys": (groups, len(sources), d_head),
+        }
+        return torch.zeros(shape[name], device="cpu")
+
+    kept: dict[str, dict[int, Tensor]] = {name: {number: empty(name, number) for number in layers} for name in keep}
     with state_restored(model):
         for number, prefix in enumerate(prefixes):
             behind = _Behind(model, prefix, weights)
