@@ -113,6 +113,7 @@ def relation_scores(
         prompts=prompts,
         vectors=vectors,
         prepend_bos=prepend_bos,
+        layers=list(chosen),
         progress=progress,
     )
     options: dict[str, Any] = {"preset": preset, "k": k, "multi_token": multi_token}

@@ -118,6 +118,9 @@ class MetVectors:
         """
         ids = [tuple(encode_prompt(model, s, False)) if isinstance(s, str) else tuple(s) for s in sources]
         prefixes = encode_prefixes(model, prompts, prepends_bos(model, prepend_bos))
+        for problem in _problems(model, (prompts,) if isinstance(prompts, str) else prompts, ids):
+            if problem is not None:
+                raise UsageError(problem)
         return met_vectors(model, ids, prefixes, cache_dir=cache_dir, progress=progress)
 
     @classmethod
@@ -202,6 +205,7 @@ def meet(
     prompts: str | Sequence[str] | None = None,
     vectors: "MetVectors | str | Path | None" = None,
     prepend_bos: bool | None = None,
+    layers: Sequence[int] | None = None,
     progress: bool = True,
 ) -> MetVectors:
     """Met vectors of an analysis' sources: given ones, or those of the model the weights were read from.
@@ -212,21 +216,27 @@ def meet(
         prompts: Prefixes; the bundled ones by default.
         vectors: Vectors made before, or their folder.
         prepend_bos: Begin each prefix with BOS; by default as the model does.
+        layers: The layers that will be read; all by default.
         progress: Show a progress bar on a terminal.
     """
     if vectors is not None:
+        if prompts is not None or prepend_bos is not None:
+            raise UsageError(
+                "vectors= were met behind prompts of their own, so prompts= and prepend_bos= do not go with them. Give "
+                "either the vectors or the prompts."
+            )
         made = vectors if isinstance(vectors, MetVectors) else MetVectors.load(vectors)
         return made.check(weights).select(sources)
     model = runnable(weights)
     chosen = neutral_prompts() if prompts is None else (prompts,) if isinstance(prompts, str) else tuple(prompts)
     prefixes = encode_prefixes(model, chosen, prepends_bos(model, prepend_bos))
-    problems = [_problem(model, prompt, sources) for prompt in chosen]
+    problems = _problems(model, chosen, sources)
     if prompts is None and None in problems:
         # Of the bundled prompts, those that do not suit these sources are left out.
         prefixes = [prefix for prefix, problem in zip(prefixes, problems, strict=True) if problem is None]
     elif refused := [problem for problem in problems if problem is not None]:
         raise UsageError(refused[0])
-    return met_vectors(model, sources, prefixes, weights=weights, progress=progress)
+    return met_vectors(model, sources, prefixes, weights=weights, layers=layers, progress=progress)
 
 
 def vocabulary_keys(weights: HeadWeights, rows: MetVectors, *, progress: bool = True) -> MetVectors:
@@ -271,6 +281,7 @@ def met_vectors(
     *,
     weights: HeadWeights | None = None,
     keep: Sequence[Kept] = ("mean", "values"),
+    layers: Sequence[int] | None = None,
     cache_dir: str | Path | None = None,
     progress: bool = True,
 ) -> MetVectors:
@@ -282,6 +293,7 @@ def met_vectors(
         prefixes: Token ids of each prefix, BOS included where it is wanted.
         weights: The model's weights, if they were read already.
         keep: What to keep of each source.
+        layers: The layers that will be read: only their files are looked at; all are made where one is missing.
         cache_dir: Where to keep it; default: ``met`` in the cache folder.
         progress: Show a progress bar on a terminal.
     """
@@ -302,13 +314,13 @@ def met_vectors(
     size = _part_size(weights, len(prefixes), keep)
     parts = tuple(min(size, len(sources) - start) for start in range(0, len(sources), size))
     vectors = MetVectors(folder, identity, tuple(map(tuple, sources)), parts)
-    layers = weights.layers_with_heads
-    left = [part for part in range(len(parts)) if not _is_whole(vectors, part, layers)]
+    asked = weights.layers_with_heads if layers is None else layers
+    left = [part for part in range(len(parts)) if not _is_whole(vectors, part, asked)]
     with _bar(sum(parts[part] for part in left) * len(prefixes), progress) as bar:
         for part in left:
             start = sum(parts[:part])
             tensors = _capture(model, weights, vectors.sources[start : start + parts[part]], prefixes, keep, bar.update)
-            for layer in layers:
+            for layer in weights.layers_with_heads:
                 piece: dict[str, Tensor] = {name: tensors[name][layer] for name in keep}
                 with replacing(vectors._path(part, layer)) as temporary:
                     temporary.write_bytes(pack(_piece(part, layer), piece, identity))
@@ -371,19 +383,38 @@ def encode_prefixes(model: Any, prompts: Sequence[str], prepend_bos: bool) -> li
     return [encode_prompt(model, prompt.rstrip(), prepend_bos) for prompt in listed]
 
 
-def _problem(model: Any, prompt: str, sources: Sequence[Source]) -> str | None:
-    """Why a prompt does not suit some sources: it contains one, or its last token merges with one behind it."""
+def _problems(model: Any, prompts: Sequence[str], sources: Sequence[Source]) -> list[str | None]:
+    """Why each prompt does not suit some source: it contains it, or its last token merges with it; None if it does."""
     tokenizer = model.tokenizer
     # Only sources that are words on their own: a letter or a piece of a word may stand anywhere.
     words = [text for source in sources if (text := tokenizer.decode(list(source))).startswith(" ") and len(text) > 2]
-    inside = re.findall(r"\w+", prompt.lower())
+    by_first: dict[str, list[str]] = {}
     for word in words:
-        parts = re.findall(r"\w+", word.lower())
-        if parts and any(inside[at : at + len(parts)] == parts for at in range(len(inside))):
-            return (
-                f"The prompt {prompt!r} contains the source {word!r}, so the model would have met it already. Give "
-                "prompts without any word of the relation's sources."
-            )
+        for part in _parts(word)[:1]:
+            by_first.setdefault(part, []).append(word)
+    return [_contained(prompt, by_first) or _merging(tokenizer, prompt, words) for prompt in prompts]
+
+
+def _parts(text: str) -> list[str]:
+    return re.findall(r"\w+", text.lower())
+
+
+def _contained(prompt: str, by_first: dict[str, list[str]]) -> str | None:
+    """What is wrong with a prompt that contains a source; sources are given by their first word."""
+    inside = _parts(prompt)
+    for at, part in enumerate(inside):
+        for word in by_first.get(part, ()):
+            wanted = _parts(word)
+            if inside[at : at + len(wanted)] == wanted:
+                return (
+                    f"The prompt {prompt!r} contains the source {word!r}, so the model would have met it already. Give "
+                    "prompts without any word of the relation's sources."
+                )
+    return None
+
+
+def _merging(tokenizer: Any, prompt: str, words: Sequence[str]) -> str | None:
+    """What is wrong with a prompt whose last token merges with a source behind it."""
     plain = tokenizer.encode(prompt.rstrip(), add_special_tokens=False)
     joined = tokenizer([prompt.rstrip() + word for word in words], add_special_tokens=False) if words else {}
     for word, ids in zip(words, joined.get("input_ids", ()), strict=True):
