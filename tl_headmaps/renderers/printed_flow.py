@@ -38,15 +38,15 @@ def draw_flow(data: Flow, sheet: Any) -> None:
         axes.add_patch(shape)
         axes.text(x + width / 2, y, shortened(text), ha="center", va="center", size=size)
 
-    for head, (_, links) in enumerate(data.heads):
+    for number, (_, links) in enumerate(data.heads):
         for tokens, share in links:
             colour = SERIES[data.colours[tokens]]
-            for points in place.curves(head, tokens):
+            for points in place.curves(number, tokens):
                 drawn = PathPatch(Curve(points, [1, 4, 4, 4]), facecolor="none", edgecolor=colour, alpha=0.6)
                 axes.add_patch(drawn)
                 drawn.set_linewidth(line_width(share) * inch * 72)
             for top, height in place.stripes(tokens) if place.lane else ():
-                stripe = Rectangle((place.lane[head], top), STRIPE, height, facecolor=colour, linewidth=0, zorder=2)
+                stripe = Rectangle((place.lane[number], top), STRIPE, height, facecolor=colour, linewidth=0, zorder=2)
                 axes.add_patch(stripe)
     for (head, links), y in zip(data.heads, place.head_at, strict=True):
         box(2.0, y, place.left, head, data.head_colour(links))

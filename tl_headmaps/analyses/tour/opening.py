@@ -58,7 +58,8 @@ def _pointed_out(n: int, total: int, preset: str) -> str:
     if preset == _MET:
         # What they attend to in a question is another matter, hence "would".
         return f"When the model merely reads the name of a country, {heads} would already write the capital."
-    return f"From the weights alone, {heads} {'was' if n < 2 else 'were'} pointed out as knowing the capitals of countries."
+    were = "was" if n < 2 else "were"
+    return f"From the weights alone, {heads} {were} pointed out as knowing the capitals of countries."
 
 
 def _loss(curves: AblationCurves, n: int) -> str:
@@ -78,9 +79,7 @@ def _loss(curves: AblationCurves, n: int) -> str:
         if not needed or lost > _HARDLY * base:
             fall = f"{others:.0%} are left"
         else:
-            fall = (
-                f"they stay at {others:.0%}" if f"{lost:.0%}" in ("0%", "-0%") else f"they hardly fall ({others:.0%})"
-            )
+            fall = f"they {'hardly fall, to' if round(100 * lost) > 0 else 'stay at'} {others:.0%}"
         count = _NUMBERS[n] if n < len(_NUMBERS) else str(n)
         said += f"; without {count} random {'head' if n == 1 else 'heads'} of the same layers {fall}"
     if p is not None and p > _SURE:

@@ -251,7 +251,7 @@ def groups(tour: Tour) -> Finding:
         found,
         ("groups", "--text", SENTENCE),
         f"{len(formers) or 'None'} of {total} heads {verb} groups in {quoted(SENTENCE)} that the distance between "
-        f"tokens does not explain. The {which} {heads[0]}, which binds {bound}.",
+        f"tokens does not explain. The {which} is {heads[0]}, which binds {bound}.",
         f"{len(formers) or 'no'} of {total} heads bind tokens",
     )
 
