@@ -279,6 +279,12 @@ def capitals_table(entries: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def stored() -> list[dict[str, Any]]:
+    """What was measured and kept, model by model."""
+    models: list[dict[str, Any]] = json.loads(OUT.read_text())["models"]
+    return models
+
+
 def capitals_figure(entries: list[dict[str, Any]]) -> Figure:
     """Accuracy on the capitals while the best heads are switched off, by both presets, model by model."""
     lines = []
