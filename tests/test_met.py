@@ -1,5 +1,6 @@
 """Met vectors: what a layer reads at a token behind a prompt, equal to a whole forward pass whatever the model."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -164,6 +165,26 @@ class TestCache:
         again = met_vectors(model, SOURCES, PREFIXES, cache_dir=tmp_path, progress=False)
         assert torch.equal(again.layer(1), before) and path.read_bytes() == data
         assert ("is damaged" in capsys.readouterr().err) == (harm != "gone")
+
+    @pytest.mark.parametrize("change", ["swapped", "parts", "parameters", "prefixes", "weights"])
+    def test_a_damaged_description_is_refused_and_made_again(self, tmp_path: Path, change: str) -> None:
+        """Two sources that changed places would have each other's vectors."""
+        model = shared_model("llama")
+        first = met_vectors(model, SOURCES, PREFIXES, cache_dir=tmp_path, progress=False)
+        path = first.folder / "vectors.json"
+        whole = path.read_text()
+        stated = json.loads(whole)
+        if change == "swapped":
+            stated["sources"][:2] = stated["sources"][1::-1]
+        elif change == "parts":
+            stated["parts"] = [1]
+        else:
+            stated["identity"][change] = 3
+        path.write_text(json.dumps(stated))
+        with pytest.raises(UsageError, match=r"is damaged .* Make the vectors again"):
+            MetVectors.load(first.folder)
+        met_vectors(model, SOURCES, PREFIXES, cache_dir=tmp_path, progress=False)
+        assert path.read_text() == whole
 
     def test_another_weight_is_another_model(self, tmp_path: Path) -> None:
         model = random_model("llama")

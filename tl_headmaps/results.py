@@ -337,11 +337,20 @@ class Result(ABC):
             )
         try:
             result = _checked(result_class.from_dict(values), values)
-            if _writes_own_form(result_class) and path.suffix.lower() == ".json":
+            if _holds_own_form(result) and path.suffix.lower() == ".json":
                 # Numbers that no JSON can hold come in as text that a form of its own turns into numbers.
                 result.to_json()
             return result
-        except (KeyError, TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RuntimeError) as error:
+        except (
+            OutputError,
+            KeyError,
+            TypeError,
+            ValueError,
+            AttributeError,
+            LookupError,
+            ArithmeticError,
+            RuntimeError,
+        ) as error:
             if newer is not None:
                 raise _from_newer(path, newer, f"all of this {kind!r}") from error
             reason = str(error) if isinstance(error, MisfitError) else f"{type(error).__name__} {error}"
@@ -474,6 +483,12 @@ def _from_newer(path: Path, version: str, what: str) -> OutputError:
 
 def _writes_own_form(result_class: type[Result]) -> bool:
     return any("to_dict" in vars(parent) for parent in result_class.__mro__ if parent is not Result)
+
+
+def _holds_own_form(result: Result) -> bool:
+    """Whether a result, or one inside it, writes a form of its own."""
+    parts = (getattr(result, entry.name) for entry in _fields(type(result)))
+    return _writes_own_form(type(result)) or any(_holds_own_form(part) for part in parts if isinstance(part, Result))
 
 
 def _unknown_fields(result_class: type[Result], values: Any) -> list[str]:
