@@ -65,7 +65,7 @@ def main() -> int:
                         check_sentence(error)
                 except BaseException as error:
                     if isinstance(error, KeyboardInterrupt):
-                        raise
+                        break
                     failed[kind] += 1
                     if failed[kind] <= MOST_SHOWN:
                         print(f"\n{kind}, seed {options.seed}, try {number}:", file=sys.stderr)
