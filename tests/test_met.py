@@ -1,5 +1,6 @@
 """Met vectors: what a layer reads at a token behind a prompt, equal to a whole forward pass whatever the model."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -174,6 +175,26 @@ class TestCache:
         assert not path.read_bytes() and not capsys.readouterr().err
         met_vectors(model, SOURCES, PREFIXES, layers=[1], cache_dir=tmp_path, progress=False)
         assert path.read_bytes() and "is damaged" in capsys.readouterr().err
+
+    @pytest.mark.parametrize("change", ["swapped", "parts", "parameters", "prefixes", "weights"])
+    def test_a_damaged_description_is_refused_and_made_again(self, tmp_path: Path, change: str) -> None:
+        """Two sources that changed places would have each other's vectors."""
+        model = shared_model("llama")
+        first = met_vectors(model, SOURCES, PREFIXES, cache_dir=tmp_path, progress=False)
+        path = first.folder / "vectors.json"
+        whole = path.read_text()
+        stated = json.loads(whole)
+        if change == "swapped":
+            stated["sources"][:2] = stated["sources"][1::-1]
+        elif change == "parts":
+            stated["parts"] = [1]
+        else:
+            stated["identity"][change] = 3
+        path.write_text(json.dumps(stated))
+        with pytest.raises(UsageError, match=r"is damaged .* Make the vectors again"):
+            MetVectors.load(first.folder)
+        met_vectors(model, SOURCES, PREFIXES, cache_dir=tmp_path, progress=False)
+        assert path.read_text() == whole
 
     def test_another_weight_is_another_model(self, tmp_path: Path) -> None:
         model = random_model("llama")

@@ -130,7 +130,9 @@ class MetVectors:
         try:
             stated = parse_json(read_text(path))
             sources = tuple(tuple(map(int, source)) for source in stated["sources"])
-            return cls(Path(folder), dict(stated["identity"]), sources, tuple(map(int, stated["parts"])))
+            made = cls(Path(folder), dict(stated["identity"]), sources, tuple(map(int, stated["parts"])))
+            made._require_whole()
+            return made
         except UnreadableError as error:
             raise UsageError(
                 f"{folder} is not a folder of met vectors: cannot read {path.name}: {error}. Give a folder made by "
@@ -138,6 +140,14 @@ class MetVectors:
             ) from error
         except (ValueError, KeyError, TypeError) as error:
             raise UsageError(f"{path} is damaged ({type(error).__name__}: {error}). Make the vectors again.") from error
+
+    def _require_whole(self) -> None:
+        """Raise unless a description is what was once written: pieces say nothing about single sources."""
+        if self.identity["sources"] != _sources_digest(self.sources) or sum(self.parts) != len(self.sources):
+            raise ValueError("its sources are not those that were met")
+        known = all(isinstance(self.identity[name], str) for name in ("weights", "parameters"))
+        if not (known and [list(map(int, prefix)) for prefix in self.identity["prefixes"]]):
+            raise ValueError("it does not say which model met them, and behind what")
 
     @property
     def n_prompts(self) -> int:
@@ -196,6 +206,10 @@ class MetVectors:
 
 def _piece(part: int, layer: int) -> str:
     return f"part-{part:03d}-layer-{layer:04d}"
+
+
+def _sources_digest(sources: Sequence[Source]) -> str:
+    return hashlib.sha256(json.dumps(list(map(list, sources))).encode()).hexdigest()
 
 
 def meet(
@@ -306,7 +320,7 @@ def met_vectors(
         "weights": weights.fingerprint,
         "parameters": weights.parameters_digest,
         "prefixes": [list(prefix) for prefix in prefixes],
-        "sources": hashlib.sha256(json.dumps(list(map(list, sources))).encode()).hexdigest(),
+        "sources": _sources_digest(sources),
         "kept": list(keep),
     }
     key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
@@ -324,11 +338,19 @@ def met_vectors(
                 piece: dict[str, Tensor] = {name: tensors[name][layer] for name in keep}
                 with replacing(vectors._path(part, layer)) as temporary:
                     temporary.write_bytes(pack(_piece(part, layer), piece, identity))
-    if left:
-        stated = {"identity": identity, "sources": list(map(list, sources)), "parts": list(parts)}
+    stated = json.dumps({"identity": identity, "sources": list(map(list, sources)), "parts": list(parts)}) + "\n"
+    if left or not _says(folder / _DESCRIPTION, stated):
         with replacing(folder / _DESCRIPTION) as temporary:
-            temporary.write_text(json.dumps(stated) + "\n", encoding="utf-8")
+            temporary.write_text(stated, encoding="utf-8")
     return vectors
+
+
+def _says(path: Path, text: str) -> bool:
+    """Whether a file is there and has this text."""
+    try:
+        return read_text(path) == text
+    except UnreadableError:
+        return False
 
 
 def met_parts(
