@@ -279,9 +279,9 @@ def capitals_table(entries: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def stored() -> list[dict[str, Any]]:
+def stored(path: Path = OUT) -> list[dict[str, Any]]:
     """What was measured and kept, model by model."""
-    models: list[dict[str, Any]] = json.loads(OUT.read_text())["models"]
+    models: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["models"]
     return models
 
 
@@ -301,11 +301,6 @@ def capitals_figure(entries: list[dict[str, Any]]) -> Figure:
         y_limits=(0.0, 1.0),
         note=f"Prompt: {CAPITALS_TEMPLATE}",
     )
-
-
-def stored(path: Path = OUT) -> list[dict[str, Any]]:
-    """What was measured, model by model."""
-    return list(json.loads(path.read_text(encoding="utf-8"))["models"])
 
 
 def main() -> None:

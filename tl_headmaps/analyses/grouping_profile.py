@@ -273,7 +273,8 @@ def grouping_profile(
     check_runs(model)
     prepend_bos = prepends_bos(model, prepend_bos)
     weights = HeadWeights.of(model)
-    source, n_texts = islice(read_texts(texts, column), max_texts), max_texts
+    source: Iterator[str | tuple[int, ...]] = islice(read_texts(texts, column), max_texts)
+    n_texts = max_texts
     if texts is None or isinstance(texts, list | tuple):
         # Whatever else there is may be a stream, whose length nobody knows.
         listed = list(source)

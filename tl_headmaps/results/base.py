@@ -49,6 +49,8 @@ if TYPE_CHECKING:
     from typing import Self
 
 _PAPER_ROWS = 20
+_READING_ERRORS = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError)
+"""What comes up where a file does not hold what its class expects."""
 
 
 def _captioned(draw: Callable[..., Figure]) -> Callable[..., Figure]:
@@ -324,7 +326,7 @@ class Result(ABC):
                 # Numbers that no JSON can hold come in as text that a form of its own turns into numbers.
                 result.to_json()
             return result
-        except (OutputError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError) as error:
+        except (*_READING_ERRORS, OutputError) as error:
             if newer is not None:
                 raise newer_error(path, newer, f"all of this {kind!r}") from error
             reason = str(error) if isinstance(error, MisfitError) else f"{type(error).__name__} {error}"
