@@ -31,7 +31,7 @@ from tl_headmaps import (
     value_mixing,
 )
 from tl_headmaps.capture.checkpoint.architectures import ARCHITECTURES as CHECKPOINTS
-from tl_headmaps.core.errors import HeadMapsError
+from tl_headmaps.core.errors import HeadMapsError, UnsupportedModelError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -306,6 +306,18 @@ def test_a_gate_is_said_in_the_result(name: str) -> None:
     scores = relation_scores(model, Relation.from_pairs("own", [(3, 4)]), heads="L0H1", progress=False, preset="folded")
     assert line in str(operations) and str(scores).endswith(line)
     assert line not in str(token_grid(model, "L0H1", [3, 4], [5, 6], circuit="qk", preset="folded"))
+
+
+@needs_bridge
+def test_a_model_that_keeps_no_keys_is_refused_with_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """GPT-1 gives back no cache to run many sources behind one prompt; the sources still meet it, in whole passes."""
+    monkeypatch.setenv("TL_HEADMAPS_CACHE", str(tmp_path))
+    model = booted(next(row for row in ARCHITECTURES if row.name == "openai-gpt"))
+    relation = Relation.from_pairs("own", [(word(3), word(4))])
+    with pytest.raises(
+        UnsupportedModelError, match=r"post-norm.*: OV maps are not defined for it. Analyses of the run"
+    ):
+        relation_scores(model, relation, prompts=[" word5"], prepend_bos=False, progress=False)
 
 
 @needs_bridge

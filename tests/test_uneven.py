@@ -110,6 +110,7 @@ def test_names_groups_and_profiles(laguna: Any) -> None:
     assert is_short(profile.head_map("previous_token")) and profile.figure().data.lengths == (4, 8)
     description = describe_model(laguna)
     assert description.facts["heads"] == "4 to 8 per layer, 12 in all"
+    assert description.facts["parameters of a head"].endswith("shared by 2 heads (in layer 0; layers differ)")
     assert is_short(description.qk_rank) and is_short(description.ov_rank)
 
 
