@@ -242,7 +242,7 @@ REASONS = {
     r"biases of its values were added up": "processed: value biases were moved into the output bias",
     r"processed, and it has (.*?): processing then": "processed, with {}: no longer the same model",
     r"the seam '([^']+)' .*: it (?:cannot be seen|differs)": "seam '{}' does not fit",
-    r"is not its pattern times its values": "values are normed, clipped or gated on their way to z",
+    r"is not its pattern times its values": "what heads mix is gated or normed before W_O",
     r"first MLP is a MoEBridge|The MLP of layer \d is a MoEBridge": "mixture of experts",
     r"add an embedding of the token beside": "layers add an embedding of the token beside their MLP",
     r"has latent attention": "latent attention",
@@ -251,7 +251,7 @@ REASONS = {
     r"in TransformerLens differs from that": "TransformerLens computes other attention than transformers",
     r"has no attention heads that TransformerLens shows": "no attention heads of the known kind",
     r"write into an MLP, not into the stream": "heads write into an MLP, not into the stream",
-    r"it fits up to a gate": "values are normed, clipped or gated on their way to z",
+    r"it fits up to a gate": "what heads mix is gated or normed before W_O",
     r"is not a decoder-only language model": "no single stack of blocks",
     r"first MLP does not compute act": "first MLP is not act(x W_in) W_out",
     r"its activation function '(\w+)' is not known": "activation function {}",
@@ -270,12 +270,13 @@ def _reason(sentence: str) -> str:
 HEADER = f"""# Architectures
 
 What is right, checked against the transformers model's own forward pass, for small random models of every decoder that
-TransformerLens 4 boots; raw weights and, where they differ, weights in compatibility mode ("processed"). "layer 0" is
-for models whose first MLP cannot be computed for a token alone (a mixture of experts, for example): maps from the
-weights alone stop at layer 0, and `preset="met"` goes on. "by head" is for maps of attention components alone,
-"checkpoint" for families that `HeadWeights.from_checkpoint` reads without building the model. Hybrids, with attention
-in some layers only, are at the end. Not in this table, but tested on other small models: `preset="maps"` and `"met"`,
-`validate`, `head_trust`. Written by `python tests/test_architectures.py`.
+TransformerLens 4 boots, opened as `load_model` opens them; raw weights and, where they differ, weights in compatibility
+mode ("processed"). "layer 0" is for models whose first MLP cannot be computed for a token alone (a mixture of experts,
+for example): maps from the weights alone stop at layer 0, and `preset="met"` goes on. "by head" is for maps of
+attention components alone, "checkpoint" for families that `HeadWeights.from_checkpoint` reads without building the
+model. Heads that differ between layers, and hybrids, with attention in some layers only, are at the end. Not in this
+table, but tested on other small models: `preset="maps"` and `"met"`, `validate`, `head_trust`. Written by
+`python tests/test_architectures.py`.
 
 | architecture | {" | ".join(CHECKS)} | checkpoint | why not |
 |{"---|" * (len(CHECKS) + 3)}
