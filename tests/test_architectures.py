@@ -31,7 +31,7 @@ from tl_headmaps import (
     value_mixing,
 )
 from tl_headmaps.capture.checkpoint.architectures import ARCHITECTURES as CHECKPOINTS
-from tl_headmaps.core.errors import HeadMapsError
+from tl_headmaps.core.errors import HeadMapsError, UnsupportedModelError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -242,7 +242,7 @@ REASONS = {
     r"biases of its values were added up": "processed: value biases were moved into the output bias",
     r"processed, and it has (.*?): processing then": "processed, with {}: no longer the same model",
     r"the seam '([^']+)' .*: it (?:cannot be seen|differs)": "seam '{}' does not fit",
-    r"is not its pattern times its values": "values are normed, clipped or gated on their way to z",
+    r"is not its pattern times its values": "what heads mix is gated or normed before W_O",
     r"first MLP is a MoEBridge|The MLP of layer \d is a MoEBridge": "mixture of experts",
     r"add an embedding of the token beside": "layers add an embedding of the token beside their MLP",
     r"has latent attention": "latent attention",
@@ -251,7 +251,7 @@ REASONS = {
     r"in TransformerLens differs from that": "TransformerLens computes other attention than transformers",
     r"has no attention heads that TransformerLens shows": "no attention heads of the known kind",
     r"write into an MLP, not into the stream": "heads write into an MLP, not into the stream",
-    r"it fits up to a gate": "values are normed, clipped or gated on their way to z",
+    r"it fits up to a gate": "what heads mix is gated or normed before W_O",
     r"is not a decoder-only language model": "no single stack of blocks",
     r"first MLP does not compute act": "first MLP is not act(x W_in) W_out",
     r"its activation function '(\w+)' is not known": "activation function {}",
@@ -270,12 +270,13 @@ def _reason(sentence: str) -> str:
 HEADER = f"""# Architectures
 
 What is right, checked against the transformers model's own forward pass, for small random models of every decoder that
-TransformerLens 4 boots; raw weights and, where they differ, weights in compatibility mode ("processed"). "layer 0" is
-for models whose first MLP cannot be computed for a token alone (a mixture of experts, for example): maps from the
-weights alone stop at layer 0, and `preset="met"` goes on. "by head" is for maps of attention components alone,
-"checkpoint" for families that `HeadWeights.from_checkpoint` reads without building the model. Hybrids, with attention
-in some layers only, are at the end. Not in this table, but tested on other small models: `preset="maps"` and `"met"`,
-`validate`, `head_trust`. Written by `python tests/test_architectures.py`.
+TransformerLens 4 boots, opened as `load_model` opens them; raw weights and, where they differ, weights in compatibility
+mode ("processed"). "layer 0" is for models whose first MLP cannot be computed for a token alone (a mixture of experts,
+for example): maps from the weights alone stop at layer 0, and `preset="met"` goes on. "by head" is for maps of
+attention components alone, "checkpoint" for families that `HeadWeights.from_checkpoint` reads without building the
+model. Heads that differ between layers, and hybrids, with attention in some layers only, are at the end. Not in this
+table, but tested on other small models: `preset="maps"` and `"met"`, `validate`, `head_trust`. Written by
+`python tests/test_architectures.py`.
 
 | architecture | {" | ".join(CHECKS)} | checkpoint | why not |
 |{"---|" * (len(CHECKS) + 3)}
@@ -306,6 +307,18 @@ def test_a_gate_is_said_in_the_result(name: str) -> None:
     scores = relation_scores(model, Relation.from_pairs("own", [(3, 4)]), heads="L0H1", progress=False, preset="folded")
     assert line in str(operations) and str(scores).endswith(line)
     assert line not in str(token_grid(model, "L0H1", [3, 4], [5, 6], circuit="qk", preset="folded"))
+
+
+@needs_bridge
+def test_a_model_that_keeps_no_keys_is_refused_with_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """GPT-1 gives back no cache to run many sources behind one prompt; the sources still meet it, in whole passes."""
+    monkeypatch.setenv("TL_HEADMAPS_CACHE", str(tmp_path))
+    model = booted(next(row for row in ARCHITECTURES if row.name == "openai-gpt"))
+    relation = Relation.from_pairs("own", [(word(3), word(4))])
+    with pytest.raises(
+        UnsupportedModelError, match=r"post-norm.*: OV maps are not defined for it. Analyses of the run"
+    ):
+        relation_scores(model, relation, prompts=[" word5"], prepend_bos=False, progress=False)
 
 
 @needs_bridge

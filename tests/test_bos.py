@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -171,3 +172,10 @@ def test_every_analysis_with_the_option_is_here() -> None:
     having = {name for name in public if "prepend_bos" in inspect.signature(getattr(tl_headmaps, name)).parameters}
     met = {"head_trust", "name_heads", "relation_scores", "salient_operations", "token_grid"}
     assert having == {*CALLS, *met, "ablated", "head_worth", "task_maps", "verify_tasks", "reproduce"}
+
+
+def test_a_host_that_strips_a_token_that_is_not_there_prepends_nothing() -> None:
+    """TransformerLens may take a BOS off that its tokenizer did not put there; nothing is left of a short text."""
+    tokenizer = SimpleNamespace(bos_token_id=2)
+    model = SimpleNamespace(tokenizer=tokenizer, to_tokens=lambda text: torch.empty(1, 0, dtype=torch.int64))
+    assert not prepends_bos(model, None)

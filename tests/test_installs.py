@@ -155,8 +155,23 @@ def qwen3_5() -> Any:
     )
 
 
-HYBRID = (qwen3_5,) if TL_MAJOR >= 4 else ()
-"""TransformerLens 3 cannot tell its queries from its gates."""
+def gemma4() -> Any:
+    """In the shape of the 31B model: global layers have wider heads, whose keys serve as values."""
+    from transformers import Gemma4Config, Gemma4ForConditionalGeneration
+
+    text = TEXT | {"layer_types": ["sliding_attention", "full_attention"], "hidden_size_per_layer_input": 0}
+    text |= {"global_head_dim": 16, "attention_k_eq_v": True, "num_global_key_value_heads": 1}
+    vision = {name: value for name, value in VISION.items() if name != "image_size"}
+    vision |= {"num_key_value_heads": 2, "head_dim": 8}
+    tokens = {f"{name}_token_id": 56 + place for place, name in enumerate(("eoa", "boa", "video", "audio", "image"))}
+    config = Gemma4Config(
+        text_config=text, vision_config=vision, audio_config=None, boi_token_id=61, eoi_token_id=62, **tokens
+    )
+    return Gemma4ForConditionalGeneration(config)
+
+
+NEW = (qwen3_5, gemma4) if TL_MAJOR >= 4 else ()
+"""TransformerLens 3 cannot tell the queries of the first from its gates."""
 
 
 @pytest.fixture(scope="module")
@@ -184,7 +199,7 @@ def child(script: str, *arguments: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_multimodal_checkpoints_open_as_their_language_model_or_are_refused(saved: Callable[[Any], Path]) -> None:
-    folders = {make.__name__: saved(make) for make in (gemma3, llava, qwen2_vl, *HYBRID)}
+    folders = {make.__name__: saved(make) for make in (gemma3, llava, qwen2_vl, *NEW)}
     broken = saved(gemma3)
     settings = json.loads((broken / "config.json").read_text())
     # The files of a text half with fewer layers than this: the third would have random weights.
@@ -195,7 +210,7 @@ def test_multimodal_checkpoints_open_as_their_language_model_or_are_refused(save
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout.splitlines()[-1])
     opens = {"gemma3": "Gemma3ForCausalLM", "llava": "LlamaForCausalLM"}
-    opens |= {make.__name__: "Qwen3_5ForCausalLM" for make in HYBRID}
+    opens |= {make.__name__: f"{make.__name__.capitalize()}ForCausalLM" for make in NEW}
     for name, architecture in opens.items():
         opened = said[str(folders[name])]
         assert opened.get("architecture") == architecture, opened

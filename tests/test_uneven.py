@@ -22,6 +22,7 @@ from tl_headmaps import (
     Tasks,
     ablate,
     ablated,
+    association_heads,
     attention_groups,
     compare_attention,
     component_map,
@@ -110,6 +111,7 @@ def test_names_groups_and_profiles(laguna: Any) -> None:
     assert is_short(profile.head_map("previous_token")) and profile.figure().data.lengths == (4, 8)
     description = describe_model(laguna)
     assert description.facts["heads"] == "4 to 8 per layer, 12 in all"
+    assert description.facts["parameters of a head"].endswith("shared by 2 heads (in layer 0; layers differ)")
     assert is_short(description.qk_rank) and is_short(description.ov_rank)
 
 
@@ -166,3 +168,19 @@ def test_layers_that_read_keys_of_another_layer_say_so() -> None:
     assert weights.layers_with_heads == [0, 1]
     with pytest.raises(UsageError, match=r"Layer 2 of .* has no heads"):
         weights.head("L2H0")
+
+
+def test_associations_of_values_after_their_norm(gemma: Any) -> None:
+    ids = [7, 12, 9, 30]
+    maps = association_heads(gemma, ids, 3, 1)
+    _, run = gemma.run_with_cache(torch.tensor([ids]))
+    # In layer 1 keys serve as values; the norm of values has no weight.
+    for layer, head, shown in (
+        (0, 2, run["blocks.0.attn.hook_v"][0, :, 1]),
+        (1, 2, run["blocks.1.attn.hook_k"][0, :, 0]),
+    ):
+        values = shown * torch.rsqrt(shown.square().mean(-1, keepdim=True) + 1e-6)
+        moved = run[f"blocks.{layer}.attn.hook_z"][0, 3, head]
+        before, after = (torch.cosine_similarity(vector, values[1], dim=0) for vector in (values[3], moved))
+        assert float(maps.before_cosine[layer, head]) == pytest.approx(float(before), abs=1e-5)
+        assert float(maps.after_cosine[layer, head]) == pytest.approx(float(after), abs=1e-5)

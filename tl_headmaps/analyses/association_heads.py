@@ -184,16 +184,17 @@ def association_heads(
         raise UsageError(f"Query and key are the same token, {q} {prompt.tokens[q]!r}. Choose two different ones.")
     weights = HeadWeights.of(model)
     weights.require_own_values("value vectors and their associations")
-    weights.require_plain_mixing("Associations")
+    weights.require_plain_mixing("Associations", up_to_values=True)
     names = ("before_dot", "after_dot", "others_dot", "before_cosine", "after_cosine", "others_cosine", "attention")
     maps = {name: torch.full((weights.n_layers, weights.n_heads), float("nan")) for name in names}
     others = [token for token in range(q) if token != k]
 
     def reduce(seen: LayerActivations) -> None:
-        groups = key_values(seen, weights.shape(seen.layer).n_kv_heads).to("cpu", torch.float32)
+        layer = weights.layer(seen.layer)
+        groups = layer.mixed(key_values(seen, layer.shape.n_kv_heads).float()).cpu()
         rows = seen["pattern"][0, :, q].to("cpu", torch.float32)
         for head, row in enumerate(rows):
-            values = groups[weights.group_of(head, seen.layer)]
+            values = groups[layer.shape.group_of(head)]
             own, moved = values[q][None], mixed(row[None], values)
             for name, measured in (("dot", dots), ("cosine", cosines)):
                 before, after = measured(own, values)[0], measured(moved, values)[0]

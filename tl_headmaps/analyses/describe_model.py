@@ -186,7 +186,8 @@ def _circuits(weights: HeadWeights, qk_rank: Tensor, ov_rank: Tensor) -> dict[st
     counts, d, rank = _parameters(weights), weights.d_model, weights.d_head
     # Turning queries and keys together, or values and what W_O reads, changes nothing: rank x rank entries are idle.
     free = rank * (2 * d - rank) if rank <= d else d * d
-    per_group = weights.n_heads // weights.n_kv_heads
+    first = weights.shape(weights.layers_with_heads[0])
+    per_group = first.n_heads // first.n_kv_heads
     shared = f"; W_K and W_V are shared by {per_group} heads" if per_group > 1 else ""
     chance = float(
         entropy_rank(product_singular_values(random_matrix(d, rank, seed=0), random_matrix(d, rank, seed=1)))

@@ -124,7 +124,7 @@ class _Reader:
             "embed_scale": embed_scale,
             "embed_norm": embed_norm,
             "residual_scale": residual_scale * (1.0 if beside is None else beside.attention_scale),
-            "mlp_scale": first_mlp.scale,
+            "mlp_scale": residual_scale if first_mlp.mlp is None else first_mlp.scale,
             "beside": beside,
             "logit_scale": measured.logit_scale(W_U, ln_final),
             "moved_biases": self.moved_biases(first),

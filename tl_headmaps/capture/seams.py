@@ -33,6 +33,7 @@ _LEAST_SPREAD = 1e-2
 """Scores that differ by less than this are compared as if they differed by as much."""
 
 GATED = "up to a gate that depends on the query"
+MIXED_VALUES = "after a norm or clipping of the values"
 
 
 class Difference(NamedTuple):
@@ -190,7 +191,7 @@ def mixing_difference(layer: LayerWeights, here: Mapping[str, Tensor]) -> tuple[
     )
     candidates = [(compared(plain, z), "")]
     if layer.v_norm is not None or layer.clip is not None:
-        candidates.append((compared(believed, z), "after a norm or clipping of the values"))
+        candidates.append((compared(believed, z), MIXED_VALUES))
     if layer.z_norm is not None:
         candidates.append((compared(layer.z_norm(believed.flatten(2)), z), "up to the scale of a norm before W_O"))
     gate = here.get("gate", here.get("q_gate"))

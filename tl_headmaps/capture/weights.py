@@ -45,6 +45,7 @@ from .isolation import evaluating
 from .mapped import rows_of
 from .parts import MLP, Beside, HeadShape, LayerWeights, Norm
 from .quantisation import quantisation_of, stated_quantisation
+from .seams import MIXED_VALUES
 from .selfcheck import SelfCheck, self_check
 from .tensors import check_device, joint_digest, tensor_digests
 
@@ -368,14 +369,16 @@ class HeadWeights:
     def _is_uneven(self) -> bool:
         return len({shape.n_heads for shape in self.shapes.values()}) > 1
 
-    def require_plain_mixing(self, what: str) -> None:
+    def require_plain_mixing(self, what: str, *, up_to_values: bool = False) -> None:
         """Raise unless the heads' outputs are the pattern times the values that the model shows, and nothing else.
 
         Args:
             what: What would be wrong, for the message.
+            up_to_values: A norm or clipping of the values does no harm: they are shown with it.
         """
         if self.check is not None:
-            self.check.require(self.model_name, what, "values", "mixing", "attention output", plain=True)
+            plain = not (up_to_values and self.check["mixing"].note == MIXED_VALUES)
+            self.check.require(self.model_name, what, "values", "mixing", "attention output", plain=plain)
 
     def require_own_values(self, what: str, instead: str = "") -> None:
         """Raise if a head's values lack a bias that TransformerLens moved elsewhere.

@@ -134,7 +134,8 @@ def prepends_bos(model: Any, prepend_bos: bool | None, preset: Preset | None = N
     tokenizer = getattr(model, "tokenizer", None)
     if tokenizer is None or tokenizer.bos_token_id is None:
         return False
-    return int(model.to_tokens("a")[0, 0]) == int(tokenizer.bos_token_id)
+    begins: list[int] = model.to_tokens("a")[0, :1].tolist()
+    return begins == [int(tokenizer.bos_token_id)]
 
 
 def batches(prompts: Sequence[Sequence[int]], bytes_of: Callable[[int], int], budget: int) -> Iterator[PromptBatch]:

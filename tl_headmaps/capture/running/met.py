@@ -597,8 +597,8 @@ def _one_logit_row(model: Any) -> tuple[str, Callable[..., Tensor]]:
     return name, lambda value, hook: value[:1, -1:]
 
 
-def _past(model: Any, prefix: Tensor) -> Callable[[Tensor], Any]:
-    """Run a prefix and give back what runs a batch of tokens behind it."""
+def _past(model: Any, prefix: Tensor) -> Callable[[Tensor], Any] | None:
+    """Run a prefix and give back what runs a batch of tokens behind it; None if its model keeps nothing (GPT-1)."""
     if type(model).__name__.startswith("Hooked"):
         from transformer_lens.cache.key_value_cache import TransformerLensKeyValueCache
 
@@ -616,6 +616,8 @@ def _past(model: Any, prefix: Tensor) -> Callable[[Tensor], Any]:
 
         return behind
     _, cache = model(prefix, return_type="logits_and_cache", use_cache=True)
+    if cache is None:
+        return None
 
     def continued(ids: Tensor) -> Any:
         repeated = copy.deepcopy(cache)
