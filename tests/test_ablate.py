@@ -395,6 +395,17 @@ class TestControls:
         assert self.chosen(knowing, ["L0H1"], {"a": torch.zeros(3, 4)}, others) == ["a", "b", "c"]
         assert scored == ["capital", "b", "c"]
 
+    def test_a_few_pairs_tell_whether_heads_are_shared(self, knowing: Any) -> None:
+        weights = HeadWeights.from_model(knowing)
+        experiment = AblationExperiment(
+            knowing, weights, AblationSettings("zero", "folded", None, "skip", False, False)
+        )
+        many = Relation.from_pairs("many", [(word(i), word(j)) for i in range(3, 10) for j in range(10, 17)])
+        sampled = experiment._sample(many).pairs
+        assert len(sampled) == 20 and len(set(sampled)) == 20 and set(sampled) <= set(many.pairs)
+        assert many.pairs.index(sampled[-1]) >= 40
+        assert experiment._sample(CAPITAL).pairs == CAPITAL.pairs
+
     def test_scores_not_known_are_computed_for_the_ablated_heads(self, knowing: Any) -> None:
         """No static scores handed over: the planted head of the other relation is not this one's."""
         result = ablate(

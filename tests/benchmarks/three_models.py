@@ -229,11 +229,14 @@ def correlated(agreement: dict[str, Any]) -> set[str]:
 
 
 def table_of(entries: list[dict[str, Any]]) -> str:
+    """Both halves of the relations by both presets, and the names; in brackets, of how many relations."""
     titles = "model, half | preset | relations with a head | implementing cells | mean best score"
-    titles += " | agreement without, with context | accuracy: all heads, without ten, without ten of the same layers"
+    titles += " | agreement without, with context (relations)"
+    titles += " | accuracy: all heads, without ten, without ten of the same layers (relations)"
     lines = [f"| {titles} |", "|" + "---|" * 7]
     for entry in entries:
         for half, names in entry["halves"].items():
+            title = f"{entry['model']}, {half.replace('_', ' ')}"
             for preset in PRESETS:
                 found = entry[preset]
                 rows = [found["scores"]["relations"][name] for name in names]
@@ -245,7 +248,7 @@ def table_of(entries: list[dict[str, Any]]) -> str:
                 agreement = found["agreement"]
                 inside = [at for at, name in enumerate(agreement["relations"]) if name in asked.intersection(names)]
                 pearson = [mean([agreement[f"pearson_{w}"][at] for at in inside]) for w in ("without", "with")]
-                agreed = f"{pearson[0]:.2f}, {pearson[1]:.2f} ({len(inside)} relations)" if inside else "-"
+                agreed = f"{pearson[0]:.2f}, {pearson[1]:.2f} ({len(inside)})" if inside else "-"
                 both = [name for name in names if all(name in entry[each]["ablation"] for each in PRESETS)]
                 curves = [found["ablation"][name] for name in both]
                 accuracy = [
@@ -254,9 +257,9 @@ def table_of(entries: list[dict[str, Any]]) -> str:
                     mean([mean([drawn[-1] for drawn in curve["same_layers"]]) for curve in curves]),
                 ]
                 lines.append(
-                    f"| {entry['model']}, {half} | {preset} | {with_head} of {len(rows)} | {n_cells} | {best:.2f} | "
+                    f"| {title} | {preset} | {with_head} of {len(rows)} | {n_cells} | {best:.2f} | "
                     f"{agreed} | "
-                    f"{', '.join(f'{value:.2f}' for value in accuracy)} ({len(both)} relations) |"
+                    f"{', '.join(f'{value:.2f}' for value in accuracy)} ({len(both)}) |"
                 )
     lines += ["", "| model | heads | named by folded | named by met |", "|---|---|---|---|"]
     for entry in entries:
@@ -266,21 +269,32 @@ def table_of(entries: list[dict[str, Any]]) -> str:
 
 
 def capitals_table(entries: list[dict[str, Any]]) -> str:
-    """The finding in a few lines: the best heads of country to capital, and the fall without ten of them."""
-    lines = ["| country to capital | pairs, k | best heads | heads that implement it | accuracy, ten heads off |"]
-    lines.append("|" + "---|" * 5)
+    """The finding in a line for each model: country to capital by both presets, and without the heads met finds."""
+    titles = ["country to capital", "best head, folded", "best head, met", "accuracy, ten best by met off"]
+    titles += ["ten others of their layers", "heads that implement it", "best by folded off", "pairs, k"]
+    lines = [f"| {' | '.join(titles)} |", "|" + "---|" * len(titles)]
     for entry in entries:
-        for preset in PRESETS:
-            row = entry[preset]["capitals"]
-            best = ", ".join(f"{head} {score:.2f}" for head, score in list(row["best"].items())[:3])
-            draws = [curve[-1] for curve in row["same_layers"]]
-            others = f"; {min(draws):.2f} to {max(draws):.2f} with others of their layers" if draws else ""
-            lines.append(
-                f"| {entry['model']}, {preset} | {row['pairs']}, {row['k']} | {best or 'none above 0'} | "
-                f"{len(row['implementing'])} of {entry['heads']} | "
-                f"{row['accuracy'][0]:.2f} to {row['accuracy'][-1]:.2f} ({len(row['best'])}){others} |"
-            )
+        folded, met = (entry[preset]["capitals"] for preset in PRESETS)
+        others = [drawn[-1] for drawn in met["same_layers"]]
+        cells = [
+            entry["model"],
+            *(
+                " ".join(next(((f"{s:.2f}", head) for head, s in row["best"].items()), ["0.00"]))
+                for row in (folded, met)
+            ),
+            fall(met["accuracy"]),
+            f"{min(others):.2f} to {max(others):.2f}",
+            f"{len(folded['implementing'])} → {len(met['implementing'])} of {entry['heads']}",
+            # Fewer than ten where fewer heads score above 0.
+            f"{fall(folded['accuracy'])} ({len(folded['accuracy']) - 1})",
+            f"{met['pairs']}, {met['k']}",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def fall(accuracy: list[float]) -> str:
+    return f"{accuracy[0]:.2f} → {accuracy[-1]:.2f}"
 
 
 def capitals_figure(entries: list[dict[str, Any]]) -> Figure:
@@ -301,6 +315,12 @@ def capitals_figure(entries: list[dict[str, Any]]) -> Figure:
     )
 
 
+def stored(path: Path = OUT) -> list[dict[str, Any]]:
+    """What was measured, model by model."""
+    models: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["models"]
+    return models
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", nargs="*", help="folders of further models")
@@ -311,11 +331,11 @@ def main() -> None:
     parser.add_argument("--figure", type=Path, help="only draw the ablation curves of what was written")
     arguments = parser.parse_args()
     if arguments.show or arguments.figure:
-        stored = json.loads(arguments.out.read_text())["models"]
+        measured_before = stored(arguments.out)
         if arguments.figure:
-            capitals_figure(stored).save(arguments.figure)
+            capitals_figure(measured_before).save(arguments.figure)
         if arguments.show:
-            print(table_of(stored) if arguments.show == "all" else capitals_table(stored))
+            print(table_of(measured_before) if arguments.show == "all" else capitals_table(measured_before))
         return
     entries = []
     for folder in (None, *arguments.folders):
