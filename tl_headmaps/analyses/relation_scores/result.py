@@ -241,7 +241,7 @@ class RelationScores(HeadMaps):
         """One relation's promotion and suppression as layers of a head map."""
         name = self.relations[number]
         details = {
-            "q": self.q_value[number],
+            "q over all promotion scores": self.q_value[number],
             "on the targets of similar sources": self.neighbour[number],
             "p of being above that": self.neighbour_p_value[number],
         }
@@ -264,7 +264,7 @@ class RelationScores(HeadMaps):
             self.suppress[number],
             group="suppresses",
             null=self.suppress_null_mean[number],
-            details={"q": self.suppress_q_value[number]},
+            details={"q over all suppression scores": self.suppress_q_value[number]},
         )
         return promotes, suppresses
 
