@@ -72,10 +72,8 @@ def _null_scores(bench: Bench, change: Change, few: bool, k: int, preset: Preset
     weights = null_weights(bench, change)
     bundled = load_relations(model=bench.model)
     chosen = [relation for relation in bundled if len({target for _, target in relation.pairs}) < 10]
-    if few:
-        chosen.append(HE_SHE)
-    elif not bench.quick:
-        chosen = bundled
+    # In a quick look all rows share the sources that the model has to meet.
+    chosen = [*chosen, HE_SHE] if few or bench.quick else bundled
     layers = torch.linspace(1, 29, bench.count(10 if few else 3, 1)).int().tolist()
     heads = [(layer, head) for layer in layers for head in range(weights.n_heads)]
     vectors = _met_by_the_real_model(bench, chosen) if preset == "met" else None
