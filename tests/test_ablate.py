@@ -381,7 +381,7 @@ class TestControls:
         static = {"a": one} | {name: torch.zeros(3, 4) for name in "bcde"}
         assert self.chosen(knowing, ["L0H1", "L0H0", "L0H2", "L1H0"], static, others) == ["b", "c", "d"]
 
-    def test_others_are_not_even_scored(self, knowing: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_those_far_behind_are_not_even_scored(self, knowing: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         """Meeting the sources of all bundled relations takes minutes in a large model."""
         scored = []
 
@@ -391,9 +391,20 @@ class TestControls:
 
         scores = AblationExperiment._scores
         monkeypatch.setattr(AblationExperiment, "_scores", watched)
-        others = [named(NEXT, name) for name in "abcde"]
+        others = [named(NEXT, name) for name in "abcdefghij"]
         assert self.chosen(knowing, ["L0H1"], {"a": torch.zeros(3, 4)}, others) == ["a", "b", "c"]
-        assert scored == ["capital", "b", "c"]
+        assert scored == ["capital", *"bcdef"]
+
+    def test_a_few_pairs_tell_whether_heads_are_shared(self, knowing: Any) -> None:
+        weights = HeadWeights.from_model(knowing)
+        experiment = AblationExperiment(
+            knowing, weights, AblationSettings("zero", "folded", None, "skip", False, False)
+        )
+        many = Relation.from_pairs("many", [(word(i), word(j)) for i in range(3, 10) for j in range(10, 17)])
+        sampled = experiment._sample(many).pairs
+        assert len(sampled) == 20 and len(set(sampled)) == 20 and set(sampled) <= set(many.pairs)
+        assert many.pairs.index(sampled[-1]) >= 40
+        assert experiment._sample(CAPITAL).pairs == CAPITAL.pairs
 
     def test_scores_not_known_are_computed_for_the_ablated_heads(self, knowing: Any) -> None:
         """No static scores handed over: the planted head of the other relation is not this one's."""

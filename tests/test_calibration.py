@@ -4,6 +4,7 @@ import inspect
 import re
 from dataclasses import fields
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from calibration.rows import Bench, Row
 from calibration.run import load_rows, stored
 from test_analyses import NOT_A_QUESTION, QUESTIONS, modules
 
+import tl_headmaps
 from tl_headmaps.results import Result
 
 ROWS = load_rows()
@@ -66,3 +68,9 @@ def test_a_question_whose_results_say_how_sure_they_are_has_a_row(question: str)
         f"{question} has {sorted(found)}: add to tests/calibration a module with @row({question!r}, ...) that tries "
         "them where nothing is there, then make calibrate"
     )
+
+
+def test_a_figure_that_shows_q_says_over_which_family() -> None:
+    folder = Path(tl_headmaps.__file__).parent / "analyses"
+    bare = [str(path.relative_to(folder)) for path in folder.rglob("*.py") if '"q":' in path.read_text("utf-8")]
+    assert not bare, f"write 'q over ...' in the tooltips of {bare}"

@@ -491,6 +491,14 @@ class TestProgress:
             call()
             assert f"{what}: this takes about" in capsys.readouterr().err
 
+    def test_a_slow_start_is_not_taken_for_the_rest(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        clock = iter([0, *range(60, 10_000)])
+        monkeypatch.setattr("tl_headmaps.core.progress.time.monotonic", lambda: next(clock))
+        list(Progress(total=60, desc="ablation", show=True).over(range(60)))
+        assert "ablation: this takes about 2 minutes\n" in capsys.readouterr().err
+
     def test_bars_are_those_of_notebooks_too(self) -> None:
         """``tqdm.auto`` shows a widget in a notebook, where plain tqdm with disable=None shows nothing."""
         package = Path(inspect.getfile(Progress)).parents[1]

@@ -35,6 +35,7 @@ from tl_headmaps import (
 from tl_headmaps.capture.running import met as engine
 from tl_headmaps.capture.running.met import meet, met_vectors
 from tl_headmaps.core.errors import UsageError
+from tl_headmaps.core.runs import pack, unpack
 
 PREFIXES = ([2, 5, 9, 4], [2, 7, 3], [2, 11, 6, 8, 10, 12, 3])
 SOURCES = [(13,), (14,), (15,), (20, 21), (22,), (30, 31, 32)]
@@ -423,6 +424,33 @@ class TestBadInput:
             shared_model("llama"), self.RELATION, preset="met", prompts=" word5", k=61, progress=False
         )
         assert scores.prompt_low is not None and bool(scores.prompt_low.isnan().all())
+        assert "by prompt: there is one prompt only, so agreement cannot be judged" in str(scores)
+
+    def test_a_source_longer_than_the_context(self) -> None:
+        long = Relation.from_pairs("long", [(" word20" * 40, word(30)), (word(20), word(30))])
+        with pytest.raises(UsageError, match="a source of 40 are longer than the model's context of 32 tokens"):
+            relation_scores(shared_model("llama"), long, preset="met", progress=False)
+
+    def test_a_prompt_whose_last_token_merges_with_a_source(self) -> None:
+        class Tokenizer:
+            def encode(self, text: str, **_: Any) -> list[int]:
+                return [1, 2]
+
+            def __call__(self, texts: list[str], **_: Any) -> dict[str, list[list[int]]]:
+                return {"input_ids": [[1, 2, 7] if "France" in text else [1, 9] for text in texts]}
+
+        assert engine._merging(Tokenizer(), "near", [" France"]) is None
+        sentence = engine._merging(Tokenizer(), "near", [" France", " Egypt"])
+        assert sentence is not None and "merges the source ' Egypt' with the prompt's last token" in sentence
+
+    def test_nan_in_a_vector(self, tmp_path: Path) -> None:
+        vectors = MetVectors.of(shared_model("llama"), [" word20"], [" word5"], cache_dir=tmp_path, progress=False)
+        path, name = vectors._path(0, 1), "part-000-layer-0001"
+        tensors = {key: tensor.clone() for key, tensor in unpack(path.read_bytes(), name, vectors.identity).items()}
+        tensors["mean"][0, 0] = torch.nan
+        path.write_bytes(pack(name, tensors, vectors.identity))
+        with pytest.raises(UsageError, match="hold NaN or infinity"):
+            vectors.layer(1)
 
     def test_vectors_made_beforehand_are_looked_at_too(self, tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="contains the source ' word20'"):

@@ -22,6 +22,7 @@ HERE = Path(__file__).parent
 README, SPEED = HERE.parents[1] / "README.md", HERE / "README.md"
 BENCH = re.compile(r"(<!-- bench -->\n).*?(<!-- end -->)", re.S)
 BLOCK = re.compile(r"```console\n\$ tl-headmaps (?P<command>[^\n]*)\n(?P<output>.*?)```", re.S)
+_README_COLUMNS = 5
 MODELS = re.compile(r"(<!-- three_models -->\n).*?(<!-- end -->)", re.S)
 
 
@@ -41,7 +42,7 @@ def output_of(line: str) -> str:
 
 def models_table() -> str:
     """What three_models.py measured on models that are not fetched here."""
-    return three_models.capitals_table(three_models.stored()) + "\n"
+    return three_models.capitals_table(three_models.stored(), _README_COLUMNS) + "\n"
 
 
 def bench_table() -> str:

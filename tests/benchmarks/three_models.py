@@ -229,11 +229,14 @@ def correlated(agreement: dict[str, Any]) -> set[str]:
 
 
 def table_of(entries: list[dict[str, Any]]) -> str:
+    """Both halves of the relations by both presets, and the names; in brackets, of how many relations."""
     titles = "model, half | preset | relations with a head | implementing cells | mean best score"
-    titles += " | agreement without, with context | accuracy: all heads, without ten, without ten of the same layers"
+    titles += " | agreement without, with context (relations)"
+    titles += " | accuracy: all heads, without ten, without ten of the same layers (relations)"
     lines = [f"| {titles} |", "|" + "---|" * 7]
     for entry in entries:
         for half, names in entry["halves"].items():
+            title = f"{entry['model']}, {half.replace('_', ' ')}"
             for preset in PRESETS:
                 found = entry[preset]
                 rows = [found["scores"]["relations"][name] for name in names]
@@ -245,7 +248,7 @@ def table_of(entries: list[dict[str, Any]]) -> str:
                 agreement = found["agreement"]
                 inside = [at for at, name in enumerate(agreement["relations"]) if name in asked.intersection(names)]
                 pearson = [mean([agreement[f"pearson_{w}"][at] for at in inside]) for w in ("without", "with")]
-                agreed = f"{pearson[0]:.2f}, {pearson[1]:.2f} ({len(inside)} relations)" if inside else "-"
+                agreed = f"{pearson[0]:.2f}, {pearson[1]:.2f} ({len(inside)})" if inside else "-"
                 both = [name for name in names if all(name in entry[each]["ablation"] for each in PRESETS)]
                 curves = [found["ablation"][name] for name in both]
                 accuracy = [
@@ -254,9 +257,9 @@ def table_of(entries: list[dict[str, Any]]) -> str:
                     mean([mean([drawn[-1] for drawn in curve["same_layers"]]) for curve in curves]),
                 ]
                 lines.append(
-                    f"| {entry['model']}, {half} | {preset} | {with_head} of {len(rows)} | {n_cells} | {best:.2f} | "
+                    f"| {title} | {preset} | {with_head} of {len(rows)} | {n_cells} | {best:.2f} | "
                     f"{agreed} | "
-                    f"{', '.join(f'{value:.2f}' for value in accuracy)} ({len(both)} relations) |"
+                    f"{', '.join(f'{value:.2f}' for value in accuracy)} ({len(both)}) |"
                 )
     lines += ["", "| model | heads | named by folded | named by met |", "|---|---|---|---|"]
     for entry in entries:
@@ -265,18 +268,34 @@ def table_of(entries: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def capitals_table(entries: list[dict[str, Any]]) -> str:
-    """The finding, a line for each model: the best head by both presets, and the fall without the best of the last."""
-    titles = ["best head for country to capital", *(f"`{preset}`" for preset in PRESETS)]
-    titles += [f"accuracy without the best {N_HEADS}", f"without {N_HEADS} others of their layers"]
-    lines = [f"| {' | '.join(titles)} |", "|" + "---|" * len(titles)]
+def capitals_table(entries: list[dict[str, Any]], n_columns: int | None = None) -> str:
+    """The finding in a line for each model: country to capital by both presets, and without the heads met finds."""
+    titles = ["country to capital", "best head, folded", "best head, met", "accuracy, ten best by met off"]
+    titles += ["ten others of their layers", "heads that implement it", "best by folded off", "pairs, k"]
+    rows = []
     for entry in entries:
-        found = [entry[preset]["capitals"] for preset in PRESETS]
-        best = [next((f"{head} {score:.2f}" for head, score in row["best"].items()), "none") for row in found]
-        accuracy, others = found[-1]["accuracy"], [curve[-1] for curve in found[-1]["same_layers"]]
-        fall = f"{accuracy[0]:.2f} → {accuracy[-1]:.2f}"
-        lines.append(f"| {' | '.join([entry['model'], *best, fall, f'{min(others):.2f} to {max(others):.2f}'])} |")
-    return "\n".join(lines)
+        folded, met = (entry[preset]["capitals"] for preset in PRESETS)
+        others = [drawn[-1] for drawn in met["same_layers"]]
+        cells = [
+            entry["model"],
+            *(
+                " ".join(next(((f"{s:.2f}", head) for head, s in row["best"].items()), ["0.00"]))
+                for row in (folded, met)
+            ),
+            fall(met["accuracy"]),
+            f"{min(others):.2f} to {max(others):.2f}",
+            f"{len(folded['implementing'])} → {len(met['implementing'])} of {entry['heads']}",
+            # Fewer than ten where fewer heads score above 0.
+            f"{fall(folded['accuracy'])} ({len(folded['accuracy']) - 1})",
+            f"{met['pairs']}, {met['k']}",
+        ]
+        rows.append(cells)
+    lines = [titles, ["---"] * len(titles), *rows]
+    return "\n".join(f"| {' | '.join(line[:n_columns])} |" for line in lines)
+
+
+def fall(accuracy: list[float]) -> str:
+    return f"{accuracy[0]:.2f} → {accuracy[-1]:.2f}"
 
 
 def stored(path: Path = OUT) -> list[dict[str, Any]]:

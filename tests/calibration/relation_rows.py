@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from calibration.rows import Bench, Measured, row
-from tl_headmaps import Relation, RelationScores, load_relations, relation_scores
+from tl_headmaps import HeadWeights, MetVectors, Relation, RelationScores, load_relations, relation_scores
 from tl_headmaps.analyses.relation_scores.likeness import alike_pairs
+from tl_headmaps.capture.running.met import meet
+from tl_headmaps.core.types import Preset
 from tl_headmaps.data.relations import encode
 from tl_headmaps.scorers.statistics import clustered_interval
 
@@ -56,25 +58,42 @@ def null_weights(bench: Bench, change: Change) -> Any:
 _SCORED: dict[tuple[Any, ...], RelationScores] = {}
 
 
-def null_scores(bench: Bench, change: Change, few: bool, k: int) -> RelationScores:
+def null_scores(
+    bench: Bench, change: Change, *, few: bool = False, k: int = 10, preset: Preset = "folded"
+) -> RelationScores:
     """Scores of null heads on relations with few targets, or on all; several rows ask for the same."""
-    key = (bench.quick, bench.seed, change, few, k)
+    key = (bench.quick, bench.seed, change, few, k, preset)
     if key not in _SCORED:
-        _SCORED[key] = _null_scores(bench, change, few, k)
+        _SCORED[key] = _null_scores(bench, change, few, k, preset)
     return _SCORED[key]
 
 
-def _null_scores(bench: Bench, change: Change, few: bool, k: int) -> RelationScores:
+def _null_scores(bench: Bench, change: Change, few: bool, k: int, preset: Preset) -> RelationScores:
     weights = null_weights(bench, change)
     bundled = load_relations(model=bench.model)
     chosen = [relation for relation in bundled if len({target for _, target in relation.pairs}) < 10]
-    if few:
-        chosen.append(HE_SHE)
-    elif not bench.quick:
-        chosen = bundled
+    # In a quick look all rows share the sources that the model has to meet.
+    chosen = [*chosen, HE_SHE] if few or bench.quick else bundled
     layers = torch.linspace(1, 29, bench.count(10 if few else 3, 1)).int().tolist()
     heads = [(layer, head) for layer in layers for head in range(weights.n_heads)]
-    return relation_scores(weights, chosen, k=k, heads=heads, preset="folded", progress=False)
+    vectors = _met_by_the_real_model(bench, chosen) if preset == "met" else None
+    return relation_scores(weights, chosen, k=k, heads=heads, preset=preset, vectors=vectors, progress=False)
+
+
+class _RealStream(MetVectors):
+    """What the unchanged model reads: null heads are put into its stream."""
+
+    def check(self, weights: HeadWeights) -> "MetVectors":
+        return self
+
+
+def _met_by_the_real_model(bench: Bench, relations: list[Relation]) -> MetVectors:
+    weights, sources = bench.weights, set()
+    for relation in relations:
+        entry = encode(relation, weights.tokenizer, n_sources=weights.n_vocab, n_targets=weights.n_vocab, several=True)
+        sources |= {(source,) for source in entry.source_ids} | {source for source, _ in entry.several}
+    vectors = meet(weights, sorted(sources, key=lambda source: (len(source), source)), progress=False)
+    return _RealStream(vectors.folder, vectors.identity, vectors.sources, vectors.parts)
 
 
 def _all_p_values(scores: RelationScores) -> Tensor:
@@ -83,7 +102,7 @@ def _all_p_values(scores: RelationScores) -> Tensor:
 
 @row("relation_scores", "p_value", "q_value", "suppress_p_value", "suppress_q_value", null="W_O turned inside d_head")
 def inner(bench: Bench) -> Measured:
-    return Measured.of_p_values(_all_p_values(null_scores(bench, inner_rotation, few=False, k=10)))
+    return Measured.of_p_values(_all_p_values(null_scores(bench, inner_rotation)))
 
 
 @row("relation_scores", "p_value", null="W_O turned inside d_head, relations with fewer than 10 targets, k = 100")
@@ -108,10 +127,42 @@ def neighbours(bench: Bench) -> Measured:
 
 @row("relation_scores", "implements", null="W_O turned inside d_head, relations with fewer than 10 targets, k = 100")
 def implements(bench: Bench) -> Measured:
-    scores = null_scores(bench, inner_rotation, few=True, k=100)
+    return _said(null_scores(bench, inner_rotation, few=True, k=100))
+
+
+def _said(scores: RelationScores) -> Measured:
     n_said = sum(len(heads) for heads in scores.implements().values())
     n_asked = int((~scores.promote.isnan()).sum())
     return Measured.of_verdicts([True] * n_said + [False] * (n_asked - n_said))
+
+
+MET = "met vectors, W_O turned inside d_head"
+
+
+@row("relation_scores", "p_value", "q_value", "suppress_p_value", "suppress_q_value", null=MET)
+def met_inner(bench: Bench) -> Measured:
+    return Measured.of_p_values(_all_p_values(null_scores(bench, inner_rotation, preset="met")))
+
+
+@row("relation_scores", "p_value", null=f"{MET}, relations with fewer than 10 targets, k = 100")
+def met_inner_few(bench: Bench) -> Measured:
+    return Measured.of_p_values(_all_p_values(null_scores(bench, inner_rotation, few=True, k=100, preset="met")))
+
+
+@row("relation_scores", "neighbour_p_value", null=f"{MET}, heads with a hit, few targets, k = 100")
+def met_neighbours(bench: Bench) -> Measured:
+    scores = null_scores(bench, inner_rotation, few=True, k=100, preset="met")
+    return Measured.of_p_values(scores.neighbour_p_value)
+
+
+@row("relation_scores", "implements", null=f"{MET}, relations with fewer than 10 targets, k = 100")
+def met_implements(bench: Bench) -> Measured:
+    return _said(null_scores(bench, inner_rotation, few=True, k=100, preset="met"))
+
+
+@row("relation_scores", "implements", null=MET)
+def met_implements_all(bench: Bench) -> Measured:
+    return _said(null_scores(bench, inner_rotation, preset="met"))
 
 
 REAL = ("country_to_capital", "country_to_language", "element_to_symbol", "male_to_female", "city_to_country", "plural")

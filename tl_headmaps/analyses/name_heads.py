@@ -171,11 +171,12 @@ class HeadNames(Result):
         parts = []
         for part, share in self.coverage().items():
             parts.append(f"{part} {share:.0%}")
-        details = {"share explained": self.values, "null": null, "q": q}
+        tested = {"q over all heads and predicates": q}
+        details = {"share explained": self.values, "null": null, **tested}
         return head_map(
             [
                 name_layer("", rows, unclear=UNCLEAR, group="names", details=details),
-                MapLayer("", self.values, group="share explained", null=null, details={"q": q}),
+                MapLayer("", self.values, group="share explained", null=null, details=tested),
             ],
             title=f"Names of heads, {self.circuit.upper()} circuits, preset {self.provenance.options['preset']}",
             unit="share of mappings explained",

@@ -15,7 +15,7 @@ _Item = TypeVar("_Item")
 _LONG = 60.0
 """Seconds from which an estimate is worth a line."""
 _MEASURED = 2.0
-"""Seconds of work from which the rest is estimated."""
+"""Seconds of work, after the first step, from which the rest is estimated."""
 
 
 class Progress:
@@ -32,6 +32,7 @@ class Progress:
         self._what, self._done, self._left = desc, 0, (total or 0) - initial
         self._told = not show or not total
         self._started = time.monotonic()
+        self._first: tuple[float, int] | None = None
         # None: on terminals and in notebooks.
         self._bar = tqdm(total=total, desc=desc, unit=unit, initial=initial, disable=None if show else True)
 
@@ -39,10 +40,17 @@ class Progress:
         """So much more is done."""
         self._bar.update(n)
         self._done += n
-        spent = time.monotonic() - self._started
-        if not self._told and self._done and spent >= _MEASURED:
+        if self._told:
+            return
+        now = time.monotonic()
+        if self._first is None:
+            # The first step warms up, and may take many times as long as the others.
+            self._first = (now, self._done)
+            return
+        spent, done = now - self._first[0], self._done - self._first[1]
+        if done and spent >= _MEASURED:
             self._told = True
-            whole = spent / self._done * self._left
+            whole = now - self._started + spent / done * (self._left - self._done)
             if whole >= _LONG:
                 tqdm.write(f"{self._what}: this takes about {duration(whole)}", file=sys.stderr)
 

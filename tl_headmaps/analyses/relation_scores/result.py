@@ -242,7 +242,7 @@ class RelationScores(HeadMaps):
         """One relation's promotion and suppression as layers of a head map."""
         name = self.relations[number]
         details = {
-            "q": self.q_value[number],
+            "q over all promotion scores": self.q_value[number],
             "targets of similar sources": self.neighbour[number],
             "p above those": self.neighbour_p_value[number],
         }
@@ -263,7 +263,7 @@ class RelationScores(HeadMaps):
             self.suppress[number],
             group="suppresses",
             null=self.suppress_null_mean[number],
-            details={"q": self.suppress_q_value[number]},
+            details={"q over all suppression scores": self.suppress_q_value[number]},
         )
         return promotes, suppresses
 
@@ -285,8 +285,7 @@ class RelationScores(HeadMaps):
             titles += ["stream", "by prompt", "several"]
             note += (
                 " and the stream); = not above the stream\nstream: score of the stream itself before the layer; by "
-                "prompt: smallest and largest score behind one prompt alone;\nseveral: score of the pairs whose source "
-                "has several tokens"
+                f"prompt: {self._agreement};\nseveral: score of the pairs whose source has several tokens"
             )
         if self.token_share is not None:
             titles.append("tokens")
@@ -336,8 +335,16 @@ class RelationScores(HeadMaps):
     @property
     def _family(self) -> str:
         """What q is a false discovery rate over."""
-        relations = f"{len(self.relations)} relation{'s' if len(self.relations) > 1 else ''}"
-        return f"false discovery rate over the promotion scores of {self._n_heads} heads x {relations}"
+        counts = {"head": self._n_heads, "relation": len(self.relations)}
+        family = " x ".join(f"{n} {what}{'' if n == 1 else 's'}" for what, n in counts.items())
+        return f"false discovery rate over the promotion scores of {family}"
+
+    @property
+    def _agreement(self) -> str:
+        """What is shown of how far the prompts agree."""
+        if len(self.provenance.options.get("prefixes", ())) == 1:
+            return "there is one prompt only, so agreement cannot be judged"
+        return "smallest and largest score behind one prompt alone"
 
     def _met_cells(self, at: tuple[int, int, int]) -> list[str]:
         if self.stream is None or self.prompt_low is None or self.prompt_high is None:

@@ -192,7 +192,7 @@ class TaskMaps(HeadMaps):
                     "95% from": self.interval_low[number],
                     "95% to": self.interval_high[number],
                     "shuffled labels": self.null_mean[number],
-                    "q": self.q_value[number],
+                    "q over all functions and heads": self.q_value[number],
                 },
             )
             for number, function in enumerate(self.functions)

@@ -196,12 +196,17 @@ class MetVectors:
         for part in range(len(self.parts)):
             path = self._path(part, layer)
             try:
-                yield unpack(path.read_bytes(), _piece(part, layer), self.identity)
+                piece = unpack(path.read_bytes(), _piece(part, layer), self.identity)
             except (OSError, DamagedPieceError) as error:
                 raise UsageError(
                     f"The met vectors in {path} cannot be read ({error}). Start the same call again: it makes damaged "
                     "files again."
                 ) from error
+            if not all(bool(tensor.isfinite().all()) for tensor in piece.values()):
+                raise UsageError(
+                    f"The met vectors in {path} hold NaN or infinity. Delete the file and make them again."
+                )
+            yield piece
 
 
 def _piece(part: int, layer: int) -> str:
@@ -382,13 +387,13 @@ def _part_size(weights: HeadWeights, n_prefixes: int, keep: Sequence[Kept]) -> i
 
 def _check_lengths(model: Any, sources: Sequence[Source], prefixes: Sequence[Sequence[int]]) -> None:
     """Refuse what the model cannot hold, and ids it does not have."""
-    check_prompts(model, [list(source) for source in sources])
     longest_source, longest_prefix = max(map(len, sources)), max(map(len, prefixes))
     if longest_source + longest_prefix > int(model.cfg.n_ctx):
         raise UsageError(
             f"A prompt of {longest_prefix} tokens and a source of {longest_source} are longer than the model's context "
             f"of {int(model.cfg.n_ctx)} tokens. Give shorter prompts or sources."
         )
+    check_prompts(model, [list(source) for source in sources])
 
 
 def encode_prefixes(model: Any, prompts: Sequence[str], prepend_bos: bool) -> list[list[int]]:
