@@ -415,12 +415,12 @@ class TestFolder:
 
 
 class TestStory:
-    def test_a_command_breaks_between_options_only(self) -> None:
+    def test_a_command_breaks_between_names_and_options_only(self) -> None:
         command = "tl-headmaps ablate name --template 'The capital of <X> is' --max-heads 8 --exact"
         page = story_page("T", "O", [Chapter("C", "", [Part("Says.", None, command, "x.json")])])
         groups = re.findall(r"<span>(.*?)</span>", re.search(r"<code>(.*?)</code>", page)[1])  # type: ignore[index]
         assert list(map(html.unescape, groups)) == [
-            "tl-headmaps ablate name",
+            *("tl-headmaps", "ablate", "name"),
             "--template 'The capital of <X> is'",
             "--max-heads 8",
             "--exact",
