@@ -151,7 +151,7 @@ def test_numbers_on_the_page_are_those_of_the_files(toured: Toured) -> None:
     assert f"within layers of {validation.agreement['heads_without'][0]:.2f} (95%" in toured.text  # type: ignore[attr-defined]
     groups = Result.load(toured.folder / "attention_groups.json")
     n = len(groups.formers())  # type: ignore[attr-defined]
-    assert f"{n or 'no'} of 24 heads bind tokens" in toured.text
+    assert f"{n or 'none'} of 24 heads bind{'s' if n < 2 else ''} tokens beyond distance" in toured.text
     (layer, component), share = Result.load(toured.folder / "component_map.json").top(1)[0]  # type: ignore[attr-defined]
     assert f"{component} of layer {layer} ({share:.1%})" in toured.text
 
