@@ -93,10 +93,14 @@ class MapShapes:
         found = q_values(torch.cat([self.diagonal_p, self.corner_p]).double()) <= q
         n = len(self.functions)
         parts = []
-        for what, those in (("diagonal", found[:n]), ("full corner", found[n:])):
+        for what, those in (("a diagonal", found[:n]), ("a full corner", found[n:])):
             named = [name for name, has in zip(self.functions, those.tolist(), strict=True) if has]
-            have = f"{', '.join(named)} {'has' if len(named) == 1 else 'have'}" if named else f"none of {n} maps has"
-            parts.append(f"{have} a {what}")
+            if named:
+                parts.append(f"{', '.join(named)} {'has' if len(named) == 1 else 'have'} {what}")
+            else:
+                parts.append(f"none of {n} maps has {what}")
+        if not bool(found.any()):
+            parts = [f"none of {n} maps has a diagonal or a full corner"]
         most = int(self.n_effective.argmin())
         return (
             f"Beyond heads permuted within their layers (false discovery rate {q:.0%} over {2 * n} tests), "
