@@ -492,5 +492,5 @@ def test_the_head_that_knows_capitals(default_weights: Any, monkeypatch: pytest.
     )
     assert done.commands[0][:4] == ["tl-headmaps", "grid", "--head", "L23H4"]
     n = len(Result.load(tmp_path / "relation_scores.json").implements()[tour_sections.LEAD])  # type: ignore[attr-defined]
-    assert f"{n} of 270 heads were pointed out as knowing the capitals of countries." in done.text
+    assert f"{n} of its 270 heads would already write the capital." in done.text
     assert "A: a predefined relation, country to capital" in done.text and "49,152 × 49,152" in done.text
