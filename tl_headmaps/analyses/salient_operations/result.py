@@ -258,11 +258,14 @@ class SalientOperations(Result):
         if view == "auto":
             view = "table" if len(self.heads) <= _FEW_HEADS else "map"
         if view == "table":
+            # The grid of an only head says which it is.
+            several = len(self.heads) > 1
             rows = []
             for number, head in enumerate(self.heads):
                 for place, row in enumerate(self._token_rows(number)):
-                    rows.append([*((str(head), self.names[number].name) if place == 0 else ("", "")), *row])
-            titles = ["head", "name", "token", "salience", *self._verbs]
+                    named = (str(head), self.names[number].name) if place == 0 else ("", "")
+                    rows.append([*(named if several else ()), *row])
+            titles = [*(("head", "name") if several else ()), "token", "salience", *self._verbs]
             printed = "\n\n".join(map(self._printed, range(len(self.heads))))
             listed = table_figure(titles, rows, title="Salient tokens", text=printed, unbroken=True)
             return beside([*map(self._grid, range(len(self.heads))), listed], title=title, text=str(self))
