@@ -238,8 +238,8 @@ def groups(tour: Tour) -> Finding:
     ranked = found.formers(q=1.0)
     n, total = len(found.formers()), len(found.heads)
     said = (
-        f"{n or 'None'} of {total} heads {'form' if n > 1 else 'forms'} groups in {quoted(SENTENCE)} that the distance "
-        "between tokens does not explain, at a false discovery rate of 5%."
+        f"{n or 'None'} of {total} heads {'form' if n > 1 else 'forms'} groups in {quoted(SENTENCE)} beyond what "
+        "distance explains (false discovery rate 5%)."
     )
     if ranked:
         head, q = ranked[0]
