@@ -58,6 +58,9 @@ class TestTheCall:
         assert float(found.p_value.min()) >= found.smallest_p - 1e-6
         assert "word5 (control)" in str(found) and "Control: 'word7' and 'word5'" in found.verdict()
         assert found.figure().data.diagonal and found.verdict() in found.figure().data.note
+        for p, are in ((0.02, "are"), (0.6, "are not shown to be")):
+            said = f"Phrasings of one word {are} more alike than phrasings of the two (p = {p})."
+            assert said in replace(found, separation_p=p).verdict()
 
     @pytest.mark.parametrize("suffix", [".json", ".safetensors"])
     def test_comes_back_from_its_file(self, found: AttentionComparison, suffix: str, tmp_path: Path) -> None:

@@ -261,9 +261,13 @@ def test_rows_sum_to_one_when_shares_are_of_the_layer() -> None:
     found = component_map(shared_model("llama"), texts=TEXTS, normalise="layer")
     assert torch.allclose(found.values.sum(1), torch.ones(3))
     assert found.unit == "share of sum|w * dLoss/dw| of its layer"
+    drawn = found.figure().data
+    assert drawn.layers[0].scale.unit == "share of its layer"
+    assert drawn.note.startswith("Sensitivity: sum|w * dLoss/dw| over the entries of a matrix.")
     whole = component_map(shared_model("llama"), texts=TEXTS, normalise="map")
     assert torch.allclose(found.values, whole.values / whole.values.sum(1, keepdim=True))
     assert component_map(shared_model("llama"), texts=TEXTS).provenance.options["normalise"] == "map"
+    assert whole.figure().data.layers[0].scale.unit == "share of the map"
     heads = component_map(shared_model("llama"), texts=TEXTS, normalise="layer", by_head=True)
     assert torch.allclose(heads.values.nansum((0, 2)), torch.ones(3))
     with pytest.raises(UsageError, match=r"frobenius is no share of anything, but normalise='layer' was given"):
@@ -324,6 +328,8 @@ def test_the_shift_is_that_of_a_planted_trend() -> None:
     assert sure.intervals[0] == pytest.approx((0.575 - half, 0.575 + half), abs=1e-6)
     assert sure.intervals[3] == pytest.approx((-0.3, -0.3), abs=1e-6)
     assert str(sure).endswith("a shift from attention to the MLP (95% over 4 documents).")
+    unsteady = replace(sure, thirds=(0.3, 0.4, 0.2))
+    assert "a shift from attention to the MLP, though no steady one: it is largest in between (95%" in str(unsteady)
     tilted = share + 0.5 * torch.linspace(-1, 1, 7) * torch.tensor([[1.0], [-1.0], [1.0], [-1.0]])
     unsure = str(replace(found, values=values, attention_without=tilted, n_documents=4).shift())
     assert "its slope, −0.30 (" in unsure and "shows no shift (95% over 4 documents)" in unsure

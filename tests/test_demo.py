@@ -151,7 +151,7 @@ def test_numbers_on_the_page_are_those_of_the_files(toured: Toured) -> None:
     assert f"within layers of {validation.agreement['heads_without'][0]:.2f} (95%" in toured.text  # type: ignore[attr-defined]
     groups = Result.load(toured.folder / "attention_groups.json")
     n = len(groups.formers())  # type: ignore[attr-defined]
-    assert f"{n or 'no'} of 24 heads bind tokens" in toured.text
+    assert f"{n or 'none'} of 24 heads bind{'s' if n < 2 else ''} tokens beyond distance" in toured.text
     (layer, component), share = Result.load(toured.folder / "component_map.json").top(1)[0]  # type: ignore[attr-defined]
     assert f"{component} of layer {layer} ({share:.1%})" in toured.text
 
@@ -415,12 +415,12 @@ class TestFolder:
 
 
 class TestStory:
-    def test_a_command_breaks_between_options_only(self) -> None:
+    def test_a_command_breaks_between_names_and_options_only(self) -> None:
         command = "tl-headmaps ablate name --template 'The capital of <X> is' --max-heads 8 --exact"
         page = story_page("T", "O", [Chapter("C", "", [Part("Says.", None, command, "x.json")])])
         groups = re.findall(r"<span>(.*?)</span>", re.search(r"<code>(.*?)</code>", page)[1])  # type: ignore[index]
         assert list(map(html.unescape, groups)) == [
-            "tl-headmaps ablate name",
+            *("tl-headmaps", "ablate", "name"),
             "--template 'The capital of <X> is'",
             "--max-heads 8",
             "--exact",
@@ -492,5 +492,5 @@ def test_the_head_that_knows_capitals(default_weights: Any, monkeypatch: pytest.
     )
     assert done.commands[0][:4] == ["tl-headmaps", "grid", "--head", "L23H4"]
     n = len(Result.load(tmp_path / "relation_scores.json").implements()[tour_sections.LEAD])  # type: ignore[attr-defined]
-    assert f"{n} of 270 heads were pointed out as knowing the capitals of countries." in done.text
+    assert f"{n} of its 270 heads would already write the capital." in done.text
     assert "A: a predefined relation, country to capital" in done.text and "49,152 × 49,152" in done.text

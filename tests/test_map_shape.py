@@ -66,6 +66,10 @@ def test_a_diagonal_is_found_and_one_bright_layer_is_none() -> None:
     assert shapes.corners[1, 2:].tolist() == pytest.approx([0.5, 0.5]) and float(shapes.corner_p[1]) == 1
     text = str(shapes)
     assert "8 of 64" in text and "Head numbers are arbitrary" in text
+    said = shapes.verdict()
+    assert "diagonal has a diagonal" in said and "over 4 tests" in said
+    assert " ".join(said.split()) in " ".join(text.split())
+    assert "none of 2 maps has a diagonal or a full corner. The most" in shapes.verdict(q=0.001)
     with pytest.raises(UsageError, match="n_null=0 is too few"):
         MapShapes.of(("one",), torch.eye(2)[None], n_null=0)
     nothing = MapShapes.of(("none",), torch.zeros(1, 2, 2), n_null=9)

@@ -671,6 +671,42 @@ def test_the_legend_of_a_flowchart_is_where_a_phone_shows_it() -> None:
     assert 0 < place.legend[0] < place.matrix
 
 
+def test_numbers_in_print_are_of_one_size_and_fit() -> None:
+    from matplotlib.figure import Figure as Sheet
+
+    sheet = Sheet(figsize=(3.4, 1.0), layout="constrained")
+    values = [[-31.47 - column, *[1.0] * 6] for column in range(3)]
+    draw(token_grid(values, list("abc"), [f"column {i}" for i in range(7)]).data, sheet)
+    numbers = [text for text in sheet.axes[0].texts if text.get_text()]
+    assert len(numbers) == 21, "made smaller, not left out"
+    assert len({text.get_fontsize() for text in numbers}) == 1
+
+
+def test_a_matrix_in_print_does_not_show_its_zeros_alone() -> None:
+    from matplotlib.figure import Figure as Sheet
+
+    sheet = Sheet(figsize=(3.4, 1.0), layout="constrained")
+    wide = np.tril(np.full((16, 16), 0.00123))
+    draw(worked_example([ExampleStep("Attention", [ExampleMatrix("A", wide, list("abcdefghijklmnop"))])]).data, sheet)
+    assert not [text for axes in sheet.axes for text in axes.texts]
+
+
+def test_a_legend_in_print_covers_nothing() -> None:
+    from matplotlib.figure import Figure as Sheet
+
+    sheet = Sheet(figsize=(3.4, 1.0), layout="constrained")
+    draw(FIGURES["curve"].data, sheet)
+    sheet.draw_without_rendering()
+    (axes,) = sheet.axes
+    assert axes.get_legend().get_window_extent().y1 <= axes.get_window_extent().y0
+
+
+def test_a_caption_follows_a_note_as_a_sentence(tmp_path: Path) -> None:
+    grid = token_grid([[1.0]], ["a"], ["b"], score=0.7)
+    assert grid.captioned("Made of wood.").data.note == "score 0.7. Made of wood."
+    assert grid.data.note == "score 0.7"
+
+
 def test_a_dot_stands_beside_a_number() -> None:
     from matplotlib.figure import Figure as Sheet
 

@@ -326,7 +326,11 @@ def test_a_grid_says_which_relation_it_is_an_example_of_and_how_well_the_head_do
     scored = relation_scores(model, relation, heads="L1H2", preset="folded", progress=False)
     assert grid.relation == "next_word" and grid.score_k == 20 and grid.score_pairs == 3
     assert grid.score == pytest.approx(float(scored.promote[0, 1, 2]))
-    assert f"next_word: score {grid.score:.2f}, the share of 3 pairs in the 20 strongest" in str(grid)
+    said = f"next_word: score {grid.score:.2f}, the share of 3 pairs whose target is among the 20 strongest"
+    assert said in str(grid)
+    one = replace(grid, score_k=1)
+    assert "3 pairs whose target is the strongest token" in str(one)
+    assert "is the strongest token ·" in one.figure().data.note
     figure = grid.figure()
     assert figure.title == "next word" and f"score {grid.score:.2g} · share of 3 pairs" in figure.body
     assert TokenGrid.from_dict(grid.to_dict()).to_dict() == grid.to_dict()

@@ -259,7 +259,7 @@ def seen(figure: Figure) -> list[tuple[str, str]]:
     told = [("title", figure.title)]
     if isinstance(data, Flow):
         told += [
-            ("heads", f"{head} to {', '.join(data.tokens[row] for tokens, _ in links for row in tokens)}")
+            ("heads", f"{head} to {' and '.join(', '.join(data.tokens[row] for row in tokens) for tokens, _ in links)}")
             for head, links in data.heads
         ]
         told += [("rows", ", ".join(data.tokens)), ("columns", f"the same, at the {data.labels}")]

@@ -17,6 +17,7 @@ from tl_headmaps import (
     HeadWeights,
     ValueMixing,
     ablate,
+    attention_groups,
     component_map,
     load_default_model,
     relation_scores,
@@ -43,7 +44,7 @@ def pictures() -> dict[str, tuple[Figure, int]]:
     model = load_default_model()
     weights = HeadWeights.from_model(model)
     scores = relation_scores(weights, RELATIONS)
-    grid = token_grid(weights, "L23H4", ["France", "Germany", "Egypt"], ["Cairo", "Paris", "Berlin"])
+    grid = token_grid(weights, "L23H4", *documents.CAPITALS, relation="country_to_capital")
     template = "The capital of <X> is"
     curves = ablate(model, "country_to_capital", template=template, preset="maps", prepend_bos=True, progress=False)
     checked = validate(model, "country_to_capital", preset="maps", progress=False)
@@ -53,12 +54,25 @@ def pictures() -> dict[str, tuple[Figure, int]]:
         "validation": (checked.figure(), 620),
         "component_map": (component_map(model, progress=False).figure(), 620),
         "groups": (documents.groups(), 620),
+        "groups_of_a_sentence": (attention_groups(model, documents.SENTENCE).figure(), 760),
         "relation_scores": (scores.figure(), 1080),
         "relations_side_by_side": (scores.figure(side_by_side=True), 860),
         "token_grid": (grid.figure(), 620),
         "three_models": (three_models.capitals_figure(three_models.stored()), 620),
         "worked_example": (ValueMixing.from_arrays(A, V, WORDS).explain("walk", "Birds").figure(), 620),
     }  # type: ignore[dict-item]
+
+
+def photograph(browser: Browser, figure: Figure, width: int, path: Path, scratch: Path) -> None:
+    """Write what a browser of this width shows, with few colours."""
+    browser.open(figure.save(scratch / "figure.html"), width=width, height=600)
+    with Image.open(browser.screenshot(scratch / "shot.png", selector=".tlhm")) as image:
+        few = image.convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+        few.save(path, optimize=True)
+    size = path.stat().st_size
+    print(f"{path.name}: {size:,} bytes")
+    if size > MOST_BYTES:
+        raise SystemExit(f"{path.name} is larger than {MOST_BYTES:,} bytes.")
 
 
 def main() -> None:
@@ -69,17 +83,7 @@ def main() -> None:
         browser = Browser(Path(scratch))
         try:
             for name, (figure, width) in drawn.items():
-                browser.open(figure.save(Path(scratch) / "figure.html"), width=width, height=600)
-                shot = browser.screenshot(Path(scratch) / "shot.png", selector=".tlhm")
-                path = FOLDER / f"{name}.png"
-                with Image.open(shot) as image:
-                    image.convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(
-                        path, optimize=True
-                    )
-                size = path.stat().st_size
-                print(f"{path.name}: {size:,} bytes")
-                if size > MOST_BYTES:
-                    raise SystemExit(f"{path.name} is larger than {MOST_BYTES:,} bytes.")
+                photograph(browser, figure, width, FOLDER / f"{name}.png", Path(scratch))
         finally:
             browser.close()
 

@@ -162,9 +162,9 @@ class AttentionComparison(HeadMaps):
         if controls:
             parts.append(f"Control: {', '.join(controls)}.")
         if self.separation_p == self.separation_p:
-            parts.append(
-                f"Phrasings dealt out otherwise separate as much with p = {significant(self.separation_p, 2)}."
-            )
+            are = "are" if self.separation_p <= _ALPHA else "are not shown to be"
+            p = significant(self.separation_p, 2)
+            parts.append(f"Phrasings of one word {are} more alike than phrasings of the two (p = {p}).")
         n_heads = int((~self.difference.isnan()).sum())
         if self.smallest_p <= _ALPHA:
             differ = self.differ()

@@ -106,7 +106,7 @@ class TokenGrid(Result):
         note = f"largest of each row: {best}" + (", …" if len(self.sources) > 8 else "")
         own = f"{self.head} {self.circuit.upper()} map, preset {self.provenance.options['preset']}: what it {does}"
         if self.relation is not None:
-            note = f"share of {self.score_pairs} pairs among the {self.score_k} strongest tokens · {own} · {note}"
+            note = f"share of {self.score_pairs} pairs whose target is {self._among} · {own} · {note}"
         return heat.token_grid(
             self.values,
             self.sources,
@@ -119,6 +119,10 @@ class TokenGrid(Result):
             details={f"rank among {self.n_vocab:,} tokens": self.ranks + 1},
             note=self._noted(note, " · "),
         )
+
+    @property
+    def _among(self) -> str:
+        return "the strongest token" if self.score_k == 1 else f"among the {self.score_k} strongest tokens"
 
     def __str__(self) -> str:
         """Value and rank of each cell, the largest of each row marked."""
@@ -139,7 +143,7 @@ class TokenGrid(Result):
         columns = [("", "left"), *((visible(target), "right") for target in self.targets)]
         note = f"value #rank among {self.n_vocab:,} tokens (1 is best); * largest of the row"
         if self.relation is not None:
-            score = f"score {number(self.score)}, the share of {self.score_pairs} pairs in the {self.score_k} strongest"
+            score = f"score {number(self.score)}, the share of {self.score_pairs} pairs whose target is {self._among}"
             note = f"{self.relation}: {score}\n{note}"
         return self._noted(f"{title}\n\n{table_text(columns, rows)}\n\n{note}")
 

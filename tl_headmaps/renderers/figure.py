@@ -11,7 +11,7 @@ from ..core.files import FIGURE_SUFFIXES, PAGE_SUFFIX, replacing
 from ..core.types import check_choice
 from .page import assets, escaped, whole_page
 from .sheets import INCHES
-from .text import latex, visible
+from .text import latex, sentence, visible
 
 Width: TypeAlias = Literal["column", "page"]
 """Widths of figures in print: one column of two (3.4 inches) or the whole page (7 inches)."""
@@ -63,8 +63,7 @@ class Figure:
         if not caption or caption in self.body:
             return self
         note = getattr(self.data, "note", None)
-        end = "" if not note or note.endswith((".", "!", "?")) else "."
-        data = self.data if note is None else replace(self.data, note=f"{note}{end} {caption}".strip())
+        data = self.data if note is None else replace(self.data, note=f"{sentence(note)} {caption}".strip())
         inside = f'<div class="tlhm-note">{escaped(caption)}</div></div>'
         return replace(self, body=self.body.removesuffix("</div>") + inside, data=data)
 

@@ -147,12 +147,13 @@ def _matrix_axes(axes: Any, matrix: ExampleMatrix, cell: float, write: Notation)
     edges = np.arange(columns + 1) - 0.5, np.arange(rows + 1) - 0.5
     axes.pcolormesh(*edges, np.array(channels), edgecolors="face", linewidth=0.15)
     axes.set(xlim=(-0.5, columns - 0.5), ylim=(rows - 0.5, -0.5))
-    for (row, column), value in np.ndenumerate(matrix.values):
-        text = matrix.number(float(value), write)
-        # Numbers are drawn only where they fit; the colour is there in any case.
-        if _SMALL_LETTER * len(text) <= cell:
-            colour = text_on(colours[row][column])
-            axes.text(column, row, text, ha="center", va="center", size=_SMALL, color=colour)
+    # Numbers are drawn only where they fit, and none where it would be hardly any but zeros; colours are there anyway.
+    texts = {at: matrix.number(float(value), write) for at, value in np.ndenumerate(matrix.values)}
+    fitting = [at for at, text in texts.items() if _SMALL_LETTER * len(text) <= cell]
+    telling = [at for at in fitting if matrix.values[at] != 0]
+    for row, column in fitting if 2 * len(telling) >= np.count_nonzero(matrix.values) else ():
+        colour = text_on(colours[row][column])
+        axes.text(column, row, texts[row, column], ha="center", va="center", size=_SMALL, color=colour)
     axes.set_xticks(range(matrix.values.shape[1]) if matrix.columns else [], matrix.columns or [])
     axes.set_yticks(range(matrix.values.shape[0]) if matrix.rows else [], matrix.rows or [])
     axes.xaxis.tick_top()

@@ -10,8 +10,8 @@ import numpy as np
 from ..core.errors import UsageError
 from .colours import Scale, text_on
 from .grids import Axis, Heat, Layer
-from .sheets import LINE_INCHES, TALLEST, TITLE_SIZE, frame, frame_height, inches_of, line_height, lines_of
-from .text import significant, true_minus
+from .sheets import LINE_INCHES, TALLEST, TICK_SIZE, TITLE_SIZE, frame, frame_height, inches_of, line_height, lines_of
+from .text import sentence, significant, true_minus
 
 STEPS = (1, 2, 4, 5, 8, 10, 16, 20, 25, 32, 50, 64, 100, 128, 200, 250, 500)
 _LETTER_INCHES = 0.065
@@ -27,6 +27,9 @@ _GAP = 0.14
 
 _TALLEST_OF_SEVERAL = 3.2
 """Height of a map in a figure of several."""
+
+_SMALLEST_NUMBER = 4.5
+"""Points of a number in a cell, at least."""
 
 _MANY_LAYERS = 12
 _LAYER_STEP = 4
@@ -70,11 +73,14 @@ def map_axes(axes: Any, heat: Heat, layer: Layer, cell: tuple[float, float]) -> 
             x, y = (column + 0.5 - 0.06 / cell[0], row - 0.5 + 0.06 / cell[1]) if heat.numbers else (column, row)
             axes.plot(x, y, ".", color=colour, markersize=min(3.0, 22 * min(cell)), markeredgewidth=0)
     if heat.numbers:
-        for (row, column), value in np.ndenumerate(layer.values):
-            text = true_minus(significant(float(value)))
-            if np.isfinite(value) and inches_of(text) <= cell[0] and cell[1] >= LINE_INCHES:
-                colour = text_on(layer.scale.colour(float(value)))
-                axes.text(column, row, text, ha="center", va="center", color=colour)
+        texts = {at: true_minus(significant(float(v))) for at, v in np.ndenumerate(layer.values) if np.isfinite(v)}
+        # All of one size: somewhat smaller, rather than some left out.
+        widest = max(map(inches_of, texts.values()), default=1.0)
+        size = max(_SMALLEST_NUMBER, min(TICK_SIZE, TICK_SIZE * cell[0] / widest))
+        for (row, column), text in texts.items():
+            if inches_of(text, size) <= cell[0] + 1e-6 and cell[1] >= LINE_INCHES:
+                colour = text_on(layer.scale.colour(float(layer.values[row, column])))
+                axes.text(column, row, text, ha="center", va="center", color=colour, size=size)
     return image
 
 
@@ -245,7 +251,9 @@ def _caption(heat: Heat, shown: Sequence[Layer]) -> str:
     inside = np.arange(heat.columns.n) < np.array(heat.lengths or [heat.columns.n] * heat.rows.n)[:, None]
     if any(bool((np.isnan(layer.values) & inside).any()) for layer in shown):
         parts.append("Hatched: missing.")
-    return " ".join(part if part.endswith(".") else f"{part}." for part in parts if part)
+    *first, last = [part for part in parts if part] or [""]
+    # A score alone is no sentence.
+    return " ".join([*map(sentence, first), last])
 
 
 def _bar_inches(scale: Scale) -> float:

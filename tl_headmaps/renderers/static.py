@@ -21,7 +21,7 @@ from .listing import Beside, Listing
 from .printed_example import draw_example
 from .printed_flow import draw_flow
 from .sheet_maps import draw_heat, first_group, lay_out
-from .sheets import INCHES, TICK_SIZE, TITLE_SIZE, frame, lines_of
+from .sheets import INCHES, TICK_SIZE, TITLE_SIZE, frame, line_height, lines_of
 from .sketch import Sketch, draw_sketch
 from .text import in_words, visible
 from .views import View
@@ -197,7 +197,8 @@ def _(data: Heat, sheet: Any) -> None:
 def _(data: Chart, sheet: Any) -> None:
     wide = float(sheet.get_figwidth())
     tall = 0.62 * wide
-    frame(sheet, tall, title=data.title, note=data.note)
+    key = line_height(TICK_SIZE) * len(data.series) + 0.1 if len(data.series) > 1 else 0.0
+    frame(sheet, tall + key, title=data.title, note=data.note)
     axes = sheet.subplots()
     for number, one in enumerate(data.series):
         colour = SERIES[number % len(SERIES)]
@@ -217,8 +218,13 @@ def _(data: Chart, sheet: Any) -> None:
     axes.set_ylabel("\n".join(lines_of(data.y_name, tall - 0.4)))
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", linewidth=0.3)
-    if len(data.series) > 1:
-        axes.legend(frameon=False)
+    if key:
+        # Below the axis, where it covers nothing.
+        from matplotlib.transforms import ScaledTranslation
+
+        below = axes.transAxes + ScaledTranslation(0, -0.4, sheet.dpi_scale_trans)
+        place = {"loc": "upper left", "bbox_to_anchor": (0, 0), "bbox_transform": below}
+        axes.legend(frameon=False, borderaxespad=0, labelspacing=0.2, **place)
 
 
 @draw.register

@@ -79,6 +79,11 @@ def prose(text: str) -> str:
     return re.sub(r"(?<![^\s(])-(?=\.?\d)", "−", text)
 
 
+def sentence(text: str) -> str:
+    """A text that ends like a sentence, so that another can follow."""
+    return f"{text}." if text and text[-1] not in ".!?…" else text
+
+
 def in_words(name: str) -> str:
     """Names of relations, metrics and columns for readers: ``country_to_capital`` is ``country to capital``.
 

@@ -25,6 +25,7 @@ PER_HEAD = (
 """Fields of a result with one value per head."""
 
 ALPHA = 0.05
+_ROUNDING = 1e-9
 _MOST_TOKENS = 40
 _MOST_HEADS = 12
 """Tokens of a group and heads that are listed."""
@@ -184,7 +185,7 @@ class GroupWords:
         for place in self.found._ranked()[:_MOST_HEADS]:
             group = self.found.head_to_group[place]
             numbers = [
-                number(float(getattr(self.found, name)[place]), 3 if name[1:] == "_value" else 2) for name in PER_HEAD
+                number(_plain(getattr(self.found, name)[place]), 3 if name[1:] == "_value" else 2) for name in PER_HEAD
             ]
             own = self._own(self.found.head_groups[place])
             rows.append([str(self.found.heads[place]), "-" if group is None else group, *numbers, own])
@@ -200,3 +201,9 @@ class GroupWords:
         )
         more = f"  and {len(bound) - 4} more" if len(bound) > 4 else ""
         return f"{shown}{more}" + (f"  +{single} alone" if single else "")
+
+
+def _plain(value: object) -> float:
+    """A number, and zero where only rounding tells it from zero."""
+    exact = float(value)  # type: ignore[arg-type]
+    return 0.0 if abs(exact) < _ROUNDING else exact

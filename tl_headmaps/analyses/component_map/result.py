@@ -96,7 +96,9 @@ class MeasuredComponents(Result):
         parts = []
         metric = find_metric(self.metric)
         if metric.normalised:
-            parts.append(f"{self.metric.capitalize()}: {metric.unit.removeprefix('share of ')} over a matrix' entries.")
+            parts.append(
+                f"{self.metric.capitalize()}: {metric.unit.removeprefix('share of ')} over the entries of a matrix."
+            )
         if self.n_documents:
             parts.append(f"{self._read}.{self._no_interval}")
         if self.relative:
@@ -267,6 +269,14 @@ class ComponentShift:
     intervals: tuple[tuple[float, float], ...] | None
     n_documents: int
 
+    @property
+    def _unless(self) -> str:
+        """What a straight line over the layers does not say."""
+        first, middle, last = self.thirds
+        if min(first, last) <= middle <= max(first, last):
+            return ""
+        return f", though no steady one: it is {'largest' if middle > first else 'smallest'} in between"
+
     def __str__(self) -> str:
         """In words, with what follows from the slope."""
         shown = [""] * 4 if self.intervals is None else [f" ({interval(*ends)})" for ends in self.intervals]
@@ -284,7 +294,9 @@ class ComponentShift:
         else:
             ends = sorted((abs(low), abs(high)))
             towards = "from the MLP to attention" if self.slope > 0 else "from attention to the MLP"
-            verdict = f"It {change} ({interval(*ends)}) from the first layer to the last, a shift {towards}"
+            verdict = (
+                f"It {change} ({interval(*ends)}) from the first layer to the last, a shift {towards}{self._unless}"
+            )
         return true_minus(f"{text}{verdict} (95% over {self.n_documents} documents).")
 
 

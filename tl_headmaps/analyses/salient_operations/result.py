@@ -30,6 +30,7 @@ ARRAYS = ("token_ids", "salience", "promoted_ids", "promoted_values", "suppresse
 """Fields with the heads as their first axis and the salient tokens as their second."""
 
 _FEW_HEADS = 12
+_PRINTED_TARGETS = 3
 _LISTED_TOKENS, _LISTED_TARGETS = 10, 3
 """What a pinned head lists in a map of all heads: more would make the page heavy."""
 
@@ -260,12 +261,16 @@ class SalientOperations(Result):
         if view == "auto":
             view = "table" if len(self.heads) <= _FEW_HEADS else "map"
         if view == "table":
+            # The grid of an only head says which it is.
+            several = len(self.heads) > 1
             rows = []
             for number, head in enumerate(self.heads):
                 for place, row in enumerate(self._token_rows(number)):
-                    rows.append([*((str(head), self.names[number].name) if place == 0 else ("", "")), *row])
-            titles = ["head", "name", "token", "salience", *self._verbs]
-            listed = table_figure(titles, rows, title="Salient tokens", text=str(self), unbroken=True)
+                    named = (str(head), self.names[number].name) if place == 0 else ("", "")
+                    rows.append([*(named if several else ()), *row])
+            titles = [*(("head", "name") if several else ()), "token", "salience", *self._verbs]
+            printed = "\n\n".join(map(self._printed, range(len(self.heads))))
+            listed = table_figure(titles, rows, title="Salient tokens", text=printed, unbroken=True)
             return beside([*map(self._grid, range(len(self.heads))), listed], title=title, text=str(self))
         if view == "map":
             return self._map(title)
@@ -288,6 +293,15 @@ class SalientOperations(Result):
             ]
             rows.append([quoted(self.strings[token]), f"{self.salience[number, place]:.3g}", *targets])
         return rows
+
+    def _printed(self, number: int) -> str:
+        """Salient tokens of one head with a few targets each: what a column of print has room for."""
+        columns = [("token", "left"), ("salience", "right"), (self._verbs[0], "left")]
+        rows = [
+            [token, salience, " ".join(quoted(self.strings[target]) for target in ids[:_PRINTED_TARGETS].tolist())]
+            for (token, salience, *_), ids in zip(self._token_rows(number), self.promoted_ids[number], strict=True)
+        ]
+        return f"{self.heads[number]}: {self.names[number].name}\n{table_text(columns, rows)}"
 
     def _grid(self, number: int) -> Figure:
         """A few salient tokens by their targets, with the operation's name and score below."""

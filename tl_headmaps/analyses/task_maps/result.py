@@ -185,7 +185,7 @@ class TaskMaps(HeadMaps):
             return self._stability_figure()
         layers = [
             MapLayer(
-                f"{FUNCTIONS.get(function, function)}: {_counted(len(self.standing_out[number]))}",
+                f"{FUNCTIONS.get(function, function)}: {len(self.standing_out[number]) or 'none'}",
                 self.importance_normalised[number],
                 details={
                     "importance": self.importance[number],
@@ -299,7 +299,3 @@ class TaskMaps(HeadMaps):
         notes = f"all items: {known}; without heads: {others}\n{_LEGEND}\n{null}\n{wrapped(self.claim)}"
         where = "the answer" if self.positions == "answer" else "the last token"
         return f"Task maps, linear probe on z at {where}\n\n{table_text(columns, rows)}\n\n{notes}"
-
-
-def _counted(n: int) -> str:
-    return f"{n} head{'' if n == 1 else 's'}" if n else "no head"

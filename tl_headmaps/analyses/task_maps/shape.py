@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ...core.errors import UsageError
-from ...renderers.text import table_text
+from ...renderers.text import table_text, wrapped
 from ...scorers.map_shape import (
     CORNERS,
     centre_of_mass,
@@ -18,7 +18,9 @@ from ...scorers.map_shape import (
     effective_number,
     heads_permuted,
 )
-from ...scorers.statistics import rank_p_value
+from ...scorers.statistics import q_values, rank_p_value
+
+ALPHA = 0.05
 
 _LEGEND = (
     "effective: as many equally important heads would be as concentrated; centre: mean layer, weighted by importance;\n"
@@ -86,8 +88,28 @@ class MapShapes:
             diagonal_p=torch.tensor(diagonal_p),
         )
 
+    def verdict(self, q: float = ALPHA) -> str:
+        """Which maps have a diagonal or a corner beyond chance, among all that were looked at, and which is focused."""
+        found = q_values(torch.cat([self.diagonal_p, self.corner_p]).double()) <= q
+        n = len(self.functions)
+        parts = []
+        for what, those in (("a diagonal", found[:n]), ("a full corner", found[n:])):
+            named = [name for name, has in zip(self.functions, those.tolist(), strict=True) if has]
+            if named:
+                parts.append(f"{', '.join(named)} {'has' if len(named) == 1 else 'have'} {what}")
+            else:
+                parts.append(f"none of {n} maps has {what}")
+        if not bool(found.any()):
+            parts = [f"none of {n} maps has a diagonal or a full corner"]
+        most = int(self.n_effective.argmin())
+        return (
+            f"Beyond heads permuted within their layers (false discovery rate {q:.0%} over {2 * n} tests), "
+            f"{' and '.join(parts)}. The most focused is {self.functions[most]}, as if "
+            f"{self.n_effective[most]:.0f} of {self.n_heads} heads counted alike."
+        )
+
     def __str__(self) -> str:
-        """A row per function, and what the numbers mean."""
+        """A row per function, what follows, and what the numbers mean."""
         titles = ["function", "effective", "centre", "corner", "", "p", "diagonal", "p"]
         columns = [(title, "left" if place in (0, 3) else "right") for place, title in enumerate(titles)]
         rows = []
@@ -105,4 +127,4 @@ class MapShapes:
                     f"{self.diagonal_p[number]:.2g}",
                 ]
             )
-        return f"Shapes of task maps\n\n{table_text(columns, rows)}\n\n{_LEGEND}"
+        return f"Shapes of task maps\n\n{table_text(columns, rows)}\n\n{wrapped(self.verdict(), 110)}\n\n{_LEGEND}"

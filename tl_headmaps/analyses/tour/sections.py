@@ -8,7 +8,7 @@ from ...core.types import HeadIndex
 from ...data.relations import kept_pairs, resolve
 from ...data.tasks import FUNCTIONS, load_tasks
 from ...naming.namer import UNCLEAR
-from ...renderers.text import interval, number, quoted
+from ...renderers.text import interval, number, quoted, significant
 from ..ablate.call import ablate
 from ..association_heads import AssociationHeads, association_heads
 from ..attention_groups.call import attention_groups
@@ -235,24 +235,26 @@ def ablation(tour: Tour) -> Finding:
 def groups(tour: Tour) -> Finding:
     """Which tokens of the sentence do heads bind together, beyond what distance explains?"""
     found = attention_groups(tour.model, SENTENCE)
-    formers = [head for head, _ in found.formers()]
-    heads = formers or [head for head, _ in found.top(1)]
-    bound = " ".join(
-        f"{{{' '.join(found.tokens[token].strip() for token in group)}}}"
-        for group in found.groups_of(heads[0])
-        if len(group) > 1
+    ranked = found.formers(q=1.0)
+    n, total = len(found.formers()), len(found.heads)
+    said = (
+        f"{n or 'None'} of {total} heads {'form' if n > 1 else 'forms'} groups in {quoted(SENTENCE)} beyond what "
+        "distance explains (false discovery rate 5%)."
     )
-    total = len(found.heads)
-    verb, which = (
-        ("forms", "clearest is") if len(formers) == 1 else ("form", "clearest is" if formers else "sharpest is")
-    )
+    if ranked:
+        head, q = ranked[0]
+        bound = " ".join(
+            f"{{{' '.join(found.tokens[token].strip() for token in group)}}}"
+            for group in found.groups_of(head)
+            if len(group) > 1
+        )
+        said += f" {'The clearest' if n else 'The closest'}, {head} (q = {significant(q, 2)}), binds {bound}."
     return Finding(
         "attention_groups",
         found,
         ("groups", "--text", SENTENCE),
-        f"{len(formers) or 'None'} of {total} heads {verb} groups in {quoted(SENTENCE)} that the distance between "
-        f"tokens does not explain. The {which} is {heads[0]}, which binds {bound}.",
-        f"{len(formers) or 'no'} of {total} heads bind tokens",
+        said,
+        f"{n or 'none'} of {total} heads bind{'s' if n < 2 else ''} tokens beyond distance",
     )
 
 

@@ -383,8 +383,8 @@ class ValueDimensions(Result):
         else:
             more = "Without a control word this says little: words with the same key share dimensions anyway."
         return (
-            f"{told}; two random choices {number(self.chance, 1)}. {more} Dimensions of a head are arbitrary up to "
-            "rotation; cosine and the mean over turned bases do not depend on them."
+            f"{told}; two random choices would share {number(self.chance, 1)}. {more} Dimensions of a head are "
+            "arbitrary up to rotation; cosine and the mean over rotated bases do not depend on the choice."
         )
 
     def to_rows(self) -> Iterable[dict[str, Any]]:
@@ -420,7 +420,7 @@ class ValueDimensions(Result):
         ranges = zip(self.turned_low.tolist(), self.turned_high.tolist(), strict=True)
         rows += [
             [f"shared of {self.n}", *self.shared.tolist()],
-            ["in turned bases", *(number(float(mean), 1) for mean in self.turned)],
+            ["in rotated bases", *(number(float(mean), 1) for mean in self.turned)],
             ["  middle 95%", *(f"{low:.0f} to {high:.0f}" for low, high in ranges)],
             ["cosine", *(number(float(value)) for value in self.cosine)],
         ]

@@ -359,7 +359,7 @@ const heat = (root, data) => {
     for (const text of scale.ticks) make('span', '', ends, text);
   };
   // Where there is room, the colour bar or legend stands on the right of the maps, but not beside a small grid.
-  const stand = () => main.classList.toggle('tlhm-standing', root.clientWidth >= 560 && data.item !== 'pair');
+  const stand = () => main.classList.toggle('tlhm-standing', root.clientWidth >= 440 && data.item !== 'pair');
   new ResizeObserver(stand).observe(root);
   stand();
   draw();
