@@ -1,6 +1,7 @@
 """What surrounds an analysis: torch as the caller left it, other threads, closed pipes, kills, files by others."""
 
 import fcntl
+import io
 import json
 import math
 import os
@@ -30,6 +31,7 @@ from tl_headmaps import (
     Result,
     TaskItem,
     Tasks,
+    ValueMixing,
     attention_groups,
     component_map,
     grouping_profile,
@@ -37,6 +39,7 @@ from tl_headmaps import (
     token_grid,
 )
 from tl_headmaps.capture.running.head_features import capture_head_features
+from tl_headmaps.cli.app import main
 from tl_headmaps.core.errors import HeadMapsWarning, OutputError, RelationDataError, RunError, TaskDataError, UsageError
 from tl_headmaps.core.files import csv_rows, csv_text, replacing
 from tl_headmaps.data.texts import read_texts
@@ -246,6 +249,25 @@ class TestPrinting:
             2, "--out"
         )
 
+    @pytest.mark.parametrize("command", [["demo"], ["reproduce"]])
+    @pytest.mark.parametrize("name", ["x" * 300, "~nosuch/x", "/dev/null"])
+    def test_folders_that_cannot_be(
+        self, run: Any, command: list[str], name: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(tl_headmaps, "load_model", lambda *_: pytest.fail("the long work was started"))
+        run(*command, "--out", name).assert_refused(2)
+
+    def test_what_an_encoding_lacks_is_escaped(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Output sent to a file on Windows is cp1252, which has no box characters."""
+        stdout = io.TextIOWrapper(io.BytesIO(), encoding="cp1252")
+        monkeypatch.setattr(sys, "stdout", stdout)
+        monkeypatch.setattr(sys, "argv", ["tl-headmaps", *grid_command(folder)[3:]])
+        with pytest.raises(SystemExit) as left:
+            main()
+        assert not left.value.code
+        stdout.flush()
+        assert rb"\u2500" in stdout.buffer.getvalue()  # type: ignore[attr-defined]
+
     def test_options_of_the_verification_are_checked_first(self, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(tl_headmaps, "load_model", lambda *_: pytest.fail("the long work was started"))
         run("tasks", "--verify", "--n-items", "0").assert_refused(2, "n_items=0 must be at least 1")
@@ -409,6 +431,18 @@ class TestFilesOfOthers:
         items = [TaskItem(f"{n}\udc80", "a", name) for n in range(10) for name in ("retrieval", "inference")]
         with pytest.raises(TaskDataError, match="half a character"):
             Tasks(tuple(items))
+
+    def test_home_is_home(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Not a folder called "~" beside the notebook."""
+        monkeypatch.setenv("HOME", str(tmp_path))
+        monkeypatch.chdir(tmp_path)
+        mixing = ValueMixing.from_arrays([[1.0]], [[1.0]], ["a"])
+        for path in (mixing.save("~/a.json"), mixing.save("~/a.html"), mixing.figure().save("~/b.html")):
+            assert Path(path).parent == tmp_path
+        assert Result.load("~/a.json") == mixing
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["a.html", "a.json", "b.html"]
+        with pytest.raises(UsageError, match="there is no such user"):
+            mixing.save("~nosuch/a.json")
 
     @pytest.mark.parametrize("name", ["~nosuch/x.json", "x" * 5000 + ".json", "a\0.json"])
     def test_paths_that_cannot_be(self, name: str) -> None:

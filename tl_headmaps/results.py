@@ -39,6 +39,7 @@ from .core.files import (
     SAVED_SUFFIXES,
     UnreadableError,
     csv_text,
+    home_expanded,
     parse_json,
     read_text,
     replacing,
@@ -276,7 +277,7 @@ class Result(ABC):
         for a paper (:meth:`to_latex`); ``.html`` is its picture as a page that opens offline, ``.svg``, ``.pdf`` and
         ``.png`` for print.
         """
-        path = Path(path)
+        path = home_expanded(path)
         suffix = path.suffix.lower()
         if suffix not in SAVED_SUFFIXES:
             raise UsageError(
@@ -311,7 +312,7 @@ class Result(ABC):
     @classmethod
     def load(cls, path: str | Path) -> "Self":
         """Read a result saved as .json or .safetensors, of this class or a subclass."""
-        path = Path(path)
+        path = home_expanded(path)
         try:
             require_file(path)
         except UnreadableError as error:

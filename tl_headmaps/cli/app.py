@@ -8,6 +8,7 @@ Nothing here or in the modules of the commands imports torch: each command impor
 
 import sys
 import warnings
+from io import TextIOWrapper
 from typing import Annotated, Any
 
 import typer
@@ -48,15 +49,18 @@ def main() -> None:
             shown(message, category, filename, lineno, *rest)
 
     warnings.showwarning = as_sentence  # type: ignore[assignment]
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            # What a terminal or a pipe cannot take (box characters in cp1252, half a character in a file's name) is
+            # written as an escape.
+            stream.reconfigure(errors="backslashreplace")
     try:
         try:
             app()
         finally:
             require_printed()
     except HeadMapsError as error:
-        # What a terminal cannot show (a lone surrogate in a file's name) is written as an escape.
-        sentence = f"tl-headmaps: {error}".encode("utf-8", "backslashreplace").decode()
-        typer.echo(sentence, err=True)
+        typer.echo(f"tl-headmaps: {error}", err=True)
         sys.exit(2 if isinstance(error, UsageError) else 1)
     finally:
         warnings.showwarning = shown

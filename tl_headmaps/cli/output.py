@@ -8,7 +8,7 @@ from typing import Any
 import typer
 
 from ..core.errors import OutputError, UsageError
-from ..core.files import FIGURE_SUFFIXES, SAVED_SUFFIXES
+from ..core.files import FIGURE_SUFFIXES, SAVED_SUFFIXES, home_expanded
 from ..core.types import check_head_names
 
 
@@ -24,24 +24,39 @@ def parse_heads(text: str) -> str:
 
 def check_outputs(paths: list[Path] | None) -> list[Path]:
     """The output files asked for; raises before the long work starts if one of them cannot be written."""
-    for path in paths or []:
+    checked = []
+    for path in map(home_expanded, paths or []):
         suffix = path.suffix.lower()
         if suffix not in SAVED_SUFFIXES:
             known = ", ".join(SAVED_SUFFIXES)
             raise UsageError(f"--out {path}: the suffix chooses what is written; use one of {known}.")
-        try:
-            if "\0" in str(path):
-                raise ValueError("it has a null character")
-            if path.is_dir():
-                raise UsageError(f"--out {path} is a folder; give a file name.")
-            path.exists()
-            existing = next(parent for parent in path.absolute().parents if parent.exists())
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise UsageError(f"--out {str(path)!r:.120}: {reason}. Give another file name.") from error
-        if not (existing.is_dir() and os.access(existing, os.W_OK)):
-            raise OutputError(f"Cannot write {path}: {existing} is not a folder that you may write to.")
-    return list(paths or [])
+        if existing_part(path) == path.absolute() and path.is_dir():
+            raise UsageError(f"--out {path} is a folder; give a file name.")
+        checked.append(path)
+    return checked
+
+
+def check_folder(path: Path) -> Path:
+    """The output folder asked for, likewise."""
+    path = home_expanded(path)
+    if existing_part(path) == path.absolute() and not path.is_dir():
+        raise UsageError(f"--out {path} is a file; give the name of a folder.")
+    return path
+
+
+def existing_part(path: Path) -> Path:
+    """As much of an output's path as there is; raises if the rest cannot be made there."""
+    try:
+        if "\0" in str(path):
+            raise ValueError("it has a null character")
+        there = next(part for part in (path.absolute(), *path.absolute().parents) if part.exists())
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"--out {str(path)!r:.120}: {reason}. Give another name.") from error
+    folder = there.parent if there == path.absolute() and not there.is_dir() else there
+    if not (folder.is_dir() and os.access(folder, os.W_OK)):
+        raise OutputError(f"Cannot write {path}: {folder} is not a folder that you may write to.")
+    return there
 
 
 def show_and_save(result: Any, paths: list[Path], **drawn: Any) -> None:

@@ -19,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from ...core.files import cache_folder, replacing
+from ...core.files import cache_folder, home_expanded, replacing
 from ...core.runs import DamagedPieceError, pack, unpack
 from ...core.types import Model
 from ..anatomy import layers_with_heads
@@ -90,7 +90,7 @@ def capture_head_features(
         progress: Called with the number of prompts that were finished.
     """
     check_prompts(model, prompts)
-    folder = Path(cache_dir) if cache_dir is not None else cache_folder() / "activations"
+    folder = home_expanded(cache_dir) if cache_dir is not None else cache_folder() / "activations"
     sizes = (tuple(layers_with_heads(model)), int(model.cfg.n_heads), int(model.cfg.d_head))
     order = sorted(range(len(prompts)), key=lambda row: (len(prompts[row]), row))
     chunks, n_captured = [], 0
