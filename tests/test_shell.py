@@ -232,6 +232,14 @@ class TestPrinting:
         assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr
         assert Result.load(tmp_path / "a.json").kind == "token_grid"
 
+    @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+    def test_help_that_cannot_be_printed(self) -> None:
+        with Path("/dev/full").open("w") as full:
+            command = [sys.executable, "-m", "tl_headmaps", "grid", "--help"]
+            done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        assert done.returncode == 1 and "Traceback" not in done.stderr
+        assert "could not be printed in full (No space left on device)" in done.stderr
+
     def test_a_closed_pipe_loses_no_file(self, folder: Path, tmp_path: Path) -> None:
         reading, writing = os.pipe()
         os.close(reading)
@@ -243,6 +251,17 @@ class TestPrinting:
         assert "could not be printed in full (Broken pipe)" in done.stderr.splitlines()[-1]
         assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr
         assert Result.load(tmp_path / "a.json").kind == "token_grid"
+
+    def test_a_file_that_cannot_be_written_takes_no_other_with_it(
+        self, run: Any, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def full(self: Result) -> str:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(Result, "to_csv", full)
+        done = run(*grid_command(folder, tmp_path / "a.csv", tmp_path / "b.json")[3:])
+        assert done.code == 1 and "No space left on device" in done.err and "L0H0 OV map" in done.out
+        assert Result.load(tmp_path / "b.json").kind == "token_grid"
 
     def test_names_that_cannot_be(self, run: Any) -> None:
         run("grid", "--head", "L0H0", "--sources", "a", "--targets", "b", "--out", "x" * 300 + ".json").assert_refused(

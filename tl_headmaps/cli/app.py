@@ -22,7 +22,7 @@ from .demo import demo
 from .doctor import doctor
 from .head import head, worth
 from .model import cite, model
-from .output import require_printed
+from .output import printing, require_printed
 from .relations import grid, relations
 from .salient import name_heads, salient
 from .tasks import tasks
@@ -56,7 +56,9 @@ def main() -> None:
             stream.reconfigure(errors="backslashreplace")
     try:
         try:
-            app()
+            # Around everything: help pages and versions are printed by the library.
+            with printing():
+                app()
         finally:
             require_printed()
     except HeadMapsError as error:

@@ -2,12 +2,15 @@
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from errno import EIO, ENOSPC, EPIPE
 from pathlib import Path
 from typing import Any
 
 import typer
 
-from ..core.errors import OutputError, UsageError
+from ..core.errors import HeadMapsError, OutputError, UsageError
 from ..core.files import FIGURE_SUFFIXES, SAVED_SUFFIXES, home_expanded
 from ..core.types import check_head_names
 
@@ -62,15 +65,22 @@ def existing_part(path: Path) -> Path:
 def show_and_save(result: Any, paths: list[Path], **drawn: Any) -> None:
     """Write a result to every file asked for, then print it: what is printed can be lost, what is saved must not be.
 
-    ``drawn`` are options of its figure.
+    A file that cannot be written is reported when the others are. ``drawn`` are options of its figure.
     """
+    unwritten: list[HeadMapsError] = []
     for path in paths:
-        if drawn and path.suffix.lower() in FIGURE_SUFFIXES:
-            result.figure(**drawn).save(path)
+        try:
+            if drawn and path.suffix.lower() in FIGURE_SUFFIXES:
+                result.figure(**drawn).save(path)
+            else:
+                result.save(path)
+        except HeadMapsError as error:
+            unwritten.append(error)
         else:
-            result.save(path)
-        typer.echo(f"Wrote {path}", err=True)
+            typer.echo(f"Wrote {path}", err=True)
     say(str(result))
+    if unwritten:
+        raise unwritten[0]
 
 
 _UNPRINTED: list[OSError] = []
@@ -81,9 +91,18 @@ def say(text: str) -> None:
     """Print a result to stdout; if nobody reads it any more, or its disk is full, the work goes on without it."""
     if _UNPRINTED:
         return
-    try:
+    with printing():
         typer.echo(text)
+
+
+@contextmanager
+def printing() -> Iterator[None]:
+    """What is printed inside may be lost: that is said when all is done, by :func:`require_printed`."""
+    try:
+        yield
     except OSError as error:
+        if isinstance(error, HeadMapsError) or error.errno not in (ENOSPC, EPIPE, EIO):
+            raise
         _UNPRINTED.append(error)
         # Whatever is still in the buffer must not fail a second time when Python ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
