@@ -451,6 +451,19 @@ class TestFilesOfOthers:
         with pytest.raises(TaskDataError, match="half a character"):
             Tasks(tuple(items))
 
+    @pytest.mark.parametrize("suffix", [".json", ".csv", ".html", ".svg"])
+    def test_half_characters_in_names_are_written_nowhere(self, suffix: str, tmp_path: Path) -> None:
+        """Those of a caller's own arrays; a sentence, or an escape, and no file that is half written."""
+        mixing = ValueMixing.from_arrays([[1.0, 0.0], [0.5, 0.5]], [[1.0], [2.0]], ["\ud800", "b"])
+        path = tmp_path / f"a{suffix}"
+        try:
+            mixing.save(path)
+        except OutputError as error:
+            assert r"half a character (\ud800)" in str(error) and not list(tmp_path.iterdir())
+        else:
+            path.read_text("utf-8")
+        mixing.figure().save(tmp_path / "b.svg", title="\ud800")
+
     def test_home_is_home(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Not a folder called "~" beside the notebook."""
         monkeypatch.setenv("HOME", str(tmp_path))
