@@ -411,7 +411,7 @@ class TestFolder:
     ) -> None:
         (tmp_path / "file").write_text("not a folder")
         run("demo", "--out", str(tmp_path / "file")).assert_refused(2, "is a file", "name of a folder")
-        run("demo", "--out", str(tmp_path / "file" / "demo")).assert_refused(1, "Cannot write to")
+        run("demo", "--out", str(tmp_path / "file" / "demo")).assert_refused(1, "Cannot write")
 
 
 class TestStory:

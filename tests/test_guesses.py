@@ -522,6 +522,16 @@ class TestDoctor:
         done = run("doctor", "--model", "tiny")
         assert done.code == 0 and "ok       model       tiny-llama, 9 of 9 seams fit" in done.out, done.out
 
+    @pytest.mark.parametrize("cache", ["file", "file/below", "x" * 300, "~nosuch/x"])
+    def test_a_cache_that_cannot_be(
+        self, run: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cache: str
+    ) -> None:
+        (tmp_path / "file").write_text("")
+        monkeypatch.setenv("TL_HEADMAPS_CACHE", cache if cache.startswith("~") else str(tmp_path / cache))
+        done = run("doctor")
+        assert done.code == 1 and "broken   cache" in done.out and "Traceback" not in done.err
+        run("model").assert_failed(1 if cache == "file/below" else 2)
+
     def test_what_is_broken_fails(self, run: Any, tmp_path: Path) -> None:
         done = run("doctor", "--model", str(tmp_path / "nothing"))
         assert done.code == 1 and "broken   model" in done.out and "Traceback" not in done.err

@@ -175,6 +175,17 @@ def test_a_table_for_a_paper_is_escaped(parts: dict[str, Any]) -> None:
             assert not SPECIAL.search(plain) and "$" not in plain.replace(r"\$", "")
 
 
+def test_letters_that_pdflatex_lacks_are_said() -> None:
+    plain, other = (grid([[1.0]], [name], ["b"]).to_latex() for name in ("naïve ≤ é", "東京"))
+    assert "LuaLaTeX" in other and "LuaLaTeX" not in plain
+
+
+def test_ends_of_intervals_are_escaped_too() -> None:
+    """They are numbers; a record of someone else may have anything there."""
+    rows = [{"x": n, "y_low": rf"\input{{{n}}}", "y_high": n} for n in (1, 2)]
+    assert r"\input" not in paper_table(rows).latex()
+
+
 def test_hyphens_and_quotes_in_a_row_stay_apart() -> None:
     assert latex("a--b ''c`` ?` d-e") == "a-{}-b '{}'c`{}` ?{}` d-e"
 

@@ -1,6 +1,7 @@
 """What surrounds an analysis: torch as the caller left it, other threads, closed pipes, kills, files by others."""
 
 import fcntl
+import io
 import json
 import math
 import os
@@ -30,6 +31,7 @@ from tl_headmaps import (
     Result,
     TaskItem,
     Tasks,
+    ValueMixing,
     attention_groups,
     component_map,
     grouping_profile,
@@ -37,6 +39,7 @@ from tl_headmaps import (
     token_grid,
 )
 from tl_headmaps.capture.running.head_features import capture_head_features
+from tl_headmaps.cli.app import main
 from tl_headmaps.core.errors import HeadMapsWarning, OutputError, RelationDataError, RunError, TaskDataError, UsageError
 from tl_headmaps.core.files import csv_rows, csv_text, replacing
 from tl_headmaps.data.texts import read_texts
@@ -229,6 +232,14 @@ class TestPrinting:
         assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr
         assert Result.load(tmp_path / "a.json").kind == "token_grid"
 
+    @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+    def test_help_that_cannot_be_printed(self) -> None:
+        with Path("/dev/full").open("w") as full:
+            command = [sys.executable, "-m", "tl_headmaps", "grid", "--help"]
+            done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        assert done.returncode == 1 and "Traceback" not in done.stderr
+        assert "could not be printed in full (No space left on device)" in done.stderr
+
     def test_a_closed_pipe_loses_no_file(self, folder: Path, tmp_path: Path) -> None:
         reading, writing = os.pipe()
         os.close(reading)
@@ -241,10 +252,40 @@ class TestPrinting:
         assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr
         assert Result.load(tmp_path / "a.json").kind == "token_grid"
 
+    def test_a_file_that_cannot_be_written_takes_no_other_with_it(
+        self, run: Any, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def full(self: Result) -> str:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(Result, "to_csv", full)
+        done = run(*grid_command(folder, tmp_path / "a.csv", tmp_path / "b.json")[3:])
+        assert done.code == 1 and "No space left on device" in done.err and "L0H0 OV map" in done.out
+        assert Result.load(tmp_path / "b.json").kind == "token_grid"
+
     def test_names_that_cannot_be(self, run: Any) -> None:
         run("grid", "--head", "L0H0", "--sources", "a", "--targets", "b", "--out", "x" * 300 + ".json").assert_refused(
             2, "--out"
         )
+
+    @pytest.mark.parametrize("command", [["demo"], ["reproduce"]])
+    @pytest.mark.parametrize("name", ["x" * 300, "~nosuch/x", "/dev/null"])
+    def test_folders_that_cannot_be(
+        self, run: Any, command: list[str], name: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(tl_headmaps, "load_model", lambda *_: pytest.fail("the long work was started"))
+        run(*command, "--out", name).assert_refused(2)
+
+    def test_what_an_encoding_lacks_is_escaped(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Output sent to a file on Windows is cp1252, which has no box characters."""
+        stdout = io.TextIOWrapper(io.BytesIO(), encoding="cp1252")
+        monkeypatch.setattr(sys, "stdout", stdout)
+        monkeypatch.setattr(sys, "argv", ["tl-headmaps", *grid_command(folder)[3:]])
+        with pytest.raises(SystemExit) as left:
+            main()
+        assert not left.value.code
+        stdout.flush()
+        assert rb"\u2500" in stdout.buffer.getvalue()  # type: ignore[attr-defined]
 
     def test_options_of_the_verification_are_checked_first(self, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(tl_headmaps, "load_model", lambda *_: pytest.fail("the long work was started"))
@@ -409,6 +450,31 @@ class TestFilesOfOthers:
         items = [TaskItem(f"{n}\udc80", "a", name) for n in range(10) for name in ("retrieval", "inference")]
         with pytest.raises(TaskDataError, match="half a character"):
             Tasks(tuple(items))
+
+    @pytest.mark.parametrize("suffix", [".json", ".csv", ".html", ".svg"])
+    def test_half_characters_in_names_are_written_nowhere(self, suffix: str, tmp_path: Path) -> None:
+        """Those of a caller's own arrays; a sentence, or an escape, and no file that is half written."""
+        mixing = ValueMixing.from_arrays([[1.0, 0.0], [0.5, 0.5]], [[1.0], [2.0]], ["\ud800", "b"])
+        path = tmp_path / f"a{suffix}"
+        try:
+            mixing.save(path)
+        except OutputError as error:
+            assert r"half a character (\ud800)" in str(error) and not list(tmp_path.iterdir())
+        else:
+            path.read_text("utf-8")
+        mixing.figure().save(tmp_path / "b.svg", title="\ud800")
+
+    def test_home_is_home(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Not a folder called "~" beside the notebook."""
+        monkeypatch.setenv("HOME", str(tmp_path))
+        monkeypatch.chdir(tmp_path)
+        mixing = ValueMixing.from_arrays([[1.0]], [[1.0]], ["a"])
+        for path in (mixing.save("~/a.json"), mixing.save("~/a.html"), mixing.figure().save("~/b.html")):
+            assert Path(path).parent == tmp_path
+        assert Result.load("~/a.json") == mixing
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["a.html", "a.json", "b.html"]
+        with pytest.raises(UsageError, match="there is no such user"):
+            mixing.save("~nosuch/a.json")
 
     @pytest.mark.parametrize("name", ["~nosuch/x.json", "x" * 5000 + ".json", "a\0.json"])
     def test_paths_that_cannot_be(self, name: str) -> None:

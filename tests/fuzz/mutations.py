@@ -21,6 +21,8 @@ HOSTILE = (
     "\u202eabc\u2028\u2029\u0000\ufeff",
     "=cmd|' /C calc'!A0",
     "%s%n{0}{x!r}$x",
+    r"\input{/etc/passwd}\write18{touch sprung}",
+    r"}\end{tabular}^^5cinput{x}%",
     "x" * 3000,
     "👩‍👩‍👧 é\u0301 ﷽",
     "\\", "'", '"', "&lt;", "\n\r\t", " ",

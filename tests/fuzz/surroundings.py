@@ -8,6 +8,7 @@ import io
 import json
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -74,6 +75,9 @@ def _open(shop: Workshop, drawn: Result, generator: random.Random) -> None:
     """Write a result in every form of text, open its page and its print in a browser, and touch everything there."""
     assert str(drawn) is not None
     drawn.to_csv()
+    _check_latex(drawn.figure().latex("x.pdf"))
+    if list(drawn.to_rows()):
+        _check_latex(drawn.to_latex(caption=generator.choice(HOSTILE)))
     suffix = generator.choice((".html", ".html", ".svg"))
     path = drawn.save(shop.folder / f"poisoned{suffix}")
     if shop.browser is None:
@@ -85,6 +89,22 @@ def _open(shop: Workshop, drawn: Result, generator: random.Random) -> None:
     assert shop.browser.run("typeof window.sprung") == "undefined", "a script of a label ran"
     outside = [url for url in shop.browser.requests if not url.startswith(("file:", "data:", "blob:", "about:"))]
     assert not outside, f"the page asked for {outside[0]}"
+
+
+_LATEX = {
+    *("begin", "end", "toprule", "midrule", "bottomrule", "caption", "label", "centering", "includegraphics"),
+    *("textbackslash", "textasciitilde", "textasciicircum", "textless", "textgreater", "textbar"),
+    *("ensuremath", "leq", "geq", "rightarrow", "infty", "times"),
+}
+"""Every command that our tables and captions have."""
+
+
+def _check_latex(text: str) -> None:
+    r"""No command but our own, no brace without the other, and ``^^`` nowhere."""
+    shown = "\n".join(line for line in text.splitlines() if not line.startswith("%"))
+    assert set(re.findall(r"\\([A-Za-z]+)", shown)) <= _LATEX, text
+    bare = re.sub(r"\\[{}]", "", shown)
+    assert bare.count("{") == bare.count("}") and "^^" not in shown, text
 
 
 _TOUCH = """[...document.querySelectorAll('*')].slice(0, 3000).forEach(element => {

@@ -8,6 +8,7 @@ Nothing here or in the modules of the commands imports torch: each command impor
 
 import sys
 import warnings
+from io import TextIOWrapper
 from typing import Annotated, Any
 
 import typer
@@ -21,7 +22,7 @@ from .demo import demo
 from .doctor import doctor
 from .head import head, worth
 from .model import cite, model
-from .output import require_printed
+from .output import printing, require_printed
 from .relations import grid, relations
 from .salient import name_heads, salient
 from .tasks import tasks
@@ -48,15 +49,20 @@ def main() -> None:
             shown(message, category, filename, lineno, *rest)
 
     warnings.showwarning = as_sentence  # type: ignore[assignment]
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            # What a terminal or a pipe cannot take (box characters in cp1252, half a character in a file's name) is
+            # written as an escape.
+            stream.reconfigure(errors="backslashreplace")
     try:
         try:
-            app()
+            # Around everything: help pages and versions are printed by the library.
+            with printing():
+                app()
         finally:
             require_printed()
     except HeadMapsError as error:
-        # What a terminal cannot show (a lone surrogate in a file's name) is written as an escape.
-        sentence = f"tl-headmaps: {error}".encode("utf-8", "backslashreplace").decode()
-        typer.echo(sentence, err=True)
+        typer.echo(f"tl-headmaps: {error}", err=True)
         sys.exit(2 if isinstance(error, UsageError) else 1)
     finally:
         warnings.showwarning = shown

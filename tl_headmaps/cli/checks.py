@@ -17,7 +17,7 @@ from .options import (
     given,
     met_options,
 )
-from .output import check_outputs, comma_parts, parse_heads, say, show_and_save
+from .output import check_folder, check_outputs, comma_parts, parse_heads, say, show_and_save
 
 TopKOption = Annotated[int | None, typer.Option("--k", help="Top-k; default: each relation's own.")]
 MultiTokenOption = Annotated[
@@ -156,6 +156,7 @@ def reproduce(
     from .. import reproduce as reproduce_
     from ..data.relations import resolve_relations
 
+    out = check_folder(out)
     names = [name for text in relations or [] for name in comma_parts(text)]
     options = given(
         relations=resolve_relations(names) if relations else None, n_random=n_random, prepend_bos=prepend_bos

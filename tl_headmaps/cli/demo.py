@@ -1,15 +1,14 @@
 """The tour: real heads of a real model from their weights to its answers, in about three minutes."""
 
-import os
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..core.errors import OutputError, UnsupportedModelError, UsageError
+from ..core.errors import UnsupportedModelError, UsageError
 from .options import CheckpointOption, DeviceOption, ModelOption, open_weights
-from .output import say
+from .output import check_folder, say
 
 if TYPE_CHECKING:
     from ..analyses.tour.tour import Finding, SectionReport, Tour
@@ -33,7 +32,7 @@ def demo(
     from ..analyses.tour.tour import Finding, Tour
     from ..renderers.text import visible, wrapped
 
-    _check_folder(folder)
+    folder = check_folder(folder)
     tour = Tour(open_weights(model, checkpoint, device))
     reports = []
     for number, section in enumerate(SECTIONS, 1):
@@ -51,15 +50,6 @@ def demo(
     _save_page(folder / PAGE, tour, reports, options)
     say(f"\n{wrapped(visible(' '.join(opening(tour))))}")
     say(f"\nOpen {folder / PAGE} in a browser; the {len(findings)} results are beside it as JSON.")
-
-
-def _check_folder(folder: Path) -> None:
-    """Refuse a folder that cannot be written to before the long work starts."""
-    existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-    if existing == folder.absolute() and not existing.is_dir():
-        raise UsageError(f"--out {folder} is a file; give the name of a folder.")
-    if not (existing.is_dir() and os.access(existing, os.W_OK)):
-        raise OutputError(f"Cannot write to {folder}: {existing} is not a folder that you may write to.")
 
 
 def _model_options(model: str | None, checkpoint: str | None, device: str | None) -> list[str]:

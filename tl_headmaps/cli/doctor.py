@@ -3,7 +3,9 @@
 import importlib.util
 import os
 import shutil
+import stat
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import typer
@@ -66,15 +68,17 @@ def _cache() -> _Line:
     """Our own cache, with the size of each part."""
     from ..core.files import cache_folder
 
-    folder = cache_folder()
-    if not folder.exists():
-        return "ok", "cache", f"{folder}, empty"
-    parts = ", ".join(
-        f"{part.name} {_size(part)}" for part in sorted(folder.iterdir()) if not part.name.startswith(".")
-    )
-    state = "ok" if os.access(folder, os.W_OK) else "broken"
+    try:
+        folder = cache_folder()
+        existing = next(part for part in (folder.absolute(), *folder.absolute().parents) if part.exists())
+        there = sorted(folder.iterdir()) if folder.exists() else []
+    except (HeadMapsError, OSError) as error:
+        return "broken", "cache", str(error)
+    parts = ", ".join(f"{part.name} {_size(part)}" for part in there if not part.name.startswith("."))
+    state = "ok" if existing.is_dir() and os.access(existing, os.W_OK) else "broken"
     unwritable = "" if state == "ok" else "; it cannot be written to: set TL_HEADMAPS_CACHE to another folder"
-    return state, "cache", f"{folder}, {_size(folder)}{f' ({parts})' if parts else ''}{unwritable}"
+    size = _size(folder) if there else "empty"
+    return state, "cache", f"{folder}, {size}{f' ({parts})' if parts else ''}{unwritable}"
 
 
 def _hub() -> _Line:
@@ -85,8 +89,12 @@ def _hub() -> _Line:
 
 
 def _size(path: Path) -> str:
-    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file() and not file.is_symlink()]
-    size = float(sum(file.stat().st_size for file in files))
+    size = 0.0
+    for folder, _, names in os.walk(path) if path.is_dir() else [(path.parent, (), (path.name,))]:
+        for name in names:
+            with suppress(OSError):  # gone by now, or not ours to look at
+                found = Path(folder, name).lstat()
+                size += found.st_size if stat.S_ISREG(found.st_mode) else 0
     for unit in ("B", "KB", "MB"):
         if size < 1000:
             return f"{size:.0f} {unit}"
@@ -99,9 +107,9 @@ def _model(name: str | None, device: str | None) -> _Line:
     from .. import HeadWeights, load_model
     from ..capture.bundled import NAME, is_fetched
 
-    if name is None and not is_fetched():
-        return "missing", "model", f"{NAME} is not fetched yet (93 MB): tl-headmaps model"
     try:
+        if name is None and not is_fetched():
+            return "missing", "model", f"{NAME} is not fetched yet (93 MB): tl-headmaps model"
         weights = HeadWeights.from_model(load_model(name, device))
         seams = () if weights.check is None else weights.check.seams
     except HeadMapsError as error:

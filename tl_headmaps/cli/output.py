@@ -2,13 +2,16 @@
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from errno import EIO, ENOSPC, EPIPE
 from pathlib import Path
 from typing import Any
 
 import typer
 
-from ..core.errors import OutputError, UsageError
-from ..core.files import FIGURE_SUFFIXES, SAVED_SUFFIXES
+from ..core.errors import HeadMapsError, OutputError, UsageError
+from ..core.files import FIGURE_SUFFIXES, SAVED_SUFFIXES, home_expanded
 from ..core.types import check_head_names
 
 
@@ -24,38 +27,60 @@ def parse_heads(text: str) -> str:
 
 def check_outputs(paths: list[Path] | None) -> list[Path]:
     """The output files asked for; raises before the long work starts if one of them cannot be written."""
-    for path in paths or []:
+    checked = []
+    for path in map(home_expanded, paths or []):
         suffix = path.suffix.lower()
         if suffix not in SAVED_SUFFIXES:
             known = ", ".join(SAVED_SUFFIXES)
             raise UsageError(f"--out {path}: the suffix chooses what is written; use one of {known}.")
-        try:
-            if "\0" in str(path):
-                raise ValueError("it has a null character")
-            if path.is_dir():
-                raise UsageError(f"--out {path} is a folder; give a file name.")
-            path.exists()
-            existing = next(parent for parent in path.absolute().parents if parent.exists())
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise UsageError(f"--out {str(path)!r:.120}: {reason}. Give another file name.") from error
-        if not (existing.is_dir() and os.access(existing, os.W_OK)):
-            raise OutputError(f"Cannot write {path}: {existing} is not a folder that you may write to.")
-    return list(paths or [])
+        if existing_part(path) == path.absolute() and path.is_dir():
+            raise UsageError(f"--out {path} is a folder; give a file name.")
+        checked.append(path)
+    return checked
+
+
+def check_folder(path: Path) -> Path:
+    """The output folder asked for, likewise."""
+    path = home_expanded(path)
+    if existing_part(path) == path.absolute() and not path.is_dir():
+        raise UsageError(f"--out {path} is a file; give the name of a folder.")
+    return path
+
+
+def existing_part(path: Path) -> Path:
+    """As much of an output's path as there is; raises if the rest cannot be made there."""
+    try:
+        if "\0" in str(path):
+            raise ValueError("it has a null character")
+        there = next(part for part in (path.absolute(), *path.absolute().parents) if part.exists())
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"--out {str(path)!r:.120}: {reason}. Give another name.") from error
+    folder = there.parent if there == path.absolute() and not there.is_dir() else there
+    if not (folder.is_dir() and os.access(folder, os.W_OK)):
+        raise OutputError(f"Cannot write {path}: {folder} is not a folder that you may write to.")
+    return there
 
 
 def show_and_save(result: Any, paths: list[Path], **drawn: Any) -> None:
     """Write a result to every file asked for, then print it: what is printed can be lost, what is saved must not be.
 
-    ``drawn`` are options of its figure.
+    A file that cannot be written is reported when the others are. ``drawn`` are options of its figure.
     """
+    unwritten: list[HeadMapsError] = []
     for path in paths:
-        if drawn and path.suffix.lower() in FIGURE_SUFFIXES:
-            result.figure(**drawn).save(path)
+        try:
+            if drawn and path.suffix.lower() in FIGURE_SUFFIXES:
+                result.figure(**drawn).save(path)
+            else:
+                result.save(path)
+        except HeadMapsError as error:
+            unwritten.append(error)
         else:
-            result.save(path)
-        typer.echo(f"Wrote {path}", err=True)
+            typer.echo(f"Wrote {path}", err=True)
     say(str(result))
+    if unwritten:
+        raise unwritten[0]
 
 
 _UNPRINTED: list[OSError] = []
@@ -66,9 +91,18 @@ def say(text: str) -> None:
     """Print a result to stdout; if nobody reads it any more, or its disk is full, the work goes on without it."""
     if _UNPRINTED:
         return
-    try:
+    with printing():
         typer.echo(text)
+
+
+@contextmanager
+def printing() -> Iterator[None]:
+    """What is printed inside may be lost: that is said when all is done, by :func:`require_printed`."""
+    try:
+        yield
     except OSError as error:
+        if isinstance(error, HeadMapsError) or error.errno not in (ENOSPC, EPIPE, EIO):
+            raise
         _UNPRINTED.append(error)
         # Whatever is still in the buffer must not fail a second time when Python ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -75,6 +75,12 @@ def replacing(path: Path) -> Iterator[Path]:
         raise OutputError(
             f"Cannot write {path}: {error.strerror or error}. Make room there, or choose another folder."
         ) from error
+    except UnicodeEncodeError as error:
+        half = f"\\u{ord(error.object[error.start]):04x}"
+        raise OutputError(
+            f"Cannot write {path}: a name or token has half a character ({half}), which no text in UTF-8 can have. "
+            "Write the character out, or remove it."
+        ) from error
     finally:
         os.close(handle)
         temporary.unlink(missing_ok=True)
@@ -111,9 +117,17 @@ def _remove_abandoned(path: Path) -> None:
 def cache_folder() -> Path:
     """Where downloads, digests and activations are kept: ``TL_HEADMAPS_CACHE`` if set, else the user's cache."""
     chosen = os.environ.get("TL_HEADMAPS_CACHE")
-    if chosen:
-        return home_expanded(chosen)
-    return user_cache_path("tl_headmaps")
+    folder = home_expanded(chosen) if chosen else user_cache_path("tl_headmaps")
+    try:
+        reason = "" if folder.is_dir() or not folder.exists() else "it is not a folder"
+    except OSError as error:
+        reason = error.strerror or str(error)
+    if reason:
+        raise UsageError(
+            f"The cache folder {folder!s:.200} cannot be used: {reason}. Set TL_HEADMAPS_CACHE to a folder you may "
+            "write to."
+        )
+    return folder
 
 
 def home_expanded(path: str | Path) -> Path:

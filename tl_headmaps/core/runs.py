@@ -26,7 +26,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from .errors import OutputError, UsageError
-from .files import PART_SUFFIX, UnreadableError, parse_json, read_text, replacing
+from .files import PART_SUFFIX, UnreadableError, home_expanded, parse_json, read_text, replacing
 from .provenance import Provenance
 
 RUN_FILE = "run.json"
@@ -185,6 +185,7 @@ def open_run(folder: Path, record: RunRecord) -> Iterator[RunFolder]:
     """Start a run in an empty folder, or resume the same run; one process at a time."""
     from filelock import FileLock, Timeout
 
+    folder = home_expanded(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         foreign = next((entry.name for entry in sorted(folder.iterdir()) if not _is_ours(entry.name)), None)

@@ -244,8 +244,8 @@ def check_seed(seed: Any) -> None:
         raise UsageError(f"seed={shown!r:.40} is not a seed. Give a whole number from 0 to {2**63 - 1}.")
 
 
-def check_choice(value: str, choices: object, name: str) -> None:
+def check_choice(value: object, choices: object, name: str) -> None:
     """Raise a UsageError unless ``value`` is one of the choices of a Literal."""
     allowed = get_args(choices)
     if value not in allowed:
-        raise UsageError(f"{name}={value!r} is not known. Choose one of: {', '.join(map(repr, allowed))}.")
+        raise UsageError(f"{name}={value!r:.60} is not known. Choose one of: {', '.join(map(repr, allowed))}.")

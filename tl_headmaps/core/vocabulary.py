@@ -13,7 +13,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from operator import index
-from typing import Any, SupportsInt, TypeAlias
+from typing import Any, SupportsIndex, TypeAlias
 
 from .errors import TokenError, UsageError
 from .types import is_index
@@ -88,10 +88,12 @@ def _with_space(text: str, piece: object) -> str:
     return str(text)
 
 
-def single_id(tokenizer: Any, token: TokenLike | SupportsInt, n_vocab: int) -> int:
+def single_id(tokenizer: Any, token: TokenLike | SupportsIndex, n_vocab: int) -> int:
     """The id of a word that is one token, or of an explicit id; raises with the reason otherwise."""
     if not isinstance(token, str):
-        token_id = int(token)
+        if not is_index(token):
+            raise TokenError(f"{token!r:.60} is neither a word nor a token id. Give text or a whole number.")
+        token_id = index(token)
         if not 0 <= token_id < n_vocab:
             shown = token_id if abs(token_id) < 10**20 else "of more than 20 digits"
             raise TokenError(f"Token id {shown} is outside the vocabulary: ids run from 0 to {n_vocab - 1}.")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from ..core.errors import OutputError, UsageError
-from ..core.files import FIGURE_SUFFIXES, PAGE_SUFFIX, replacing
+from ..core.files import FIGURE_SUFFIXES, PAGE_SUFFIX, home_expanded, replacing
 from ..core.types import check_choice
 from .page import assets, escaped, whole_page
 from .sheets import INCHES
@@ -109,7 +109,7 @@ class Figure:
             labels: Other names: a list for the maps or lines in their order, or a dictionary from names of maps, lines,
                 axes and units to others. By default names such as ``country_to_capital`` are written in words.
         """
-        path = Path(path)
+        path = home_expanded(path)
         suffix = path.suffix.lower()
         if suffix not in FIGURE_SUFFIXES:
             raise UsageError(
@@ -187,7 +187,7 @@ def _inches(value: Width | float | int, name: str = "width") -> float:
 
 def save_page(path: str | Path, figures: Sequence[Figure], *, title: str = "Head maps") -> Path:
     """Write several figures as one page that opens offline; styles and scripts are included once."""
-    path = Path(path)
+    path = home_expanded(path)
     if path.suffix.lower() != PAGE_SUFFIX:
         raise UsageError(f"{path.name!r} does not name a page. Use the suffix {PAGE_SUFFIX}.")
     needs = [need for figure in figures for need in figure.needs]

@@ -101,7 +101,7 @@ def as_asked(data: Any, asked: Asked) -> Any:
     if isinstance(data, View):
         return replace(data, printed=as_asked(data.printed, asked))
     if asked.title is not None and hasattr(data, "title"):
-        data = replace(data, title=asked.title)
+        data = replace(data, title=_encodable(asked.title))
     arranged = (asked.columns, asked.rows)
     if arranged != (None, None):
         if not isinstance(data, Heat):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..core.errors import UsageError
-from ..core.files import PAGE_SUFFIX, replacing
+from ..core.files import PAGE_SUFFIX, home_expanded, replacing
 from .figure import Figure
 from .page import escaped, whole_page
 from .text import prose
@@ -113,7 +113,7 @@ def save_story(
     lead: Lead | None = None,
 ) -> Path:
     """Write the story as one page that opens offline; the file is complete or absent."""
-    path = Path(path)
+    path = home_expanded(path)
     if path.suffix.lower() != PAGE_SUFFIX:
         raise UsageError(f"{path.name!r} does not name a page. Use the suffix {PAGE_SUFFIX}.")
     with replacing(path) as temporary:

@@ -44,6 +44,8 @@ class Table:
         lines.append(r"\midrule")
         lines += [" & ".join(map(_latex_cell, row)) + r" \\" for row in self.rows]
         lines += [r"\bottomrule", r"\end{tabular}"]
+        if any(ord(character) > _LAST_LATIN for line in lines for character in line):
+            lines.append("% Letters beyond Latin: compile with LuaLaTeX or XeLaTeX and a font that has them")
         if self.note:
             lines.append("% " + visible(self.note))
         if caption is not None:
@@ -51,6 +53,9 @@ class Table:
             lines = [*above, *lines, r"\end{table}"]
         return "\n".join(lines) + "\n"
 
+
+_LAST_LATIN = 0x17F
+"""The last letter that pdflatex has without further packages."""
 
 _LEAST_P = 1e-9
 """Smaller probabilities are not told apart: rounding and the model of chance do not carry that far."""
@@ -179,4 +184,4 @@ def _number(value: float, digits: int) -> Tex:
 
 def _interval(low: Any, high: Any, digits: int) -> Tex:
     ends = [_cell(end, digits) for end in (low, high)]
-    return Tex("--") if "--" in ends else Tex(" to ".join(map(str, ends)))
+    return Tex("--") if "--" in ends else Tex(" to ".join(map(_latex_cell, ends)))

@@ -32,6 +32,7 @@ from ..core.files import (
     FIGURE_SUFFIXES,
     SAVED_SUFFIXES,
     csv_text,
+    home_expanded,
     replacing,
 )
 from ..core.fitting import MisfitError, annotations_of, require_fit
@@ -269,7 +270,7 @@ class Result(ABC):
         for a paper (:meth:`to_latex`); ``.html`` is its picture as a page that opens offline, ``.svg``, ``.pdf`` and
         ``.png`` for print.
         """
-        path = Path(path)
+        path = home_expanded(path)
         suffix = path.suffix.lower()
         if suffix not in SAVED_SUFFIXES:
             raise UsageError(
@@ -304,7 +305,7 @@ class Result(ABC):
     @classmethod
     def load(cls, path: str | Path) -> "Self":
         """Read a result saved as .json or .safetensors, of this class or a subclass."""
-        path = Path(path)
+        path = home_expanded(path)
         values = read_values(path)
         kind = str(values.get("kind")) if isinstance(values, dict) else type(values).__name__
         result_class = kinds().get(kind)

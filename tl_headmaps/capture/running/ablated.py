@@ -6,6 +6,7 @@ nothing, as if its rows of W_O were zero.
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from operator import index
 from types import TracebackType
 from typing import Any, TypeAlias
 
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from ...core.ambient import steady
 from ...core.errors import UsageError
-from ...core.types import AblationMethod, HeadIndex, HeadLike, Model, by_layer, check_choice
+from ...core.types import AblationMethod, HeadIndex, HeadLike, Model, by_layer, check_choice, is_index
 from ...data.texts import read_texts
 from ..isolation import changed, lock_of, unchanged
 from ..requirements import require_decoder
@@ -116,7 +117,7 @@ def ablated(
     """
     check_runs(model)
     require_decoder(model)
-    if isinstance(method, str):
+    if not isinstance(method, Mapping):
         check_choice(method, AblationMethod, "method")
     if method != "mean" and not (texts is None and prepend_bos is None):
         raise UsageError(f"texts= and prepend_bos= are about means; they go with method='mean', not {method!r:.60}.")
@@ -185,21 +186,26 @@ class _Ablation(AbstractContextManager[Vectors]):
 
 
 def _positions(positions: Any) -> list[int]:
-    try:
-        listed = [positions] if isinstance(positions, int) else [int(position) for position in positions]
-    except (TypeError, ValueError) as error:
-        raise UsageError(f"positions={positions!r:.60} are not positions. Give a list such as [0, -1].") from error
+    listed = [positions] if is_index(positions) or not isinstance(positions, Iterable) else list(positions)
+    if not all(map(is_index, listed)):
+        raise UsageError(f"positions={positions!r:.60} are not positions. Give a list such as [0, -1].")
     if not listed:
         raise UsageError("positions= is empty. Name at least one position, or leave it out for all.")
-    return listed
+    return list(map(index, listed))
 
 
 def _given(method: Mapping[Any, Any], chosen: Sequence[HeadIndex], weights: HeadWeights) -> Vectors:
     vectors = {}
     for name, vector in method.items():
-        head, value = weights.head(name), torch.as_tensor(vector).detach()
+        head = weights.head(name)
         d_head = weights.shape(head.layer).d_head
-        if value.shape != (d_head,) or not bool(value.isfinite().all()):
+        try:
+            value = torch.as_tensor(vector).detach().cpu()
+        except (TypeError, ValueError, RuntimeError, NotImplementedError) as error:
+            raise UsageError(
+                f"The vector of {head} is {vector!r:.60}. Give {d_head} numbers, what the head hands to W_O."
+            ) from error
+        if value.shape != (d_head,) or value.is_complex() or not bool(value.isfinite().all()):
             raise UsageError(
                 f"The vector of {head} has shape {tuple(value.shape)}, or a number that is not finite. Give "
                 f"{d_head} numbers, what the head hands to W_O."

@@ -19,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from ...core.files import cache_folder, replacing
+from ...core.files import cache_folder, home_expanded, replacing
 from ...core.runs import DamagedPieceError, pack, unpack
 from ...core.types import Model
 from ..anatomy import layers_with_heads
@@ -88,7 +88,7 @@ def capture_head_features(
         progress: Called with the number of prompts that were finished.
     """
     check_prompts(model, prompts)
-    folder = Path(cache_dir) if cache_dir is not None else cache_folder() / "activations"
+    folder = home_expanded(cache_dir) if cache_dir is not None else cache_folder() / "activations"
     layers = tuple(layers_with_heads(model))
     order = sorted(range(len(prompts)), key=lambda row: (len(prompts[row]), row))
     chunks, n_captured = [], 0

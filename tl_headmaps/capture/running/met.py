@@ -29,7 +29,7 @@ from tqdm.auto import tqdm
 
 from ...core.ambient import steady
 from ...core.errors import UnsupportedModelError, UsageError
-from ...core.files import UnreadableError, cache_folder, parse_json, read_text, replacing
+from ...core.files import UnreadableError, cache_folder, home_expanded, parse_json, read_text, replacing
 from ...core.progress import Progress
 from ...core.runs import DamagedPieceError, pack, unpack
 from ...data.prompts import neutral_prompts
@@ -126,11 +126,12 @@ class MetVectors:
     @classmethod
     def load(cls, folder: str | Path) -> "MetVectors":
         """Vectors that were made before."""
-        path = Path(folder) / _DESCRIPTION
+        folder = home_expanded(folder)
+        path = folder / _DESCRIPTION
         try:
             stated = parse_json(read_text(path))
             sources = tuple(tuple(map(int, source)) for source in stated["sources"])
-            made = cls(Path(folder), dict(stated["identity"]), sources, tuple(map(int, stated["parts"])))
+            made = cls(folder, dict(stated["identity"]), sources, tuple(map(int, stated["parts"])))
             made._require_whole()
             return made
         except UnreadableError as error:
@@ -329,7 +330,7 @@ def met_vectors(
         "kept": list(keep),
     }
     key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
-    folder = (Path(cache_dir) if cache_dir is not None else cache_folder() / "met") / key[:32]
+    folder = (home_expanded(cache_dir) if cache_dir is not None else cache_folder() / "met") / key[:32]
     size = _part_size(weights, len(prefixes), keep)
     parts = tuple(min(size, len(sources) - start) for start in range(0, len(sources), size))
     vectors = MetVectors(folder, identity, tuple(map(tuple, sources)), parts)
