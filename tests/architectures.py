@@ -4,7 +4,7 @@ The reference never looks at a projection, a bias or a multiplier: it runs the t
 vector is put in front of a layer, the input of the layer's output projection is what its heads computed, and attention
 patterns with all positions set to 0 tell scores without positions. Only three things are taken from names and
 configurations: where a layer's output projection and the norm after it are, and the factor of the logits. Nothing here
-uses tl_headmaps.
+uses tl_headmaps, but for how a model is opened.
 """
 
 import math
@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from planted import hosted, word_tokenizer
 from torch import Tensor
+
+from tl_headmaps.capture.adapters import own_adapters
 
 N_VOCAB = 61
 
@@ -66,6 +68,9 @@ class Architecture:
         post: Name of the norm after attention inside a block, if there is one.
         gate: What a gate of the heads' outputs lets through when its weights are zero.
         mixer: In a hybrid, the module that mixes tokens in layers 0 and 2, which have no heads.
+        beside: The module that mixes tokens beside the heads in every layer.
+        uneven: Whether layers differ in their number of heads.
+        n_own: How many layers, from the first, have keys and values of their own; all by default.
         free_scale: Whether what heads write is known up to a positive factor per token (a norm before W_O).
     """
 
@@ -76,6 +81,9 @@ class Architecture:
     gate: float = 1.0
     free_scale: bool = False
     mixer: str | None = None
+    beside: str | None = None
+    uneven: bool = False
+    n_own: int | None = None
 
 
 def _row(
@@ -84,9 +92,12 @@ def _row(
     post: str | None = None,
     gate: float = 1.0,
     free_scale: bool = False,
+    beside: str | None = None,
+    uneven: bool = False,
+    n_own: int | None = None,
     **changes: Any,
 ) -> Architecture:
-    return Architecture(name, model_type or name, changes, post, gate, free_scale)
+    return Architecture(name, model_type or name, changes, post, gate, free_scale, None, beside, uneven, n_own)
 
 
 def _hybrid(name: str, model_type: str, mixer: str, gate: float = 1.0, **changes: Any) -> Architecture:
@@ -190,8 +201,35 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     _row("starcoder2"),
     _row("hrm_text"),
     # Heads of another number or width in some layers.
-    _row("gemma4 with wide heads", "gemma4_text", post=_SANDWICH, hidden_size_per_layer_input=0, global_head_dim=16),
-    _row("laguna by layer", "laguna", mlp_layer_types=["dense", "dense"], num_attention_heads_per_layer=[4, 8]),
+    _row(
+        "gemma4 31B",
+        "gemma4_text",
+        post=_SANDWICH,
+        hidden_size_per_layer_input=0,
+        global_head_dim=16,
+        attention_k_eq_v=True,
+        num_global_key_value_heads=1,
+    ),
+    _row(
+        "gemma4 E2B",
+        "gemma4_text",
+        post=_SANDWICH,
+        n_own=2,
+        num_hidden_layers=3,
+        layer_types=["sliding_attention", "full_attention", "full_attention"],
+        hidden_size_per_layer_input=8,
+        vocab_size_per_layer_input=N_VOCAB,
+        global_head_dim=16,
+        num_kv_shared_layers=1,
+    ),
+    _row(
+        "laguna by layer",
+        "laguna",
+        gate=math.log(2),
+        uneven=True,
+        mlp_layer_types=["dense", "dense"],
+        num_attention_heads_per_layer=[4, 8],
+    ),
     # Hybrids: attention in some layers only.
     _hybrid("qwen3_5", "qwen3_5_text", "linear_attn", gate=0.5, **_LINEAR),
     _hybrid("qwen3_next", "qwen3_next", "linear_attn", gate=0.5, mlp_only_layers=[0, 1, 2, 3], **_LINEAR),
@@ -221,7 +259,22 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     _hybrid("bamba", "bamba", "mamba", attn_layer_indices=[1, 3], mamba_n_groups=1, **_MAMBA),
     _hybrid("olmo_hybrid", "olmo_hybrid", "linear_attn", post=_SANDWICH, **_LINEAR),
     _row(
+        "falcon_h1",
+        beside="mamba",
+        mamba_d_ssm=64,
+        embedding_multiplier=3.0,
+        attention_in_multiplier=0.7,
+        attention_out_multiplier=0.6,
+        key_multiplier=0.4,
+        mlp_multipliers=[0.8, 0.3],
+        ssm_out_multiplier=0.9,
+        lm_head_multiplier=0.5,
+        **_MAMBA,
+    ),
+    _hybrid(
         "nemotron_h",
+        "nemotron_h",
+        "mixer",
         num_hidden_layers=None,
         layers_block_type=["mamba", "attention", "mlp", "attention"],
         mamba_num_heads=4,
@@ -230,7 +283,14 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         n_groups=1,
         chunk_size=8,
     ),
-    _row("recurrent_gemma", lru_width=32, attention_window_size=16, block_types=["recurrent", "attention"]),
+    _hybrid(
+        "recurrent_gemma",
+        "recurrent_gemma",
+        "temporal_block",
+        lru_width=32,
+        attention_window_size=16,
+        block_types=["recurrent", "attention"],
+    ),
     _row(
         "zamba2",
         num_hidden_layers=4,
@@ -270,6 +330,9 @@ def source(row: Architecture, seed: int = 0) -> Any:
             noise = torch.randn(parameter.shape, generator=generator)
             is_norm = (parameter.ndim == 1 and ("norm" in name or ".ln_" in name)) or "_norm" in name
             parameter.copy_(parameter + 0.2 * noise if is_norm else 0.3 * noise)
+        for name, buffer in model.named_buffers():
+            if name.endswith("layer_scalar"):
+                buffer.fill_(0.7)
     return model
 
 
@@ -295,7 +358,8 @@ def booted(row: Architecture, *, processed: bool = False, host: str = "bridge", 
     with warnings.catch_warnings():
         # TransformerLens says which steps of its processing it leaves out.
         warnings.filterwarnings("ignore", r"\w+ does not support (fold_ln|center_writing_weights)", UserWarning)
-        model = hosted(source(row, seed), row.name, processed=processed)
+        with own_adapters():
+            model = hosted(source(row, seed), row.name, processed=processed)
     # TransformerLens opens the tokenizer again, for some architectures as one of another kind.
     model._tokenizer = word_tokenizer(N_VOCAB)
     return model
@@ -315,7 +379,7 @@ class Dense:
         self.row, self.model = row, source(row, seed)
         config = self.config = self.model.config
         self.n_heads, self.n_layers = config.num_attention_heads, config.num_hidden_layers
-        self.with_heads = list(range(1, self.n_layers, 2) if row.mixer else range(self.n_layers))
+        self.with_heads = list(range(1, self.n_layers, 2) if row.mixer else range(row.n_own or self.n_layers))
         modules = dict(self.model.named_modules())
         self.layers = next(
             part for part in modules.values() if isinstance(part, torch.nn.ModuleList) and len(part) == self.n_layers
@@ -324,7 +388,10 @@ class Dense:
         norms = [
             part
             for name, part in modules.items()
-            if part not in inside and ("norm" in name or "ln_" in name) and not list(part.children())
+            if part not in inside
+            and ("norm" in name or "ln_" in name)
+            and "per_layer" not in name
+            and not list(part.children())
         ]
         self.ln_final = norms[-1] if norms else None
         for name, part in modules.items():
@@ -340,12 +407,16 @@ class Dense:
                 # The second half of each head's queries is its gate.
                 parameter.data.view(self.n_heads, 2, -1, parameter.shape[-1])[:, 1] = 0
 
+    def heads_in(self, layer: int) -> int:
+        """Heads of a layer."""
+        return getattr(self.config, "num_attention_heads_per_layer", None)[layer] if self.row.uneven else self.n_heads
+
     def out(self, layer: int) -> Any:
         """The output projection of a layer's attention."""
         return next(
             part
             for name, part in self.layers[layer].named_modules()
-            if name.rsplit(".", 1)[-1] in _OUTPUTS and "att" in name
+            if name.rsplit(".", 1)[-1] in _OUTPUTS and ("att" in name or name.startswith(f"{self.row.mixer}."))
         )
 
     def output_matrix(self, layer: int, centred: bool = False) -> Tensor:
@@ -380,6 +451,8 @@ class Dense:
         if layer:
             mixing = self.out(0) if 0 in self.with_heads else getattr(self.layers[0], str(self.row.mixer))
             hooks.append((mixing, "after", _nothing))
+            if self.row.beside is not None:
+                hooks.append((getattr(self.layers[0], self.row.beside), "after", _nothing))
         with self._hooked(*hooks):
             self._run(self._every_token)
         return seen[0][:, 0]
@@ -397,13 +470,15 @@ class Dense:
         """[head, token, d_model]: what each head adds to the stream, without what it adds for any token."""
         x = self.vectors(layer)
         z = self.outputs(layer, x) - self.outputs(layer, torch.zeros_like(x))
-        heads = z.unflatten(-1, (self.n_heads, -1))
+        heads = z.unflatten(-1, (self.heads_in(layer), -1))
         out = self.out(layer)
-        alone = torch.zeros(self.n_heads, *heads.shape)
-        for head in range(self.n_heads):
+        alone = torch.zeros(heads.shape[1], *heads.shape)
+        for head in range(heads.shape[1]):
             alone[head, :, head] = heads[:, head]
         written = out(alone.flatten(-2)) - out(torch.zeros_like(z))
-        written = written * getattr(self.config, "residual_multiplier", 1.0) / self.row.gate
+        for name in ("residual_multiplier", "attention_out_multiplier"):
+            written = written * getattr(self.config, name, 1.0)
+        written = written / self.row.gate
         if self.row.post is not None:
             written = linear_part(getattr(self.layers[layer], self.row.post), written)
         return written
@@ -435,7 +510,7 @@ class Dense:
 
     @property
     def logit_scale(self) -> float:
-        scale = getattr(self.config, "logit_scale", None)
+        scale = getattr(self.config, "logit_scale", getattr(self.config, "lm_head_multiplier", None))
         return (1.0 if scale is None else scale) / getattr(self.config, "logits_scaling", 1.0)
 
     def ov(self, layer: int) -> Tensor:
@@ -517,7 +592,7 @@ class Running(Dense):
         seen: dict[int, list[Tensor]] = {layer: [] for layer in self.with_heads}
         with self._hooked(*((self.out(layer), "before", _taking(seen[layer])) for layer in self.with_heads)):
             ran = self._run(torch.tensor([ids]), output_attentions=True).attentions
-        outputs = {n: z[0][0].unflatten(-1, (self.n_heads, -1)).transpose(0, 1) for n, z in seen.items()}
+        outputs = {n: z[0][0].unflatten(-1, (self.heads_in(n), -1)).transpose(0, 1) for n, z in seen.items()}
         return {n: ran[self.place(n, ran)][0] for n in self.with_heads}, outputs
 
     def gates(self, ids: list[int]) -> dict[int, Tensor]:
@@ -540,7 +615,7 @@ class Running(Dense):
 
         def without(layer: int) -> Any:
             def hook(module: Any, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
-                z = given[0].unflatten(-1, (self.n_heads, -1)).clone()
+                z = given[0].unflatten(-1, (self.heads_in(layer), -1)).clone()
                 for head in (number for at, number in off if at == layer):
                     z[:, -1, head] = 0
                 return (z.flatten(-2), *given[1:]), named

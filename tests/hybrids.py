@@ -115,7 +115,9 @@ class Refused:
     sentence: str
 
 
-_NOT_SHOWN = "has no attention heads that TransformerLens shows"
+_NOT_SHOWN = (
+    r"has attention heads, but TransformerLens shows its layers as a whole. Open it with tl_headmaps.load_model"
+)
 
 REFUSED = {
     "nemotron_h": Refused(
@@ -133,17 +135,7 @@ REFUSED = {
         "Zamba2Config",
         {"layers_block_type": ["mamba", "hybrid"] * 2, "mamba_d_state": 8, "mamba_headdim": 16, "n_mamba_heads": 4}
         | {"mamba_ngroups": 1, "chunk_size": 8, "num_mem_blocks": 1},
-        _NOT_SHOWN,
-    ),
-    "laguna": Refused(
-        "LagunaConfig",
-        {"num_attention_heads_per_layer": [4, 8] * 2, "mlp_layer_types": ["dense"] * 4, "num_experts": 4}
-        | {"num_experts_per_tok": 2, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16},
-        r"the heads of layer 1 differ from those of layer 0 in number or width \(W_Q is stored as \[64, 32\] there",
-    ),
-    # Mamba beside attention in every layer.
-    "falcon_h1": Refused(
-        "FalconH1Config", _MAMBA | {"mamba_d_ssm": 64}, "the seam 'stream' is not what its weights say"
+        "has heads that read two vectors side by side and write into an MLP, not into the stream",
     ),
 }
 

@@ -374,12 +374,26 @@ class TestControls:
         assert self.chosen(knowing, own, static, [wrong, same, silent, FOLLOW]) == ["follow"]
         assert self.chosen(knowing, own, static | {"same": none}, [wrong, same, FOLLOW]) == ["same", "follow"]
 
-    def test_are_at_most_three_with_the_least_overlap(self, knowing: Any) -> None:
+    def test_are_the_first_three_that_fit(self, knowing: Any) -> None:
         one = torch.zeros(3, 4)
         one[1, 0] = 0.1
         others = [named(NEXT, name) for name in "abcde"]
         static = {"a": one} | {name: torch.zeros(3, 4) for name in "bcde"}
         assert self.chosen(knowing, ["L0H1", "L0H0", "L0H2", "L1H0"], static, others) == ["b", "c", "d"]
+
+    def test_others_are_not_even_scored(self, knowing: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Meeting the sources of all bundled relations takes minutes in a large model."""
+        scored = []
+
+        def watched(experiment: AblationExperiment, relations: list[Relation], heads: Any) -> Any:
+            scored.extend(relation.name for relation in relations)
+            return scores(experiment, relations, heads)
+
+        scores = AblationExperiment._scores
+        monkeypatch.setattr(AblationExperiment, "_scores", watched)
+        others = [named(NEXT, name) for name in "abcde"]
+        assert self.chosen(knowing, ["L0H1"], {"a": torch.zeros(3, 4)}, others) == ["a", "b", "c"]
+        assert scored == ["capital", "b", "c"]
 
     def test_scores_not_known_are_computed_for_the_ablated_heads(self, knowing: Any) -> None:
         """No static scores handed over: the planted head of the other relation is not this one's."""

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import fields
@@ -535,6 +536,18 @@ class TestBadInput:
     def test_missing_tensors(self, single: Path) -> None:
         change_tensor(single, Q_PROJ, lambda old: None)
         self.refused(single, UnsupportedModelError, f"has no tensor {Q_PROJ!r}, which a LlamaForCausalLM has")
+
+    @pytest.mark.parametrize("kind", ["qwen2", "gpt2", "neox", "phi"])
+    def test_missing_biases(self, kind: str, tmp_path: Path) -> None:
+        """A bias that one layer lacks was taken for a model without it: other numbers, no word."""
+        folder = save_checkpoint(source_model(kind), tmp_path / kind)
+        names = [name for name in load_file(folder / SINGLE) if name.endswith(".bias") and re.search(r"\.\d\.", name)]
+        assert names
+        for name in names:
+            held: list[Any] = []
+            change_tensor(folder, name, lambda old, held=held: held.append(old))
+            self.refused(folder, UnsupportedModelError, "has no tensor", name)
+            change_tensor(folder, name, lambda old, held=held: held[0])
 
     @pytest.mark.parametrize("name", ["lm_head.weight", "model.embed_tokens.weight", "model.norm.weight"])
     def test_missing_shared_tensors(self, single: Path, name: str) -> None:

@@ -143,14 +143,15 @@ def test_what_is_said_is_what_was_planted(toured: Toured) -> None:
     assert "Left out, because no pair is single tokens of this model: country_to_language" in toured.text
     assert "The model answers 100% of 3 prompts 'The capital of <X> is' right." in toured.text
     assert "0% are left; 1 is enough to lose half." in toured.text
-    assert "accuracy 100% → 0% without them" in toured.text
+    assert "accuracy 100% → 0% without" in toured.text
 
 
 def test_numbers_on_the_page_are_those_of_the_files(toured: Toured) -> None:
     validation = Result.load(toured.folder / "validation.json")
     assert f"within layers of {validation.agreement['heads_without'][0]:.2f} (95%" in toured.text  # type: ignore[attr-defined]
     groups = Result.load(toured.folder / "attention_groups.json")
-    assert f"modularity is {groups.combination['modularity']:.2f}, in draws" in toured.text  # type: ignore[attr-defined]
+    n = len(groups.formers())  # type: ignore[attr-defined]
+    assert f"{n or 'no'} of 24 heads bind tokens" in toured.text
     (layer, component), share = Result.load(toured.folder / "component_map.json").top(1)[0]  # type: ignore[attr-defined]
     assert f"{component} of layer {layer} ({share:.1%})" in toured.text
 
@@ -236,7 +237,7 @@ class TestOpening:
         lead = re.search(r'<header><h1>.*?</h1><p class="story-text story-lead">(.*?)</p>', toured.page)
         assert lead is not None
         assert html.unescape(lead[1]).endswith(
-            "no head of 24 was pointed out as one that knows the capitals of countries."
+            "When the model merely reads the name of a country, none of its 24 heads would already write the capital."
         )
         assert html.unescape(lead[1]) in " ".join(toured.run.out.split())
         assert toured.page.index("story-lead") < toured.page.index('data-kind="sketch"') < toured.page.index("<nav")
@@ -244,13 +245,15 @@ class TestOpening:
     def test_heads_that_are_needed(self, tour: Tour) -> None:
         assert self.said(tour).startswith(
             "From the weights alone, 1 of 24 heads was pointed out as knowing the capitals of countries. Without it "
-            "the capitals that the model gets right fall from 100% to 0%; without one random one of the same layers "
-            "they do not fall (100%)"
+            "the capitals that the model gets right fall from 100% to 0%; without one random head of the same layers "
+            "they stay at 100%"
         )
 
     def test_weights_alone_are_not_claimed_of_heads_that_met_words(self, tour: Tour) -> None:
         said = self.said(tour, "met")
-        assert said.startswith("From what each head would write when the model meets the name of a country, without")
+        assert said.startswith(
+            "When the model merely reads the name of a country, 1 of its 24 heads would already write the capital."
+        )
         assert "weights alone" not in said
 
     def test_heads_that_are_not_needed(self, tour: Tour) -> None:
@@ -265,11 +268,13 @@ class TestOpening:
     def test_random_heads_that_are_as_bad(self, tour: Tour) -> None:
         curves = tour.found(tour_sections.ablation)
         self.change(tour, tour_sections.ablation, random_curves=(curves.curve,))
-        assert "; without one random one of the same layers 0% are left" in self.said(tour)
+        assert "; without one random head of the same layers 0% are left" in self.said(tour)
 
     def test_no_heads(self, tour: Tour) -> None:
         self.change(tour, tour_sections.ablation, n_verdict=0)
-        assert self.said(tour).endswith(", no head of 24 was pointed out as one that knows the capitals of countries.")
+        assert self.said(tour) == (
+            "From the weights alone, none of 24 heads was pointed out as knowing the capitals of countries."
+        )
 
     def test_not_testable(self, tour: Tour) -> None:
         self.change(tour, tour_sections.ablation, status="not testable")

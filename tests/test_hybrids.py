@@ -4,11 +4,14 @@ import json
 import math
 import warnings
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from architectures import ARCHITECTURES, booted, source
 from hybrids import (
     D_HEAD,
     KINDS,
@@ -23,7 +26,7 @@ from hybrids import (
     hybrid_source,
     refused_source,
 )
-from planted import hosted, word
+from planted import TL_MAJOR, hosted, word
 
 from tl_headmaps import (
     AttentionGroups,
@@ -50,8 +53,9 @@ from tl_headmaps import (
     value_mixing,
     verify_tasks,
 )
+from tl_headmaps.capture.parts import Beside
 from tl_headmaps.capture.running.head_features import capture_head_features
-from tl_headmaps.core.errors import UnsupportedModelError, UsageError
+from tl_headmaps.core.errors import UnsupportedModelError, UsageError, WeightBasisError
 from tl_headmaps.scorers.statistics import q_values
 
 ROUNDING = 2e-5
@@ -167,6 +171,13 @@ class TestRefusals:
         assert is_empty(met.promote)
         assert "no layer" in describe_model(model).facts["analyses"]
 
+    def test_processed_weights_of_heads_with_mamba_beside_them(self) -> None:
+        row = next(row for row in ARCHITECTURES if row.name == "falcon_h1")
+        # With fewer keys than queries TransformerLens does not get that far.
+        row = replace(row, changes={**row.changes, "num_key_value_heads": 4})
+        with pytest.raises(WeightBasisError, match=r"it has Mamba beside its heads: processing then changes what"):
+            HeadWeights.from_model(booted(row, processed=True))
+
     @pytest.mark.parametrize("kind", list(REFUSED))
     def test_heads_that_the_host_does_not_show(self, kind: str) -> None:
         model = hosted(refused_source(kind), kind)
@@ -174,6 +185,50 @@ class TestRefusals:
             relation_scores(model, TOY, progress=False, preset="folded")
         with pytest.raises(UnsupportedModelError):
             relation_scores(model, TOY, preset="met", prompts=f" {word(40)}", progress=False)
+
+
+@pytest.mark.skipif(TL_MAJOR < 4, reason="TransformerLens 3 has no Falcon-H1; run make test")
+class TestBesideTheHeads:
+    """Falcon-H1: Mamba beside attention in every layer, and factors of what both give back."""
+
+    def test_the_factors_are_found_and_checked(self) -> None:
+        weights = HeadWeights.from_model(_falcon_h1())
+        assert weights.beside == Beside("Mamba", 0.9, 0.6) and weights.mixers == {}
+        assert (weights.residual_scale, weights.mlp_scale, weights.embed_scale, weights.logit_scale) == (
+            0.6,
+            0.3,
+            3,
+            0.5,
+        )
+        assert weights.check is not None
+        assert str(weights.check["stream"]) == "fits with what Mamba adds beside the heads"
+        assert describe_model(weights).facts["beside the heads"] == "Mamba, in every layer"
+        for wrong in (replace(weights.beside, scale=0.909), replace(weights.beside, attention_scale=0.606)):
+            check = replace(weights, beside=wrong).check
+            assert check is not None and not check["stream"].fits
+
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+    def test_in_half_precision_too(self, dtype: torch.dtype) -> None:
+        weights = HeadWeights.from_model(hosted(source(_FALCON_H1).to(dtype), "falcon_h1"))
+        assert weights.beside == Beside("Mamba", 0.9, 0.6) and weights.mlp_refusal is None
+        assert weights.check is not None and all(seam.fits for seam in weights.check.seams), weights.check.record()
+
+    def test_what_heads_write_counts_with_its_factor(self) -> None:
+        model, ids = _falcon_h1(), [7, 12, 7, 30, 12, 9]
+        _, cache = model.run_with_cache(torch.tensor([ids]))
+        shares = component_map(model, "output_share", [f" {TEXT}"], prepend_bos=False, progress=False)
+        for layer in range(2):
+            written, stream = (cache[f"blocks.{layer}.{name}"][0] for name in ("hook_attn_out", "hook_resid_pre"))
+            expected = (0.6 * written.norm(dim=-1) / stream.norm(dim=-1)).mean()
+            assert relative(shares.values[layer, shares.components.index("attn.o")], expected) < ROUNDING
+
+
+_FALCON_H1 = next(row for row in ARCHITECTURES if row.name == "falcon_h1")
+
+
+@cache
+def _falcon_h1() -> Any:
+    return booted(_FALCON_H1)
 
 
 @mixed

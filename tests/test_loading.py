@@ -199,7 +199,18 @@ class TestSentences:
         configured(folder, num_hidden_layers=value)
         started = time.process_time()
         refused(folder, f"num_hidden_layers is {value!r}", "a number from 1 to 30 was expected")
+        with pytest.raises(UnsupportedModelError, match="num_hidden_layers is"):
+            HeadWeights.from_checkpoint(folder)
         assert time.process_time() - started < 1
+
+    @pytest.mark.parametrize(
+        "changes", [{"rms_norm_eps": -1.0}, {"rms_norm_eps": 1e30}, {"rope_parameters": {"rope_theta": 0}}]
+    )
+    def test_settings_out_of_range(self, folder: Path, changes: dict[str, Any]) -> None:
+        configured(folder, **changes)
+        refused(folder, "was expected. Use a checkpoint with a complete configuration", error=UnsupportedModelError)
+        with pytest.raises(UnsupportedModelError, match="was expected"):
+            HeadWeights.from_checkpoint(folder)
 
     @pytest.mark.parametrize(
         "text", ["{", "[]", "null", "[" * 100_000, '{"a": 1' + "0" * 5000 + "}", '{"a": "\\ud800"}']
@@ -244,6 +255,14 @@ class TestSentences:
     def test_other_settings(self, folder: Path, changes: dict[str, Any]) -> None:
         configured(folder, **changes)
         refused(folder)
+
+    def test_steps_are_no_epsilons(self, folder: Path) -> None:
+        configured(folder, warmup_steps=500)
+        assert HeadWeights.from_checkpoint(folder).n_layers == 3
+
+    def test_what_the_host_says_is_said_whole(self, folder: Path) -> None:
+        configured(folder, hidden_size=33)
+        refused(folder, "could not load", "33", "Check the name, the network, or give a folder.")
 
     @pytest.mark.parametrize("text", ["", "{", "[]", '{"model": {"type": "nothing"}}'])
     def test_damaged_tokenizers(self, folder: Path, text: str) -> None:

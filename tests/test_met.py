@@ -1,5 +1,6 @@
 """Met vectors: what a layer reads at a token behind a prompt, equal to a whole forward pass whatever the model."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -164,6 +165,36 @@ class TestCache:
         again = met_vectors(model, SOURCES, PREFIXES, cache_dir=tmp_path, progress=False)
         assert torch.equal(again.layer(1), before) and path.read_bytes() == data
         assert ("is damaged" in capsys.readouterr().err) == (harm != "gone")
+
+    def test_only_files_of_the_asked_layers_are_read(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        model = shared_model("llama")
+        first = met_vectors(model, SOURCES, PREFIXES, cache_dir=tmp_path, progress=False)
+        path = first._path(0, 1)
+        path.write_bytes(b"")
+        met_vectors(model, SOURCES, PREFIXES, layers=[0, 2], cache_dir=tmp_path, progress=False)
+        assert not path.read_bytes() and not capsys.readouterr().err
+        met_vectors(model, SOURCES, PREFIXES, layers=[1], cache_dir=tmp_path, progress=False)
+        assert path.read_bytes() and "is damaged" in capsys.readouterr().err
+
+    @pytest.mark.parametrize("change", ["swapped", "parts", "parameters", "prefixes", "weights"])
+    def test_a_damaged_description_is_refused_and_made_again(self, tmp_path: Path, change: str) -> None:
+        """Two sources that changed places would have each other's vectors."""
+        model = shared_model("llama")
+        first = met_vectors(model, SOURCES, PREFIXES, cache_dir=tmp_path, progress=False)
+        path = first.folder / "vectors.json"
+        whole = path.read_text()
+        stated = json.loads(whole)
+        if change == "swapped":
+            stated["sources"][:2] = stated["sources"][1::-1]
+        elif change == "parts":
+            stated["parts"] = [1]
+        else:
+            stated["identity"][change] = 3
+        path.write_text(json.dumps(stated))
+        with pytest.raises(UsageError, match=r"is damaged .* Make the vectors again"):
+            MetVectors.load(first.folder)
+        met_vectors(model, SOURCES, PREFIXES, cache_dir=tmp_path, progress=False)
+        assert path.read_text() == whole
 
     def test_another_weight_is_another_model(self, tmp_path: Path) -> None:
         model = random_model("llama")
@@ -378,6 +409,8 @@ class TestBadInput:
             ({"prompts": [" word5 word20 word6"]}, "contains the source ' word20'"),
             ({"prompts": [" word5" * 40]}, "longer than the model's context of 32 tokens"),
             ({"vectors": "nowhere"}, "is not a folder of met vectors"),
+            ({"vectors": "nowhere", "prompts": [" word5"]}, "Give either the vectors or the prompts"),
+            ({"vectors": "nowhere", "prepend_bos": True}, "Give either the vectors or the prompts"),
             ({"preset": "folded", "prompts": [" word5"]}, "prompts= goes with preset='met'"),
         ],
     )
@@ -390,6 +423,10 @@ class TestBadInput:
             shared_model("llama"), self.RELATION, preset="met", prompts=" word5", k=61, progress=False
         )
         assert scores.prompt_low is not None and bool(scores.prompt_low.isnan().all())
+
+    def test_vectors_made_beforehand_are_looked_at_too(self, tmp_path: Path) -> None:
+        with pytest.raises(UsageError, match="contains the source ' word20'"):
+            MetVectors.of(shared_model("llama"), [" word20"], [" word5 word20"], cache_dir=tmp_path)
 
     def test_a_checkpoint_that_was_never_built_takes_vectors(self, tmp_path: Path) -> None:
         source = source_model("llama")

@@ -202,6 +202,34 @@ class TestRanks:
         assert len(living) > 1, "one phase only: the map is too small for this test"
         assert living[0] > living[-1] > 0, "some rows should leave and some should stay"
 
+    @pytest.mark.parametrize("columns", ["product", "factor"])
+    @pytest.mark.parametrize("side", ["both", "greater", "less"])
+    def test_a_glance_at_favoured_columns_changes_no_rank(self, columns: str, side: Any) -> None:
+        """Rows with a mean that all share: what it favours decides nearly all of them, the rest start anew."""
+        maps = make_maps(5, columns=columns, n_rows=48, n_columns=5000, rank=8, d_model=12, n_heads=3)
+        maps = replace(maps, left=maps.left + 4)
+        rows, targets = some_pairs(5, 48, 5000, 90)
+        rows = torch.cat([torch.arange(48), rows])
+        # Targets among the favoured columns as well: they must not count themselves.
+        targets = torch.cat([maps.favoured[0][1, :24], maps.favoured[1][2, :24], targets])
+        greater, less = dense_ranks(dense(maps), rows, targets)
+        decided = torch.minimum(greater, less) if side == "both" else greater if side == "greater" else less
+        assert (decided < 10).any() and (decided >= 10).float().mean() > 0.5
+        found = ranks(maps, rows, targets, limit=10, side=side)
+        rough = ranks(maps, rows, targets, limit=10, side=side, roughly=True)
+        for name, exact in (("greater", greater), ("less", less)):
+            if side in ("both", name):
+                assert torch.equal(getattr(found, name), exact.clamp(max=10))
+                assert bool((getattr(rough, name) <= getattr(found, name)).all())
+
+    @pytest.mark.parametrize("columns", ["product", "factor"])
+    def test_favoured_columns_are_the_ends_of_the_mean_row(self, columns: str) -> None:
+        maps = make_maps(6, columns=columns, n_rows=20, n_columns=700, n_heads=2, exact=False)
+        mean = dense(maps).mean(1)
+        for found, sign in zip(maps.favoured, (1, -1), strict=True):
+            wanted = (sign * mean).topk(found.shape[1]).indices
+            assert torch.equal(found.sort().values, wanted.sort().values)
+
     def test_three_tokens_by_hand(self) -> None:
         # Row 0 is [2, 5, 5], row 1 is [-1, -1, 0]; rank counts strictly greater entries.
         left = torch.tensor([[[1.0, 0.0], [0.0, 1.0]]])

@@ -43,6 +43,7 @@ from tl_headmaps.renderers import (
     worked_example,
 )
 from tl_headmaps.renderers.colours import AMOUNTS, BLUES, NAMES, ORANGES, SERIES, SIGNED, UNCLEAR, Scale
+from tl_headmaps.renderers.flowchart import layout
 from tl_headmaps.renderers.formulas import Sum
 from tl_headmaps.renderers.page import packed, packed_half
 from tl_headmaps.renderers.sheet_maps import ticks_of
@@ -641,6 +642,33 @@ def test_a_grid_of_tokens_is_light_to_dark_unless_what_is_below_zero_matters() -
     pale, deep = (token_grid([[1.0, low]], ["a"], ["b", "c"]).data.layers[0].scale for low in (-0.2, -0.3))
     assert not pale.signed and pale.palette == "blues"
     assert deep.signed
+
+
+def test_overlapping_groups_stand_in_lanes_and_alike_ones_share_a_colour() -> None:
+    heads = {
+        "L1H0": [([0, 1, 2], 0.5), ([3, 4, 5], 0.5)],
+        "L1H1": [([0, 1], 0.4), ([2, 5], 0.1), ([3, 4], 0.2)],
+        "L1H2": [([0, 1, 2], 0.9)],
+    }
+    figure = flow("abcdef", heads, matrix=np.tril(np.ones((6, 6)) / 2))
+    chart = figure.data
+    assert chart.lanes == (0, 1, 0) and chart.n_lanes == 2
+    colours = chart.colours
+    assert colours[(0, 1)] == colours[(0, 1, 2)] and colours[(3, 4)] == colours[(3, 4, 5)]
+    assert len({colours[group] for group in ((0, 1), (2, 5), (3, 4))}) == 3, "groups of one head differ"
+    assert figure.body.count('class="tlhm-stripe') == 2 + 4, "two for a broken group, one for a shared one"
+    lines = re.findall(r'<path class="tlhm-s\d" style="stroke-width:[\d.]+" d="([^"]*)"', figure.body)
+    assert len(lines) == 6 and all(line.count("M") == 1 for line in lines), "one line from a head to a group"
+
+
+def test_groups_that_do_not_overlap_are_joined_to_their_tokens() -> None:
+    figure = FIGURES["flow"]
+    assert figure.data.n_lanes == 0 and "tlhm-stripe" not in figure.body
+
+
+def test_the_legend_of_a_flowchart_is_where_a_phone_shows_it() -> None:
+    place = layout(FIGURES["flow"].data)
+    assert 0 < place.legend[0] < place.matrix
 
 
 def test_a_dot_stands_beside_a_number() -> None:

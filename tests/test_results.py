@@ -2,6 +2,7 @@
 
 import json
 import math
+import pickle
 import re
 import subprocess
 import sys
@@ -399,6 +400,14 @@ def test_replacing_gives_a_path_beside_the_target(tmp_path: Path) -> None:
         temporary.write_text("new")
         assert not (tmp_path / "x.json").exists()
     assert [entry.name for entry in tmp_path.iterdir()] == ["x.json"]
+
+
+@pytest.mark.parametrize("kind", [HeadMapsError, UsageError, OutputError])
+def test_a_long_message_keeps_its_beginning_and_its_end(kind: type[HeadMapsError]) -> None:
+    error = kind(f"{'x' * 10_000} is no name. Give another.")
+    assert len(str(error)) < 1300 and str(error).startswith("xxx") and str(error).endswith("Give another.")
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+    assert str(kind("Short.")) == "Short."
 
 
 def test_errors_have_one_parent() -> None:

@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import math
 import os
 import signal
 import subprocess
@@ -10,13 +11,14 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from every_result import ANALYSES, NEXT, TEXT, plain
 from planted import random_model, save_checkpoint, source_model
 from test_results import assert_sound, cells_of
 
@@ -30,19 +32,15 @@ from tl_headmaps import (
     Tasks,
     attention_groups,
     component_map,
-    describe_model,
     grouping_profile,
     relation_scores,
     token_grid,
-    value_mixing,
 )
 from tl_headmaps.capture.running.head_features import capture_head_features
 from tl_headmaps.core.errors import HeadMapsWarning, OutputError, RelationDataError, RunError, TaskDataError, UsageError
 from tl_headmaps.core.files import csv_rows, csv_text, replacing
 from tl_headmaps.data.texts import read_texts
-
-TEXT = " word3 word4 word5 word6 word7 word8 word3 word4 word9"
-NEXT = Relation.from_pairs("next", [(number, number + 1) for number in range(3, 30)])
+from tl_headmaps.results import kinds
 
 
 @pytest.fixture(scope="module")
@@ -80,24 +78,6 @@ STATES: dict[str, Callable[[], Any]] = {
     "gradients": torch.enable_grad,
 }
 
-ANALYSES: dict[str, Callable[[Any], Result]] = {
-    "token_grid": lambda model: token_grid(model, "L1H0", [3, 4], [5, 6], preset="folded"),
-    "relation_scores": lambda model: relation_scores(model, NEXT, progress=False, preset="folded"),
-    "relation_scores of QK": lambda model: relation_scores(model, NEXT, circuit="qk", progress=False, preset="folded"),
-    "attention_groups": lambda model: attention_groups(model, TEXT),
-    "value_mixing": lambda model: value_mixing(model, TEXT, "L1H0"),
-    "grouping_profile": lambda model: grouping_profile(model, [TEXT], progress=False),
-    "component_map": lambda model: component_map(model, "stable_rank", progress=False),
-    "component_map of gradients": lambda model: component_map(model, "contribution", [TEXT], progress=False),
-    "describe_model": describe_model,
-}
-
-
-def plain(result: Result) -> dict[str, Any]:
-    values = result.to_dict()
-    values["provenance"].pop("created")
-    return values
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -107,6 +87,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def results(model: Any) -> dict[str, Result]:
     return {name: call(model) for name, call in ANALYSES.items()}
+
+
+def test_every_kind_is_among_them(results: dict[str, Result]) -> None:
+    assert {result.kind for result in results.values()} == set(kinds()), "tests/every_result.py makes one of each"
 
 
 @pytest.mark.parametrize("analysis", ANALYSES)
@@ -121,15 +105,18 @@ def test_every_result_has_a_table_for_a_paper(analysis: str, results: dict[str, 
 
 class TestAmbientState:
     @pytest.mark.parametrize("analysis", ANALYSES)
-    def test_results_do_not_depend_on_it(self, analysis: str, model: Any, tmp_path: Path) -> None:
-        expected = ANALYSES[analysis](model)
-        for name, state in STATES.items():
-            with state():
+    def test_results_do_not_depend_on_it(
+        self, analysis: str, model: Any, results: dict[str, Result], tmp_path: Path
+    ) -> None:
+        for names in (("autocast", "float64", "precision", "gradients"), ("half", "device", "inference")):
+            with ExitStack() as stack:
+                for name in names:
+                    stack.enter_context(STATES[name]())
                 result = ANALYSES[analysis](model)
                 loaded = Result.load(result.save(tmp_path / "result.json"))
                 shown = str(result)
-            assert plain(result) == plain(expected), name
-            assert loaded == result and shown == str(expected), name
+            assert plain(result) == plain(results[analysis]), names
+            assert loaded == result and shown == str(results[analysis]), names
 
     def test_weights_and_models_too(self, tmp_path: Path) -> None:
         folder = save_checkpoint(source_model("llama"), tmp_path / "llama")
@@ -438,7 +425,7 @@ class TestResults:
         path = tmp_path / "result.json"
         n_refused = 0
         for name, result in results.items():
-            for _ in range(25):
+            for _ in range(12):
                 path.write_text(json.dumps(mutated(json.loads(result.to_json()), generator)))
                 try:
                     loaded = Result.load(path)
@@ -447,6 +434,15 @@ class TestResults:
                     continue
                 assert str(loaded) and loaded.to_csv() and loaded.to_json(), name
         assert n_refused > 50
+
+    def test_numbers_no_json_can_hold_inside_a_result_of_results(
+        self, results: dict[str, Result], tmp_path: Path
+    ) -> None:
+        values = json.loads(results["describe_head"].to_json())
+        values["operations"]["operations"][0]["score"] = math.nan
+        (tmp_path / "a.json").write_text(json.dumps(values))
+        with pytest.raises(OutputError, match="is damaged"):
+            Result.load(tmp_path / "a.json")
 
     def test_a_missing_layer_in_one_array(self, results: dict[str, Result], tmp_path: Path) -> None:
         values = json.loads(results["relation_scores"].to_json())

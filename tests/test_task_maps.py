@@ -406,7 +406,7 @@ def test_features_are_the_mean_z_over_the_span(kind: str, tmp_path: Path) -> Non
     prompts = [[3, 4, 5, 6, 7], [8, 9, 10], [11, 12, 13, 14, 15]]
     spans = [(2, 5), (1, 2), (0, 5)]
     found = capture_head_features(model, prompts, spans, parameters="", cache_dir=tmp_path)
-    assert (found.n_items, found.n_layers, found.n_heads, found.n_captured) == (3, 3, 4, 1)
+    assert (found.n_items, found.n_layers, found.n_captured) == (3, 3, 1)
     for item, (prompt, (first, end)) in enumerate(zip(prompts, spans, strict=True)):
         _, cache = model.run_with_cache(torch.tensor([prompt]))
         for layer in range(3):
@@ -735,7 +735,7 @@ def test_tables_selections_and_text(planted: Any, planted_maps: TaskMaps, tmp_pa
     page = planted_maps.figure().html
     names = [layer.name for layer in planted_maps.figure().data.layers]
     assert names == [
-        f"{FUNCTIONS[name]}: {len(heads) or 'none'}"
+        f"{FUNCTIONS[name]}: {len(heads)} head{'s' * (len(heads) > 1)}" if heads else f"{FUNCTIONS[name]}: no head"
         for name, heads in zip(planted_maps.functions, planted_maps.standing_out, strict=True)
     ]
     assert "Math Calculation" in page and "Decision-making" in page

@@ -4,13 +4,14 @@ Twice each: from the document's own numbers, and from the default model with the
 figure has (title, axes, ticks, colours, legend, notes) is read from what was drawn, not written down here.
 """
 
+import colorsys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from every_figure import BLOCKS, COMPONENTS, FUNCTIONS, TOKENS, A, V
+from every_figure import BLOCKS, COMPONENTS, TOKENS, A, V
 
 from tl_headmaps import (
     AttentionGroups,
@@ -26,6 +27,7 @@ from tl_headmaps import (
     value_mixing,
 )
 from tl_headmaps.analyses.tour.opening import method_figure
+from tl_headmaps.data.tasks import FUNCTIONS
 from tl_headmaps.renderers import component_map as components_of
 from tl_headmaps.renderers import panels  # fmt: skip
 from tl_headmaps.renderers import token_grid as grid_of
@@ -54,139 +56,199 @@ SENTENCE = "When Mary and John went to the store, John gave the bread to Mary"
 
 
 @dataclass(frozen=True)
-class Document:
-    """One document: what it describes, and how its figure is made twice.
+class Described:
+    """One figure of a document: what is said of it, and how it is made twice.
 
     Attributes:
-        name: What it shows.
+        name: Which of the document's figures, if there are several.
         points: What the document says of title, axes, ticks, legend, colours and scores.
-        own: The figures of its own numbers.
+        own: The figure of its own numbers.
         real: The same of the default model.
     """
 
     name: str
     points: tuple[tuple[str, str], ...]
-    own: Callable[[], dict[str, Figure]]
-    real: Callable[[Any], dict[str, Figure]]
+    own: Callable[[], Figure]
+    real: Callable[[Any], Figure]
 
 
-def grids() -> dict[str, Figure]:
-    capitals = np.full((3, 3), 0.2)
-    capitals[[0, 1, 2], [1, 2, 0]] = 0.9
-    names = np.array([[0.9, 0.2, 0.2], [0.2, 0.9, 0.2]])
-    countries, cities = ["France", "Germany", "Egypt"], ["Cairo", "Paris", "Berlin"]
-    return {
-        "A": grid_of(capitals, countries, cities, title="Country to capital", score=0.7),
-        "B": grid_of(names, ["Tomas", "Donna"], ["tommi", "Don", "Tom"], title="Name variations", score=0.9),
-    }
+@dataclass(frozen=True)
+class Document:
+    """One document and its figures; wide ones stand above the points, others beside them."""
+
+    name: str
+    figures: tuple[Described, ...]
+    wide: bool = False
 
 
-def real_grids(model: Any) -> dict[str, Figure]:
-    words = (["France", "Germany", "Egypt"], ["Cairo", "Paris", "Berlin"])
-    return {
-        "A": token_grid(model, "L23H4", *words, relation="country_to_capital").figure(),
-        "B": salient_operations(model, "L23H2", vocabulary="words", n_tokens=6).figure(),
-    }
+CAPITALS = (["France", "Germany", "Egypt"], ["Cairo", "Paris", "Berlin"])
 
 
-def groups() -> dict[str, Figure]:
+def capitals() -> Figure:
+    values = np.full((3, 3), 0.2)
+    values[[0, 1, 2], [1, 2, 0]] = 0.9
+    return grid_of(values, *CAPITALS, title="Country to capital", score=0.7)
+
+
+def names() -> Figure:
+    values = np.array([[0.9, 0.2, 0.2], [0.2, 0.9, 0.2]])
+    return grid_of(values, ["Tomas", "Donna"], ["tommi", "Don", "Tom"], title="Name variations", score=0.9)
+
+
+def salient(model: Any) -> Figure:
+    """The default model has no head for variations of names; one for those of words is nearest."""
+    found = salient_operations(
+        model, "L23H8", vocabulary=lambda text: text.strip().isalpha(), n_tokens=6, progress=False
+    )
+    return found.figure()
+
+
+def groups() -> Figure:
     blocks = np.array(BLOCKS, dtype=float)
     first, second = np.zeros((5, 5)), np.zeros((5, 5))
     first[:2, :2], second[2:, 2:] = blocks[:2, :2], blocks[2:, 2:]
     heads = [first.tolist(), second.tolist(), second.tolist()]
     found = AttentionGroups.from_pattern(heads, list(TOKENS), drop_sink=False, combine="max")
-    return {"": found.figure(names=["Head 0", "Head 1", "Head 2"], labels="top")}
+    return found.figure(names=["Head 0", "Head 1", "Head 2"], labels="top")
 
 
-def contributions() -> dict[str, Figure]:
-    title = "Attention and MLP layer contributions"
-    return {
-        "": components_of(
-            CONTRIBUTIONS,
-            COMPONENTS,
-            title=title,
-            unit="contribution",
-            limits=(0.12, 0.18),
-            palette="oranges",
-            row_labels=LAYERS,
-        )
-    }
+def contributions() -> Figure:
+    """All 28 layers; those between the ones that the document lists are interpolated."""
+    listed = np.array(CONTRIBUTIONS)
+    values = np.stack([np.interp(np.arange(28), LAYERS, column) for column in listed.T], axis=1)
+    title = "Attention and MLP Layer Contributions"
+    limits = (0.12, 0.18)
+    return components_of(values, COMPONENTS, title=title, unit="contribution", limits=limits, palette="oranges")
 
 
-def functions() -> dict[str, Figure]:
-    """A diagonal band of 31 layers by 31 heads, as wide and as sharp as the document says of each function."""
-    width = (4, 6, 2, 6, 3, 1.5, 6, 3)
-    peak = (0.0035, 0.0038, 0.0045, 0.0035, 0.0038, 0.0045, 0.0035, 0.0038)
+BANDS = {
+    "knowledge_recall": (4, 0.0035, 10, 25),
+    "retrieval": (6, 0.0038, 0, 30),
+    "logical_reasoning": (2, 0.0045, 6, 28),
+    "decision_making": (6, 0.0035, 0, 30),
+    "semantic_understanding": (3, 0.0038, 0, 30),
+    "syntactic_understanding": (1.5, 0.0045, 0, 30),
+    "inference": (6, 0.0035, 8, 30),
+    "math_calculation": (3, 0.0038, 0, 30),
+}
+"""Width, peak, first and last layer of the diagonal band that the document sees for each function."""
+
+
+def functions() -> Figure:
+    """Bands of 31 layers by 31 heads, as wide and as sharp as the document says, on a ground of 0.001."""
     across, down = np.meshgrid(np.arange(31), np.arange(31))
-    maps = {
-        name: 0.001 + (high - 0.001) * np.exp(-(((across - down) / wide) ** 2))
-        for name, wide, high in zip(FUNCTIONS, width, peak, strict=True)
-    }
-    title = "Layer-wise attention analysis"
-    return {"": panels(maps, title=title, unit="share of all importance", limits=(0, 0.004), origin="lower")}
+    maps = {}
+    for name, (wide, high, first, last) in BANDS.items():
+        along = (across + down) / 2
+        inside = np.clip(np.minimum(along - first, last - along) + 2, 0, 2) / 2
+        maps[FUNCTIONS[name]] = 0.001 + (high - 0.001) * inside * np.exp(-(((across - down) / wide) ** 2))
+    title = "Layer-wise Attention Analysis"
+    return panels(maps, title=title, unit="attention weight", limits=(0, 0.004), origin="lower")
 
 
 DOCUMENTS = (
     Document(
         "Token grids: a predefined operation (A) and a salient one (B)",
         (
-            ("title", "A: Country to capital; B: Name variations"),
-            ("rows", "A: France, Germany, Egypt; B: Tomas, Donna"),
-            ("columns", "A: Cairo, Paris, Berlin; B: tommi, Don, Tom"),
-            ("colours", "one colour, light where weak and dark where strong"),
-            ("below", "0.7 below A, 0.9 below B"),
+            Described(
+                "A",
+                (
+                    ("title", "Country to capital"),
+                    ("rows", "France, Germany, Egypt"),
+                    ("columns", "Cairo, Paris, Berlin"),
+                    ("colours", "one colour: light where weak, dark where strong"),
+                    ("below", "0.7"),
+                ),
+                capitals,
+                lambda model: token_grid(model, "L23H4", *CAPITALS, relation="country_to_capital").figure(),
+            ),
+            Described(
+                "B",
+                (
+                    ("title", "Name variations"),
+                    ("rows", "Tomas, Donna"),
+                    ("columns", "tommi, Don, Tom"),
+                    ("colours", "one colour: light where weak, dark where strong"),
+                    ("below", "0.9"),
+                ),
+                names,
+                salient,
+            ),
         ),
-        grids,
-        real_grids,
     ),
     Document(
         "Heads and the token groups they serve",
         (
-            ("heads", "Head 0 to It, I; Head 1 and Head 2 to is, am, the"),
-            ("rows", "5 x 5 matrix, rows and columns It, I, is, am, the; column labels on top"),
-            ("colours", "blue: attention of about 1; dark grey: about 0"),
-            ("below", "two blocks, and no attention between them"),
+            Described(
+                "",
+                (
+                    ("heads", "Head 0 to It, I; Head 1 and Head 2 to is, am, the"),
+                    ("rows", "It, I, is, am, the, in the order of the token boxes"),
+                    ("columns", "the same, on top"),
+                    ("colours", "blue: attention of about 1; dark grey: about 0"),
+                    ("below", "two blocks, and no attention between them"),
+                ),
+                groups,
+                lambda model: attention_groups(model, SENTENCE).figure(),
+            ),
         ),
-        groups,
-        lambda model: {"": attention_groups(model, SENTENCE).figure()},
     ),
     Document(
         "Attention with a worked-out example",
         (
-            ("given", "V of Birds, sometimes, walk; A, 3 x 3"),
-            ("Before: the dot product of the two values", "v3 . v1 = 0.05 - 0.02 - 0.12 = -0.09"),
-            (
-                "Attention mixes the values, dimension by dimension",
-                "0.6 * 0.1 + 0.1 * -0.8 + 0.4 * 0.5 = 0.06 - 0.08 + 0.2 = 0.18, and two more dimensions",
-            ),
-            (
-                "After: the dot product with the mixed value",
-                "[0.18, 0.11, 0.01]; 0.018 + 0.022 + 0.003 = 0.043 (there called v3; it is v1; v3 gives 0.075)",
+            Described(
+                "",
+                (
+                    ("title", "Attention with a worked out example"),
+                    ("given", "V of Birds, sometimes, walk; A, 3 x 3"),
+                    ("Before: the dot product of the two values", "v3 . v1 = 0.05 - 0.02 - 0.12 = -0.09"),
+                    (
+                        "Attention mixes the values, dimension by dimension",
+                        "0.6 * 0.1 + 0.1 * -0.8 + 0.4 * 0.5 = 0.06 - 0.08 + 0.2 = 0.18, and two more dimensions",
+                    ),
+                    (
+                        "After: the dot product with the mixed value",
+                        "[0.18, 0.11, 0.01]; 0.018 + 0.022 + 0.003 = 0.043 (there called v3; it is v1; v3 gives 0.075)",
+                    ),
+                ),
+                lambda: ValueMixing.from_arrays(A, V, ["Birds", "sometimes", "walk"]).explain("walk", "Birds").figure(),
+                lambda model: value_mixing(model, "But birds sometimes walk", "L13H8", "walk", "birds").figure(),
             ),
         ),
-        lambda: {"": ValueMixing.from_arrays(A, V, ["Birds", "sometimes", "walk"]).explain("walk", "Birds").figure()},
-        lambda model: {"": value_mixing(model, "But birds sometimes walk", "L13H8", "walk", "birds").figure()},
     ),
     Document(
         "Attention and MLP layer contributions",
         (
-            ("title", "Attention and MLP Layer Contributions"),
-            ("columns", "attn.q, attn.k, attn.v, attn.o, mlp.up, mlp.down, mlp.gate"),
-            ("rows", "layers 0 to 27, marked 0, 4, 8, ..., 24, 27"),
-            ("colours", "light blue at 0.12 to dark orange at 0.18, bar on the right"),
+            Described(
+                "",
+                (
+                    ("title", "Attention and MLP Layer Contributions"),
+                    ("columns", "attn.q, attn.k, attn.v, attn.o, mlp.up, mlp.down, mlp.gate"),
+                    ("rows", "layers 0 to 27, marked 0, 4, 8, 12, 16, 20, 24, 27"),
+                    ("colours", "light blue at 0.12 to dark orange at 0.18, bar on the right"),
+                ),
+                contributions,
+                lambda model: component_map(model, normalise="layer", max_tokens=2000, progress=False).figure(),
+            ),
         ),
-        contributions,
-        lambda model: {"": component_map(model, normalise="layer", max_tokens=2000, progress=False).figure()},
     ),
     Document(
         "Head importance for eight functions",
         (
-            ("maps", "2 x 4: " + ", ".join(FUNCTIONS)),
-            ("rows", "Head and Layer, each 0 to 30"),
-            ("colours", "one bar, dark purple at 0.0000 to yellow at 0.0040+"),
+            Described(
+                "",
+                (
+                    ("title", "Layer-wise Attention Analysis"),
+                    ("maps", "2 x 4: " + ", ".join(FUNCTIONS.values())),
+                    ("rows", "Layer, 0 to 30, upwards"),
+                    ("columns", "Head, 0 to 30"),
+                    ("colours", "dark purple at 0.0000 to yellow at 0.0040+, one bar on the right"),
+                ),
+                functions,
+                lambda model: task_maps(model, load_tasks(), progress=False).figure(origin="lower"),
+            ),
         ),
-        functions,
-        lambda model: {"": task_maps(model, load_tasks().sample(30), progress=False).figure(origin="lower")},
+        wide=True,
     ),
 )
 
@@ -200,15 +262,15 @@ def seen(figure: Figure) -> list[tuple[str, str]]:
             ("heads", f"{head} to {', '.join(data.tokens[row] for tokens, _ in links for row in tokens)}")
             for head, links in data.heads
         ]
-        told += [("rows", ", ".join(data.tokens)), ("columns", f"labels at the {data.labels}")]
-        two = f"{ON} at 1, {OFF} at 0"
+        told += [("rows", ", ".join(data.tokens)), ("columns", f"the same, at the {data.labels}")]
+        two = f"{_called(ON)} at 1, {_called(OFF)} at 0"
         told += [("colours", two if data.is_binary else "" if data.scale is None else _colours(data.scale))]
     if isinstance(data, Beside):
         data = data.parts[0]
     if isinstance(data, Heat):
         scales = list(dict.fromkeys(layer.scale for layer in data.layers))
         told += [("maps", ", ".join(layer.name for layer in data.layers if layer.name))]
-        told += [("rows", _axis(data.rows)), ("columns", _axis(data.columns))]
+        told += [("rows", _axis(data.rows, data.lower)), ("columns", _axis(data.columns))]
         told += [("colours", _colours(scale)) for scale in scales]
     if isinstance(data, Example):
         shown = [
@@ -228,17 +290,29 @@ def seen(figure: Figure) -> list[tuple[str, str]]:
 
 def _colours(scale: Scale) -> str:
     low, _, high = (text for _, text in scale.ticks)
-    return f"#{scale.colours[0]} at {low} to #{scale.colours[-1]} at {high}, {scale.unit}"
+    first, last = (_called(scale.colours[end]) for end in (0, -1))
+    return f"{first} at {low} to {last} at {high}, {scale.unit}"
 
 
-def _axis(axis: Axis) -> str:
+def _called(colour: str) -> str:
+    """A colour in words."""
+    channels = [int(colour.lstrip("#")[i : i + 2], 16) / 255 for i in (0, 2, 4)]
+    hue, light, _ = colorsys.rgb_to_hls(*channels)
+    tone = "dark " if light < 0.35 else "light " if light > 0.75 else ""
+    if max(channels) - min(channels) < 0.04:
+        return f"{tone}grey"
+    names = ("red", "orange", "yellow", "green", "green", "green", "blue", "blue", "blue", "purple", "purple", "red")
+    return tone + names[round(12 * hue) % 12]
+
+
+def _axis(axis: Axis, upwards: bool = False) -> str:
     labels = axis.labels or tuple(map(str, range(axis.n)))
     shown = ", ".join(labels) if len(labels) <= 12 else f"{labels[0]} to {labels[-1]}"
-    return f"{axis.name}: {shown}"
+    return f"{axis.name}: {shown}" + (", upwards" if upwards else "")
 
 
 def compared(points: tuple[tuple[str, str], ...], figure: Figure) -> Figure:
-    """The document and the figure, point by point."""
+    """The document and the figure, point by point; what the document does not speak of comes last."""
     here = seen(figure)
     names = dict.fromkeys([name for name, _ in points] + [name for name, _ in here])
     rows = [
@@ -252,11 +326,12 @@ def chapters(model: Any) -> list[Chapter]:
     made = []
     for document in DOCUMENTS:
         parts = []
-        for whose, figures in (("its own numbers", document.own()), ("the default model", document.real(model))):
-            for name, figure in figures.items():
-                parts.append(Part(f"From {whose}" + (f", {name}" if name else ""), figure))
-                parts.append(Part("Beside it", compared(document.points, figure)))
-        made.append(Chapter(document.name, "", parts, columns=True))
+        for described in document.figures:
+            for whose, figure in (("its own numbers", described.own()), ("the default model", described.real(model))):
+                which = f"{described.name}, from" if described.name else "From"
+                parts.append(Part(f"{which} {whose}", figure))
+                parts.append(Part("What the document says, and what is drawn", compared(described.points, figure)))
+        made.append(Chapter(document.name, "", parts, columns=not document.wide))
     return made
 
 
@@ -271,7 +346,6 @@ def write(model: Any, path: Path) -> Path:
 
 def method(model: Any) -> Figure:
     """The method as one picture, from the head of the README."""
-    words = (["France", "Germany", "Egypt"], ["Cairo", "Paris", "Berlin"])
-    table = token_grid(model, "L23H4", *words, relation="country_to_capital", preset="folded")
-    salient = salient_operations(model, "L23H4", vocabulary="words", preset="folded", progress=False)
-    return method_figure(table, salient, HeadWeights.of(model).n_heads)
+    table = token_grid(model, "L23H4", *CAPITALS, relation="country_to_capital", preset="folded")
+    own = salient_operations(model, "L23H4", vocabulary="words", preset="folded", progress=False)
+    return method_figure(table, own, HeadWeights.of(model).n_heads)

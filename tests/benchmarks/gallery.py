@@ -52,7 +52,7 @@ def pictures() -> dict[str, tuple[Figure, int]]:
         "ablation": (curves.figure(), 620),
         "validation": (checked.figure(), 620),
         "component_map": (component_map(model, progress=False).figure(), 620),
-        "groups": (documents.groups()[""], 620),
+        "groups": (documents.groups(), 620),
         "relation_scores": (scores.figure(), 1080),
         "relations_side_by_side": (scores.figure(side_by_side=True), 860),
         "token_grid": (grid.figure(), 620),

@@ -279,6 +279,12 @@ def capitals_table(entries: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def stored(path: Path = OUT) -> list[dict[str, Any]]:
+    """What was measured and kept, model by model."""
+    models: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["models"]
+    return models
+
+
 def capitals_figure(entries: list[dict[str, Any]]) -> Figure:
     """Accuracy on the capitals while the best heads are switched off, by both presets, model by model."""
     lines = []
@@ -295,11 +301,6 @@ def capitals_figure(entries: list[dict[str, Any]]) -> Figure:
         y_limits=(0.0, 1.0),
         note=f"Prompt: {CAPITALS_TEMPLATE}",
     )
-
-
-def stored(path: Path = OUT) -> list[dict[str, Any]]:
-    """What was measured, model by model."""
-    return list(json.loads(path.read_text(encoding="utf-8"))["models"])
 
 
 def main() -> None:

@@ -23,7 +23,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path[:0] = [str(Path(__file__).parent.parent), str(Path(__file__).parent.parent.parent)]
 
 # After the lines above, which they depend on.
-from tries import TRIES, Workshop, check_sentence  # noqa: E402
+from tries import TRIES  # noqa: E402
+from workshop import Workshop, check_sentence  # noqa: E402
 
 from tl_headmaps import HeadMapsError  # noqa: E402
 
@@ -64,7 +65,7 @@ def main() -> int:
                         check_sentence(error)
                 except BaseException as error:
                     if isinstance(error, KeyboardInterrupt):
-                        raise
+                        break
                     failed[kind] += 1
                     if failed[kind] <= MOST_SHOWN:
                         print(f"\n{kind}, seed {options.seed}, try {number}:", file=sys.stderr)

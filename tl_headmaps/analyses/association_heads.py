@@ -124,7 +124,7 @@ class AssociationHeads(HeadMaps):
             title=f"Heads that bring '{query}' and '{key}' together",
             unit="gain",
             switches=("measure", "map"),
-            empty=self.provenance.mixers,
+            empty=self.provenance.short_rows,
             note=" ".join(self.notes),
         )
 
@@ -190,10 +190,10 @@ def association_heads(
     others = [token for token in range(q) if token != k]
 
     def reduce(seen: LayerActivations) -> None:
-        groups = key_values(seen, weights.n_kv_heads).to("cpu", torch.float32)
+        groups = key_values(seen, weights.shape(seen.layer).n_kv_heads).to("cpu", torch.float32)
         rows = seen["pattern"][0, :, q].to("cpu", torch.float32)
         for head, row in enumerate(rows):
-            values = groups[weights.group_of(head)]
+            values = groups[weights.group_of(head, seen.layer)]
             own, moved = values[q][None], mixed(row[None], values)
             for name, measured in (("dot", dots), ("cosine", cosines)):
                 before, after = measured(own, values)[0], measured(moved, values)[0]

@@ -274,6 +274,7 @@ def compare_attention(
     places = {**phrases, **(control or {})}
     read = [_phrase(model, text, (query, places[text]), key, prepend_bos) for text, query in (asked | others).items()]
     weights = HeadWeights.of(model)
+    weights.require_even_heads("comparisons over all heads")
     attention = torch.full((len(read), weights.n_layers, weights.n_heads), float("nan"))
 
     def reduce(seen: LayerActivations) -> None:

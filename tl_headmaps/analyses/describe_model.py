@@ -92,9 +92,10 @@ def describe_model(model: Model | HeadWeights) -> ModelDescription:
     """
     weights = HeadWeights.of(model)
     layer = weights.layer(weights.layers_with_heads[0])
-    per_group = weights.n_heads // weights.n_kv_heads
-    grouping = f"{weights.n_kv_heads} per layer" + (
-        f", each read by {per_group} heads" if per_group > 1 else " (not grouped)"
+    shapes = [weights.shape(number) for number in weights.layers_with_heads]
+    per_group = [shape.n_heads // shape.n_kv_heads for shape in shapes]
+    grouping = f"{_range(shape.n_kv_heads for shape in shapes)} per layer" + (
+        f", each read by {_range(per_group)} heads" if max(per_group) > 1 else " (not grouped)"
     )
     with_attention = " that has any" if weights.mixers else ""
     qk_rank, ov_rank = _effective_ranks(weights)
@@ -102,10 +103,10 @@ def describe_model(model: Model | HeadWeights) -> ModelDescription:
         "model": weights.model_name,
         "architecture": weights.architecture,
         "layers": _layers(weights),
-        "heads": f"{weights.n_heads} per layer{with_attention}, {weights.n_all_heads} in all",
+        "heads": f"{_range(shape.n_heads for shape in shapes)} per layer{with_attention}, {weights.n_all_heads} in all",
         "key/value heads": grouping,
         "d_model": str(weights.d_model),
-        "d_head": str(weights.d_head),
+        "d_head": _range(shape.d_head for shape in shapes),
         **_circuits(weights, qk_rank, ov_rank),
         "vocabulary": f"{weights.n_vocab:,} tokens",
         "weight basis": weights.basis,
@@ -129,6 +130,12 @@ def describe_model(model: Model | HeadWeights) -> ModelDescription:
     return ModelDescription(facts, weights.provenance(), _parameters(weights), qk_rank, ov_rank)
 
 
+def _range(numbers: Iterable[int]) -> str:
+    """A number, or the least and the most of several."""
+    found = sorted(set(numbers))
+    return str(found[0]) if len(found) == 1 else f"{found[0]} to {found[-1]}"
+
+
 def _quantisation(weights: HeadWeights) -> str:
     if weights.quantisation is None:
         return "none found in its configuration or values"
@@ -144,7 +151,6 @@ def _parameters(weights: HeadWeights) -> dict[str, int]:
 
 def _effective_ranks(weights: HeadWeights) -> tuple[Tensor, Tensor]:
     """Effective rank of every head's QK and OV circuit, the same for raw and for processed weights."""
-    groups = [weights.group_of(head) for head in range(weights.n_heads)]
     ranks: dict[str, list[Tensor]] = {"qk": [], "ov": []}
     for number in weights.layers_with_heads:
         layer = weights.layer(number)
@@ -153,9 +159,14 @@ def _effective_ranks(weights: HeadWeights) -> tuple[Tensor, Tensor]:
         if weights.ln_final is not None and weights.ln_final.centres:
             # The mean of what is written is taken off before anything reads it.
             W_O = W_O - W_O.mean(-2, keepdim=True)
+        groups = [layer.shape.group_of(head) for head in range(len(W_Q))]
         ranks["qk"].append(entropy_rank(product_singular_values(W_Q, W_K[groups])))
         ranks["ov"].append(entropy_rank(product_singular_values(W_V[groups], W_O)))
-    qk, ov = (weights.over_all_layers(torch.stack(each).float()) for each in ranks.values())
+    padded = torch.nn.utils.rnn.pad_sequence
+    qk, ov = (
+        weights.over_all_layers(padded(each, batch_first=True, padding_value=torch.nan).float())
+        for each in ranks.values()
+    )
     return qk, ov
 
 
@@ -180,7 +191,9 @@ def _circuits(weights: HeadWeights, qk_rank: Tensor, ov_rank: Tensor) -> dict[st
     chance = float(
         entropy_rank(product_singular_values(random_matrix(d, rank, seed=0), random_matrix(d, rank, seed=1)))
     )
-    facts = {"parameters of a head": f"{counts['head']:,}, {counts['W_Q']:,} in each of W_Q, W_K, W_V, W_O{shared}"}
+    where = f" (in layer {weights.layers_with_heads[0]}; layers differ)" if weights.shapes else ""
+    each = f"{counts['head']:,}, {counts['W_Q']:,} in each of W_Q, W_K, W_V, W_O{shared}{where}"
+    facts = {"parameters of a head": each}
     for name, pair, ranks in (("QK", "W_Q and W_K", qk_rank), ("OV", "W_V and W_O", ov_rank)):
         known = ranks[~ranks.isnan()]
         facts[f"{name} circuit"] = f"{pair}, {counts[name]:,} parameters in each head, {free:,} of them free"
@@ -210,7 +223,9 @@ def _outside_modules(weights: HeadWeights, layer: LayerWeights) -> dict[str, str
         "norm of values": None if layer.v_norm is None else _norm(layer.v_norm),
         "norm before W_O": None if layer.z_norm is None else _norm(layer.z_norm),
         "queries, keys, values": None if layer.clip is None else f"clipped at {layer.clip:g}",
-        "factor of what blocks add": None if weights.residual_scale == 1 else f"{weights.residual_scale:g}",
+        "beside the heads": None if weights.beside is None else f"{weights.beside.name}, in every layer",
+        "factor of what heads add": None if weights.residual_scale == 1 else f"{weights.residual_scale:g}",
+        "factor of what MLPs add": None if weights.mlp_scale == 1 else f"{weights.mlp_scale:g}",
         "factor of the logits": None if weights.logit_scale == 1 else f"{weights.logit_scale:g}",
     }
     return {name: value for name, value in facts.items() if value is not None}

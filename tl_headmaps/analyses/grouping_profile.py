@@ -170,7 +170,7 @@ class GroupingProfile(HeadMaps):
             unit="share of attention",
             signed=False,
             switches=("attention to", "over"),
-            empty=self.provenance.mixers,
+            empty=self.provenance.short_rows,
             note=f"{_NULL}{'' if self.n_texts >= LEAST_UNITS else _TOO_FEW}",
         )
 
@@ -273,7 +273,8 @@ def grouping_profile(
     check_runs(model)
     prepend_bos = prepends_bos(model, prepend_bos)
     weights = HeadWeights.of(model)
-    source, n_texts = islice(read_texts(texts, column), max_texts), max_texts
+    source: Iterator[str | tuple[int, ...]] = islice(read_texts(texts, column), max_texts)
+    n_texts = max_texts
     if texts is None or isinstance(texts, list | tuple):
         # Whatever else there is may be a stream, whose length nobody knows.
         listed = list(source)
@@ -349,17 +350,18 @@ class _Tally:
         self.n_tokens += sum(map(len, prompts))
 
         def reduce(seen: LayerActivations) -> None:
+            here = seen.layer, slice(seen["pattern"].shape[1])
             for pattern, stream, row in zip(seen["pattern"], seen["resid_pre"], seen.batch.rows, strict=True):
                 pattern = pattern.to("cpu", torch.float32)
                 attention = text_shares(pattern, pairs[row])
                 null = null_shares(pattern, pairs[row], sinks(stream).cpu())
-                self.null.add(null, counted, at=seen.layer)
-                self.excess.add(attention.shares - null, counted, at=seen.layer)
-                self.shares.add(attention.shares, counted, at=seen.layer)
+                self.null.add(null, counted, at=here)
+                self.excess.add(attention.shares - null, counted, at=here)
+                self.shares.add(attention.shares, counted, at=here)
                 queries = queries_with_pairs(pairs[row])
-                self.possible.add(attention.on_pairs, queries, at=seen.layer)
+                self.possible.add(attention.on_pairs, queries, at=here)
                 # A query's attention sums to one, so shares times all of it are the attention on the pairs.
-                self.possible_null.add(null * pattern.double().sum((1, 2))[:, None], queries, at=seen.layer)
+                self.possible_null.add(null * pattern.double().sum((1, 2))[:, None], queries, at=here)
 
         run(self.model, prompts, read=("pattern", "resid_pre"), reduce=reduce, layers=list(self.heads))
 

@@ -141,7 +141,7 @@ class HeadTrust(HeadMaps):
             signed=False,
             limits=(0.0, 1.0),
             switches=("vectors", ""),
-            empty=self.provenance.mixers,
+            empty=self.provenance.short_rows,
             note=self._noted(
                 f"On {self.n_documents} held-out documents, with the heads' real attention; sinks left out.", " "
             ),
@@ -309,7 +309,6 @@ class _Sums:
         # Draw 0 is the truth; in the others every token has the vector of another of its decile of frequency.
         draws = [own, *(permuted_within_deciles(tokens.counts, generator) for _ in range(n_null))]
         self.draws = [torch.tensor(draw) for draw in draws]
-        self.groups = torch.tensor([weights.group_of(head) for head in range(weights.n_heads)])
         self.asked = masks_of([heads], weights.n_layers, weights.n_heads)[0]
         layers = {number: weights.layer(number) for number in by_layer(heads)}
         self.constants = {number: constant_values(weights, layer) for number, layer in layers.items()}
@@ -336,12 +335,12 @@ class _Sums:
             # Sinks are left out as keys (of both sides) and as queries.
             pattern = seen["pattern"][place].float().masked_fill(sink, 0.0)[:, ~sink]
             values = seen["v"][place].float() - self.constants[layer]
-            written = self._mixed(pattern, values)
+            written = self._mixed(layer, pattern, values)
             kept = self.tested if row in self.held_out else self.fitted
             for name in VECTORS:
                 table = self.tables[name][layer]
                 for draw, dealt in enumerate(self.draws):
-                    predicted = self._mixed(pattern, table[dealt[self.tokens[row]]])
+                    predicted = self._mixed(layer, pattern, table[dealt[self.tokens[row]]])
                     sums = WriteSums.of(written, predicted, self.grams[layer])
                     entry = kept.setdefault((layer, name, draw), [])
                     entry.append(sums)
@@ -349,8 +348,9 @@ class _Sums:
                     if draw or kept is self.fitted:
                         entry[:] = [WriteSums.total(entry)]
 
-    def _mixed(self, pattern: Tensor, values: Tensor) -> Float[Tensor, "pos head d_head"]:
-        return torch.einsum("hqk,khd->qhd", pattern, values[:, self.groups])
+    def _mixed(self, layer: int, pattern: Tensor, values: Tensor) -> Float[Tensor, "pos head d_head"]:
+        groups = [self.weights.group_of(head, layer) for head in range(len(pattern))]
+        return torch.einsum("hqk,khd->qhd", pattern, values[:, groups])
 
     def result(self, provenance: Provenance) -> HeadTrust:
         maps: dict[str, dict[str, list[Tensor]]] = {}
@@ -380,7 +380,8 @@ class _Sums:
     def _over_all_layers(self, rows: list[Tensor]) -> Float[Tensor, "layer head"]:
         """A map with NaN for heads that were not asked for."""
         values = torch.full(self.asked.shape, torch.nan)
-        values[list(self.grams)] = torch.stack(rows).float()
+        for layer, row in zip(self.grams, rows, strict=True):
+            values[layer, : len(row)] = row.float()
         return values.masked_fill(~self.asked, torch.nan)
 
     def _share(self, layer: int, name: str, draw: int, gram: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -115,7 +115,7 @@ class HeadWorth(HeadMaps):
             title="What heads are worth",
             unit="rise of the loss, nats per token",
             signed=True,
-            empty=self.provenance.mixers,
+            empty=self.provenance.short_rows,
             note=f"{self.caption} 95% interval over texts.",
         )
 

@@ -182,7 +182,7 @@ class HeadNames(Result):
             signed=False,
             switches=("map", "show"),
             drill=drill,
-            empty=self.provenance.mixers,
+            empty=self.provenance.short_rows,
             note=self._noted(f"Heads with a name: {', '.join(parts)}. Search finds a name, such as copy.", " "),
         )
 

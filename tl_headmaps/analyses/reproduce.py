@@ -113,6 +113,17 @@ class Reproduction(Result):
     kind: ClassVar[str] = "reproduction"
     methods: ClassVar[tuple[str, ...]] = ("elhelo2024maps",)
     experiment: ClassVar[str] = "maps"
+    paper_columns: ClassVar[tuple[str, ...]] = (
+        "relation",
+        "pearson_without",
+        "pearson_with",
+        "n_heads",
+        "base_accuracy",
+        "final_accuracy",
+        "drop",
+        "random_drop",
+        "p_value",
+    )
     rows: tuple[ReproducedRelation, ...]
     provenance: Provenance
 

@@ -9,6 +9,7 @@ from ..core.errors import UnsupportedModelError
 from ..core.types import Model
 from .forward import weights_loaded
 from .isolation import roots
+from .parts import HeadShape
 from .tensors import joint_digest, tensor_digests
 
 _MIXERS = {
@@ -28,22 +29,89 @@ def layers_with_heads(model: Model) -> list[int]:
 
 
 def _has_heads(block: Any) -> bool:
+    attn = getattr(block, "attn", None)
     try:
-        return hasattr(block, "attn") and hasattr(block.attn, "W_V")
+        # Where keys serve as values (Gemma 4) there is no W_V.
+        return hasattr(attn, "W_V") or (hasattr(attn, "k") and hasattr(attn, "o"))
     except (NotImplementedError, ValueError):
         # TransformerLens raises these for weights that exist but are not in memory, or cannot be split into heads.
         return True
 
 
+def uneven_shapes(model: Model, layers: list[int]) -> dict[int, HeadShape]:
+    """Number and width of the heads of each layer, where layers differ and TransformerLens does not split them."""
+    stored = [
+        [
+            list(getattr(getattr(getattr(model.blocks[layer].attn, part, None), "weight", None), "shape", ()))
+            for part in "qkv"
+        ]
+        for layer in layers
+    ]
+    if all(shapes == stored[0] for shapes in stored):
+        return {}
+    found = {}
+    for layer, (queries, keys, _) in zip(layers, stored, strict=True):
+        d_head = inner_part(model.blocks[layer].attn, "head_dim")
+        if not (isinstance(d_head, int) and queries and keys):
+            raise UnsupportedModelError(
+                f"{architecture_of(model)}: the heads of layer {layer} differ from those of other layers, and its "
+                "attention does not say how wide they are. Use another model of this family."
+            )
+        found[layer] = HeadShape(queries[0] // d_head, keys[0] // d_head, d_head)
+    return found
+
+
+def split_view(attn: Any, name: str, shape: HeadShape) -> Tensor | None:
+    """A matrix or bias of attention as TransformerLens lays it out (``"W_Q"``, ``"b_V"``), split by these numbers."""
+    part = name[-1].lower()
+    # Where keys serve as values (Gemma 4), W_V is W_K.
+    module = getattr(attn, part, None) or (attn.k if part == "v" else None)
+    value = getattr(module, "weight" if name.startswith("W") else "bias", None)
+    if not isinstance(value, Tensor):
+        return None
+    count = shape.n_heads if part in "qo" else shape.n_kv_heads
+    if part == "o":
+        split: Tensor = value.T.unflatten(0, (count, -1))
+        return split
+    split = value.unflatten(0, (count, -1))
+    return split if name.startswith("b") else split.mT
+
+
 def mixer_of(block: Any) -> str:
     """What mixes the tokens of a layer without heads."""
     parts = dict(block.named_children())
+    if _reads_another_layer(block):
+        return "heads that read keys and values of another layer"
+    if any(hasattr(inner_part(parts.get("mixer"), name), "weight") for name in ("up_proj", "gate")):
+        # Each layer of Nemotron-H is one thing; some are an MLP or a mixture of experts.
+        return "nothing (an MLP)"
     return next((name for part, name in _MIXERS.items() if part in parts), type(block).__name__)
+
+
+def norm_before(block: Any) -> Any:
+    """The norm before attention; Nemotron-H calls the only norm of a layer its norm."""
+    return getattr(block, "ln1", getattr(block, "norm", None))
+
+
+def beside_heads(block: Any) -> str | None:
+    """What mixes the tokens of a layer beside its heads, if anything does."""
+    parts = dict(block.named_children())
+    return next((name for part, name in _MIXERS.items() if part in parts), None) if _has_heads(block) else None
 
 
 def keeps_states(model: Model) -> bool:
     """Whether some layer carries a state from token to token, beside or instead of keys and values."""
     return any(part in dict(block.named_children()) for block in model.blocks for part in _MIXERS)
+
+
+def shares_keys(model: Model) -> bool:
+    """Whether some layer reads keys and values that another layer computed (Gemma 4)."""
+    return any(_reads_another_layer(block) for block in model.blocks)
+
+
+def _reads_another_layer(block: Any) -> bool:
+    attn = getattr(block, "attn", None)
+    return hasattr(attn, "q") and hasattr(attn, "o") and not _has_heads(block)
 
 
 def mlp_module(block: Any) -> Any:
@@ -57,6 +125,27 @@ def unread_mlp(block: Any) -> str | None:
     inner = getattr(block, "original_component", None)
     children = [name for owner in (block, inner) if owner is not None for name, _ in owner.named_children()]
     return next((name for name in children if any(word in name for word in ("mlp", "moe", "ffn", "feed", "fc"))), None)
+
+
+def as_wide_as_the_stream(model: Model, embeddings: Tensor) -> Tensor:
+    """Embeddings as they enter the stream: OPT-350M has narrower ones, and projects them."""
+    projection = getattr(model, "project_in", None)
+    if projection is None:
+        return embeddings
+    with weights_loaded(projection):
+        widened: Tensor = projection(embeddings)
+        return widened
+
+
+def unembedding_of(model: Model) -> Tensor:
+    """Rows by token that the stream is multiplied by, with the projection before it where there is one."""
+    rows: Tensor = model.unembed.W_U.T
+    projection = getattr(model, "project_out", None)
+    if projection is None:
+        return rows
+    with weights_loaded(projection):
+        joined: Tensor = rows @ inner_part(projection, "weight").to(rows)
+        return joined
 
 
 def architecture_of(model: Model) -> str:
@@ -76,9 +165,9 @@ def is_processed(model: Model) -> bool:
     return norm_type.endswith("Pre") or bool(getattr(model, "_weights_processed", False))
 
 
-def inner_part(attn: Any, name: str) -> Any:
-    """A part of the transformers module inside an attention bridge."""
-    return getattr(getattr(attn, "original_component", None), name, None)
+def inner_part(bridge: Any, name: str) -> Any:
+    """A part of the transformers module inside a bridge."""
+    return getattr(getattr(bridge, "original_component", None), name, None)
 
 
 def host_error(model: Model, error: Exception) -> UnsupportedModelError:

@@ -26,6 +26,8 @@ _HOOKS = {
     "resid_post": "hook_resid_post",
     "attn_out": "hook_attn_out",
     "mlp_out": "hook_mlp_out",
+    "mixer_out": "mamba.hook_out",
+    "token_out": "post_per_layer_input_norm.hook_out",
     "v": "attn.hook_v",
     "z": "attn.hook_z",
     "scores": "attn.hook_attn_scores",
@@ -88,6 +90,12 @@ def forward_pass(model: Model, layers: Sequence[int]) -> ForwardPass:
         for layer in layers
         for short, hook in _HOOKS.items()
         if (name := f"blocks.{layer}.{hook}") in known
+    ]
+    # Where keys serve as values (Gemma 4) there is no value to see.
+    hooks += [
+        (f"blocks.{layer}.attn.hook_k", partial(_keep, seen[layer], "v"))
+        for layer in layers
+        if f"blocks.{layer}.attn.hook_v" not in known and f"blocks.{layer}.attn.hook_k" in known
     ]
     options = _at_zero(model, tokens)
     with ExitStack() as stack:

@@ -9,7 +9,9 @@ a short forward pass. What was read is compared with another one, seam by seam, 
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,20 +20,31 @@ from ..core.errors import HeadMapsError, UnsupportedModelError
 from ..core.types import Basis, Model
 from .anatomy import (
     architecture_of,
+    as_wide_as_the_stream,
     host_error,
     inner_part,
     is_processed,
     layers_with_heads,
     mixer_of,
     mlp_module,
+    norm_before,
+    split_view,
+    unembedding_of,
+    uneven_shapes,
     unread_mlp,
 )
 from .forward import forward_pass, weights_loaded
 from .isolation import evaluating, lock_of
 from .measuring import Measurements
 from .norms import NormReader
-from .parts import ACTIVATIONS, MLP, LayerWeights, Norm, basis_of
-from .requirements import require_decoder, require_even_heads, require_heads, require_same_attention, require_whole
+from .parts import ACTIVATIONS, MLP, HeadShape, LayerWeights, Norm, basis_of
+from .requirements import (
+    require_decoder,
+    require_heads,
+    require_same_attention,
+    require_whole,
+    unmapped_circuits,
+)
 from .seams import GATED, mixing_difference, mlp_difference, output_bias
 from .tensors import check_finite
 
@@ -48,6 +61,16 @@ def read_model(model: Model, device: str | torch.device | None) -> dict[str, Any
         raise host_error(model, error) from error
 
 
+class _FirstMLP(NamedTuple):
+    """Norms around the MLP of layer 0, the MLP with its factor, and the reason if it cannot be used."""
+
+    ln2: Norm | None
+    ln2_post: Norm | None
+    refusal: str | None = None
+    mlp: MLP | None = None
+    scale: float = 1.0
+
+
 class _Reader:
     """Reads tensors of one model onto one device as float32."""
 
@@ -62,17 +85,19 @@ class _Reader:
         self.dtype = embedding.dtype
         self.device = torch.device(device) if device is not None else embedding.device
         self.norms = NormReader(model, self.device)
-        self.score_factor = 1.0
+        self.score_factor = self.read_scale = 1.0
+        self.post_norm = False
+        self.shapes: dict[int, HeadShape] = {}
 
     def fields(self) -> dict[str, Any]:
         model, cfg = self.model, self.model.cfg
         with_heads = layers_with_heads(model)
-        require_even_heads(model, with_heads)
+        self.shapes = uneven_shapes(model, with_heads)
         require_heads(model, with_heads[0])
         first, last = self.layer(with_heads[0]), self.layer(with_heads[-1])
         require_whole(model, first)
-        W_E = self.stored(model.embed.W_E)
-        W_U = self.stored(model.unembed.W_U.T)
+        W_E = self.stored(as_wide_as_the_stream(model, model.embed.W_E))
+        W_U = self.stored(unembedding_of(model))
         check_finite(W_E, "The embedding W_E")
         check_finite(W_U, "The unembedding W_U")
         ln_final = self.norms.norm(getattr(model, "ln_final", None))
@@ -80,14 +105,16 @@ class _Reader:
         require_same_attention(model, seen)
         measured = Measurements(model, self.norms, seen)
         embed_scale, embed_norm = measured.embedding(W_E)
-        residual_scale = measured.residual_scale(first)
-        self.score_factor = measured.score_factor(first)
-        ln2, mlp, ln2_post, refusal = self.first_mlp(measured.here(0), residual_scale)
+        residual_scale, beside = measured.residual_scale(first), measured.beside(first)
+        self.post_norm = measured.post_norm(first)
+        self.score_factor, self.read_scale = measured.score_factor(first), measured.read_scale(first)
+        first_mlp = self.first_mlp(measured.here(0), residual_scale)
         return {
             "model_name": str(cfg.model_name),
             "architecture": architecture_of(model),
             "n_layers": len(model.blocks),
-            "n_heads": first.W_Q.shape[0],
+            "shapes": self.shapes,
+            "n_heads": max([first.shape.n_heads, *(shape.n_heads for shape in self.shapes.values())]),
             "n_kv_heads": first.W_V.shape[0],
             "d_model": first.W_Q.shape[1],
             "d_head": first.W_V.shape[2],
@@ -96,14 +123,17 @@ class _Reader:
             "W_U": W_U,
             "embed_scale": embed_scale,
             "embed_norm": embed_norm,
-            "residual_scale": residual_scale,
+            "residual_scale": residual_scale * (1.0 if beside is None else beside.attention_scale),
+            "mlp_scale": first_mlp.scale,
+            "beside": beside,
             "logit_scale": measured.logit_scale(W_U, ln_final),
             "moved_biases": self.moved_biases(first),
+            "unmapped": unmapped_circuits(model, self.post_norm),
             "ln_final": ln_final,
-            "ln2": ln2,
-            "mlp": mlp,
-            "ln2_post": ln2_post,
-            "mlp_refusal": refusal,
+            "ln2": first_mlp.ln2,
+            "mlp": first_mlp.mlp,
+            "ln2_post": first_mlp.ln2_post,
+            "mlp_refusal": first_mlp.refusal,
             "read_layer": self.layer,
             "mixers": {
                 layer: mixer_of(block) for layer, block in enumerate(model.blocks) if layer not in set(with_heads)
@@ -143,36 +173,52 @@ class _Reader:
         block = self.model.blocks[layer]
         attn = block.attn
         with lock_of(self.model), evaluating(block), weights_loaded(block):
+            split = self.split(attn, layer)
+            # HookedTransformer expands grouped heads in W_K and keeps the grouped ones in _W_K.
+            W_Q, W_K, W_V, W_O = (self.required(split, f"_W_{part}", f"W_{part}") for part in "QKVO")
             return LayerWeights(
                 layer=layer,
-                W_Q=self.required(attn, "W_Q"),
-                # HookedTransformer expands grouped heads in W_K and keeps the grouped ones in _W_K.
-                W_K=self.required(attn, "_W_K", "W_K"),
-                W_V=self.required(attn, "_W_V", "W_V"),
-                W_O=self.required(attn, "W_O"),
-                score_scale=self.score_scale(attn, layer),
-                b_Q=self.tensor(attn, "b_Q"),
-                b_K=self.tensor(attn, "_b_K", "b_K"),
-                b_V=self.tensor(attn, "_b_V", "b_V"),
-                ln1=self.norms.norm(getattr(block, "ln1", None)),
+                W_Q=W_Q,
+                W_K=W_K,
+                W_V=W_V,
+                W_O=W_O,
+                score_scale=self.score_scale(attn, layer, W_Q.shape[-1]),
+                b_Q=self.tensor(split, "b_Q"),
+                b_K=self.tensor(split, "_b_K", "b_K"),
+                b_V=self.tensor(split, "_b_V", "b_V"),
+                ln1=self.ln1(block),
                 ln1_post=self.norms.norm(getattr(block, "ln1_post", None)),
-                q_norm=self.norms.head_norm(attn, "q_norm", attn.W_Q),
-                k_norm=self.norms.head_norm(attn, "k_norm", attn.W_K),
-                v_norm=self.norms.head_norm(attn, "v_norm", attn.W_V),
-                z_norm=self.norms.norm(inner_part(attn, "attn_sub_norm"), attn.W_O.shape[0] * attn.W_O.shape[1]),
+                q_norm=self.norms.head_norm(attn, "q_norm", W_Q),
+                k_norm=self.norms.head_norm(attn, "k_norm", W_K),
+                v_norm=self.norms.head_norm(attn, "v_norm", W_V),
+                z_norm=self.norms.norm(inner_part(attn, "attn_sub_norm"), W_O.shape[0] * W_O.shape[1]),
                 clip=self.clip(attn),
             )
+
+    def split(self, attn: Any, layer: int) -> Any:
+        """Attention with its matrices by head: as TransformerLens splits it, or where layers differ as it is stored."""
+        if layer not in self.shapes:
+            return attn
+        names = [f"{kind}_{part}" for kind in "Wb" for part in "QKVO" if (kind, part) != ("b", "O")]
+        return SimpleNamespace(**{name: split_view(attn, name, self.shapes[layer]) for name in names})
+
+    def ln1(self, block: Any) -> Norm | None:
+        """The norm before attention, with the factor of what attention then reads (Falcon-H1)."""
+        norm = None if self.post_norm else self.norms.norm(norm_before(block))
+        if norm is None or self.read_scale == 1:
+            return norm
+        return replace(norm, weight=norm.weight * self.read_scale, bias=norm.bias * self.read_scale)
 
     def clip(self, attn: Any) -> float | None:
         """The largest queries, keys and values a model allows, if it says so."""
         limit = getattr(inner_part(attn, "config"), "clip_qkv", inner_part(attn, "clip_qkv"))
         return float(limit) if isinstance(limit, int | float) else None
 
-    def score_scale(self, attn: Any, layer: int) -> float:
+    def score_scale(self, attn: Any, layer: int, d_head: int) -> float:
         """The factor of attention scores (1 / sqrt(d_head) unless the model has another)."""
-        return self.stated_scale(attn, layer) * self.score_factor
+        return self.stated_scale(attn, layer, d_head) * self.score_factor
 
-    def stated_scale(self, attn: Any, layer: int) -> float:
+    def stated_scale(self, attn: Any, layer: int, d_head: int) -> float:
         own = inner_part(attn, "scaling")
         if isinstance(own, int | float):
             return float(own)
@@ -180,7 +226,7 @@ class _Reader:
         divisor = getattr(attn, "attn_scale", None) if getattr(attn, "original_component", None) is None else None
         if isinstance(divisor, int | float) and divisor > 0:
             return 1.0 / float(divisor)
-        scale = 1.0 / math.sqrt(attn.W_Q.shape[-1])
+        scale = 1.0 / math.sqrt(d_head)
         if getattr(self.model.cfg, "scale_attn_by_inverse_layer_idx", False):
             scale /= layer + 1
         return scale
@@ -194,38 +240,37 @@ class _Reader:
         # A bias of values that is all zero now (it may have come from a LayerNorm), and one of the output that is not.
         return self.tensor(block.attn, "_b_V", "b_V") is not None and moved is not None and bool(moved.any())
 
-    def first_mlp(
-        self, here: Mapping[str, Tensor], residual_scale: float
-    ) -> tuple[Norm | None, MLP | None, Norm | None, str | None]:
-        """Norm, MLP and norm after the MLP of layer 0, and the reason if the MLP cannot be used."""
+    def first_mlp(self, here: Mapping[str, Tensor], residual_scale: float) -> _FirstMLP:
         with weights_loaded(self.model.blocks[0]):
             return self.mlp_of(self.model.blocks[0], here, residual_scale)
 
-    def mlp_of(
-        self, block: Any, here: Mapping[str, Tensor], residual_scale: float
-    ) -> tuple[Norm | None, MLP | None, Norm | None, str | None]:
+    def mlp_of(self, block: Any, here: Mapping[str, Tensor], residual_scale: float) -> _FirstMLP:
+        if hasattr(block, "post_per_layer_input_norm"):
+            return _FirstMLP(None, None, "its layers add an embedding of the token beside their MLP")
+        if self.post_norm:
+            return _FirstMLP(None, None, "its norms come after attention and MLP (post-norm)")
         module = mlp_module(block)
+        ln2, ln2_post = (self.norms.norm(getattr(block, name, None)) for name in ("ln2", "ln2_post"))
         if module is None:
             unread = unread_mlp(block)
             if unread is None:
-                return None, None, None, None
-            ln2, ln2_post = (self.norms.norm(getattr(block, name, None)) for name in ("ln2", "ln2_post"))
-            return ln2, None, ln2_post, f"its first MLP ({unread}) has parts that are not known here"
-        ln2_post = self.norms.norm(getattr(block, "ln2_post", None))
-        ln2 = self.norms.norm(getattr(block, "ln2", None))
+                return _FirstMLP(None, None)
+            return _FirstMLP(ln2, ln2_post, f"its first MLP ({unread}) has parts that are not known here")
         if ln2 is None and ln2_post is None:
             # Parallel blocks with one norm (Phi, GPT-J) feed it to attention and MLP alike.
-            ln2 = self.norms.norm(getattr(block, "ln1", None))
+            ln2 = self.norms.norm(norm_before(block))
         W_in, W_out, W_gate = (self.tensor(module, name, dtype=None) for name in ("W_in", "W_out", "W_gate"))
         stated = self.stated_activation(module)
         if W_in is None or W_out is None or W_in.ndim != 2:
             reason = f"its first MLP is a {type(module).__name__} (mixture of experts or unknown parts)"
-            return ln2, None, ln2_post, reason
+            return _FirstMLP(ln2, ln2_post, reason)
         b_in, b_gate = self.tensor(module, "b_in"), self.tensor(module, "b_gate")
         if W_gate is None and W_in.shape[1] == 2 * W_out.shape[0]:
             # Gate and up projection in one matrix (ModernBERT).
             W_gate, W_in = W_in.chunk(2, 1)
             b_gate, b_in = (None, None) if b_in is None else b_in.chunk(2)
+        # Falcon-H1 multiplies what goes through its gate, and what its MLP gives back.
+        gate_scale, scale = (_factor_in(module, name) for name in ("gate_multiplier", "down_multiplier"))
         # A host may state no activation function, or another than the model's: the one that fits is the model's.
         for activation in sorted(ACTIVATIONS, key=lambda name: name != stated):
             mlp = MLP(
@@ -236,15 +281,16 @@ class _Reader:
                 b_in=b_in,
                 b_gate=b_gate,
                 b_out=self.tensor(module, "b_out"),
+                gate_scale=gate_scale,
             )
             for name, value in vars(mlp).items():
                 if isinstance(value, Tensor):
                     check_finite(value, f"{name} of the first MLP")
-            if mlp_difference(mlp, ln2, ln2_post, residual_scale, here).fits(self.dtype):
-                return ln2, mlp, ln2_post, None
+            if mlp_difference(mlp, ln2, ln2_post, scale * residual_scale, here).fits(self.dtype):
+                return _FirstMLP(ln2, ln2_post, None, mlp, scale * residual_scale)
         if stated not in ACTIVATIONS:
-            return ln2, None, ln2_post, f"its activation function {stated!r} is not known here"
-        return ln2, None, ln2_post, "its first MLP does not compute act(x W_in) W_out"
+            return _FirstMLP(ln2, ln2_post, f"its activation function {stated!r} is not known here")
+        return _FirstMLP(ln2, ln2_post, "its first MLP does not compute act(x W_in) W_out")
 
     def stated_activation(self, module: Any) -> str:
         """The function that a module of the MLP computes, else the one that the host states.
@@ -263,5 +309,11 @@ class _Reader:
         return stated
 
     def basis(self, ln_final: Norm | None, W_U: Tensor) -> Basis:
-        norms = [ln_final, *(self.norms.norm(getattr(block, "ln1", None)) for block in self.model.blocks)]
+        norms = [ln_final, *(self.norms.norm(norm_before(block)) for block in self.model.blocks)]
         return basis_of(norms, W_U, is_processed(self.model))
+
+
+def _factor_in(module: Any, name: str) -> float:
+    """A factor that the transformers module inside a bridge has under this name, else 1."""
+    factor = inner_part(module, name)
+    return float(factor) if isinstance(factor, int | float) else 1.0

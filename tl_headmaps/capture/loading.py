@@ -3,6 +3,7 @@
 from ..core.ambient import steady
 from ..core.errors import HeadMapsError, ModelLoadError
 from ..core.types import Model
+from .adapters import own_adapters
 from .bundled import load_default_model, quiet_transformers
 from .checkpoint.reader import local_folder
 from .checkpoint.sound import require_weights, sound_folder
@@ -38,7 +39,7 @@ def load_model(name: str | None = None, device: str | None = None) -> Model:
 
     where = str(folder)
     try:
-        with quiet_transformers(), nothing_installed(name):
+        with quiet_transformers(), nothing_installed(name), own_adapters():
             text = language_model_of(where, name)
             if text is None:
                 require_weights(name, folder)
@@ -48,9 +49,10 @@ def load_model(name: str | None = None, device: str | None = None) -> Model:
     except (HeadMapsError, MemoryError):
         raise
     except Exception as error:  # a host may raise anything; its users get a sentence, and the cause behind it
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        # Its first line alone may only say that there was an error.
+        reason = " ".join(str(error).split())[:300].rstrip(".:") or type(error).__name__
         raise ModelLoadError(
-            f"TransformerLens could not load {name!r}: {reason} Check the name, the network, or give a folder."
+            f"TransformerLens could not load {name!r}: {reason}. Check the name, the network, or give a folder."
         ) from error
     if local_folder(name) is None:
         model.cfg.model_name = name

@@ -6,16 +6,17 @@ import torch
 from torch import Tensor
 
 from ..core.types import Model
-from .anatomy import config_of
+from .anatomy import as_wide_as_the_stream, beside_heads, config_of
 from .forward import ForwardPass
 from .norms import NormReader
-from .parts import LayerWeights, Norm
+from .parts import Beside, LayerWeights, Norm
 from .seams import (
     attention_output,
     compared,
     embedding_difference,
     logit_cap,
     logit_columns,
+    normed,
     output_bias,
     sampled_logits,
     score_difference,
@@ -34,7 +35,7 @@ class Measurements:
 
     def embed_scale(self) -> float:
         token = torch.tensor([[0, 1]], device=self.sample.device)
-        embedded = in_float64(self.model.embed(token)).flatten()
+        embedded = in_float64(as_wide_as_the_stream(self.model, self.model.embed(token))).flatten()
         plain = in_float64(self.sample[:2]).flatten()
         scale = float(embedded @ plain / (plain @ plain).clamp_min(1e-30))
         # A measurement close to a factor that models use is that factor, in the precision of the stored type.
@@ -71,6 +72,40 @@ class Measurements:
         z, theirs = (here[name].to(self.device, torch.float32) for name in ("z", "attn_out"))
         ours = attention_output(layer, z, output_bias(self.model.blocks[layer.layer]))
         return self.fitting_factor(ours, theirs, "residual_multiplier")
+
+    def read_scale(self, layer: LayerWeights) -> float:
+        """The factor of what attention reads, after the norm before it."""
+        here = self.here(layer.layer)
+        if not {"resid_pre", "attn_in"} <= set(here):
+            return 1.0
+        ours = here["resid_pre"] if layer.ln1 is None else layer.ln1(here["resid_pre"])
+        return self.fitting_factor(ours, here["attn_in"], "attention_in_multiplier")
+
+    def post_norm(self, layer: LayerWeights) -> bool:
+        """Whether attention reads the stream as it is, although a norm is called the one before attention."""
+        here = self.here(layer.layer)
+        stream, read = here.get("resid_pre"), here.get("attn_in")
+        # A norm of what was normed before (nanochat) changes nothing, and stands before attention all the same.
+        normed_once = compared(normed(layer.ln1, stream), read)
+        return layer.ln1 is not None and not normed_once.fits(self.dtype) and compared(stream, read).fits(self.dtype)
+
+    def beside(self, layer: LayerWeights) -> Beside | None:
+        """What mixes tokens beside the heads, with the two factors that make up the stream after the block."""
+        here = self.here(layer.layer)
+        name = beside_heads(self.model.blocks[layer.layer])
+        if name is None or not {"resid_pre", "resid_post", "attn_out", "mixer_out"} <= set(here):
+            return None
+        added = here["resid_post"] - here["resid_pre"]
+        if "mlp_out" in here:
+            added = added - here["mlp_out"].reshape(added.shape)
+        given = [in_float64(here[part]).flatten() for part in ("attn_out", "mixer_out")]
+        fitted = torch.linalg.lstsq(torch.stack(given, 1), in_float64(added).flatten()[:, None]).solution[:, 0].tolist()
+        rounding = 1e-3 if self.dtype.itemsize > 2 else 3e-2
+        attention, mixer = (
+            _known(factor, (1.0, *self.stated(name)), rounding)
+            for factor, name in zip(fitted, ("attention_out_multiplier", "ssm_out_multiplier"), strict=True)
+        )
+        return Beside(name, mixer, attention)
 
     def logit_scale(self, W_U: Tensor, ln_final: Norm | None) -> float:
         """The factor of the logits after the unembedding."""
@@ -114,9 +149,8 @@ class Measurements:
         difference, factor = score_difference(self.model, block, layer, here, self.seen.at_zero)
         if difference.fits(self.dtype) or factor <= 0:
             return 1.0
-        # GPT-Neo does not divide by sqrt(d_head).
-        root = layer.W_Q.shape[-1] ** 0.5
-        factor = root if abs(factor / root - 1) < 1e-2 else factor
+        # GPT-Neo does not divide by sqrt(d_head); Falcon-H1 multiplies its keys.
+        factor = _known(factor, (layer.W_Q.shape[-1] ** 0.5, *self.stated("key_multiplier")), 1e-2)
         scaled = replace(layer, score_scale=layer.score_scale * factor)
         difference, _ = score_difference(self.model, block, scaled, here, self.seen.at_zero)
         return factor if difference.fits(self.dtype) else 1.0
@@ -125,5 +159,8 @@ class Measurements:
 def _factor(ours: Tensor, theirs: Tensor, known: tuple[float, ...], rounding: float = 1e-3) -> float:
     """The factor that makes one tensor most like another; a known one in its exact value."""
     one, other = in_float64(ours).flatten(), in_float64(theirs).flatten()
-    factor = float(one @ other / (one @ one).clamp_min(1e-30))
+    return _known(float(one @ other / (one @ one).clamp_min(1e-30)), known, rounding)
+
+
+def _known(factor: float, known: tuple[float, ...], rounding: float) -> float:
     return next((exact for exact in known if abs(factor / exact - 1) < rounding), factor)

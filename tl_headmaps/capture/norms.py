@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ..core.types import Model
-from .anatomy import inner_part
+from .anatomy import as_wide_as_the_stream, inner_part
 from .forward import weights_loaded
 from .parts import Norm
 from .tensors import check_finite
@@ -19,7 +19,7 @@ class NormReader:
     def __init__(self, model: Model, device: torch.device) -> None:
         self.model, self.device = model, device
         # A copy: an embedding that is offloaded leaves memory after its own forward pass.
-        self.sample = model.embed.W_E[:8].detach().clone()
+        self.sample = as_wide_as_the_stream(model, model.embed.W_E[:8].detach()).clone()
         self.d_model: int = self.sample.shape[1]
 
     def norm(self, module: Any, width: int | None = None) -> Norm | None:

@@ -6,6 +6,7 @@ classes: products round by memory order, and equal weights must give equal ranks
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -83,7 +84,10 @@ class Norm:
 
 @dataclass(frozen=True)
 class MLP:
-    """``act(x W_in + b_in) W_out + b_out``, or with a gate ``(act(x W_gate + b_gate) * (x W_in + b_in)) W_out``."""
+    """``act(x W_in + b_in) W_out + b_out``, or with a gate ``(act(x W_gate + b_gate) * (x W_in + b_in)) W_out``.
+
+    What goes through the gate may have a factor, ``gate_scale`` (Falcon-H1).
+    """
 
     W_in: Float[Tensor, "d_model d_mlp"]
     W_out: Float[Tensor, "d_mlp d_model"]
@@ -92,6 +96,7 @@ class MLP:
     b_in: Float[Tensor, " d_mlp"] | None = None
     b_gate: Float[Tensor, " d_mlp"] | None = None
     b_out: Float[Tensor, " d_model"] | None = None
+    gate_scale: float = 1.0
 
     def __post_init__(self) -> None:
         for name in ("W_in", "W_gate", "W_out"):
@@ -110,7 +115,8 @@ class MLP:
             if self.W_gate is None:
                 hidden = act(hidden)
             else:
-                hidden = act(_affine(x, self.W_gate, self.b_gate, neurons)) * hidden
+                gate = _affine(x, self.W_gate, self.b_gate, neurons)
+                hidden = act(gate if self.gate_scale == 1 else gate * self.gate_scale) * hidden
             part = hidden @ self.W_out[neurons].to(torch.float32)
             output = part if output is None else output.add_(part)
             for weight in (self.W_in, self.W_gate, self.W_out):
@@ -129,6 +135,33 @@ def _drop_zero_biases(part: "MLP | LayerWeights") -> None:
     for name, value in vars(part).items():
         if name.startswith("b_") and value is not None and not bool(value.any()):
             object.__setattr__(part, name, None)
+
+
+@dataclass(frozen=True)
+class Beside:
+    """What mixes tokens beside the heads in every layer (Falcon-H1: Mamba), and the factors of what both give back.
+
+    Attributes:
+        name: What it is called.
+        scale: Factor of what it gives back, before that is added to the stream.
+        attention_scale: The same for attention; TransformerLens shows what it gives back without it.
+    """
+
+    name: str
+    scale: float
+    attention_scale: float
+
+
+class HeadShape(NamedTuple):
+    """How many heads a layer has, how many keys and values they share, and how wide they are."""
+
+    n_heads: int
+    n_kv_heads: int
+    d_head: int
+
+    def group_of(self, head: int) -> int:
+        """The key/value head that query head ``head`` reads."""
+        return head // (self.n_heads // self.n_kv_heads)
 
 
 @dataclass(frozen=True)
@@ -169,6 +202,11 @@ class LayerWeights:
                 check_finite(value, f"{name} of layer {self.layer}")
             elif isinstance(value, Norm):
                 check_finite(value.weight, f"the weight of {name} in layer {self.layer}")
+
+    @property
+    def shape(self) -> HeadShape:
+        """Number and width of the heads."""
+        return HeadShape(len(self.W_Q), len(self.W_V), self.W_V.shape[-1])
 
     def queries(self, x: Float[Tensor, "*batch d_model"], heads: Sequence[int]) -> list[Float[Tensor, "*batch d_head"]]:
         """Queries of some heads for what the layer reads, after their norm, before any rotation."""

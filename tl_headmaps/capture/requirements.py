@@ -1,10 +1,22 @@
 """What a model must have before it is read; each refusal says what was found, what is needed and what to do."""
 
+from typing import Any
+
 import torch
 
 from ..core.errors import UnsupportedModelError, UsageError, WeightBasisError
-from ..core.types import Model
-from .anatomy import architecture_of, config_of, inner_part, is_processed, layers_with_heads, mixer_of
+from ..core.types import Circuit, Model
+from .adapters import EXTENDED
+from .anatomy import (
+    architecture_of,
+    as_wide_as_the_stream,
+    beside_heads,
+    config_of,
+    inner_part,
+    is_processed,
+    layers_with_heads,
+    mixer_of,
+)
 from .forward import ForwardPass, weights_loaded
 from .parts import LayerWeights
 from .seams import TOLERANCE, compared
@@ -49,32 +61,34 @@ def require_decoder(model: Model) -> None:
             "as GPT-2, Llama or Gemma."
         )
     if not layers_with_heads(model):
-        raise UnsupportedModelError(
-            f"{architecture} has no attention heads that TransformerLens shows: its layer 0 is "
-            f"{mixer_of(model.blocks[0])}. Head maps need a model with attention in at least one layer, and W_Q, W_K, "
-            "W_V and W_O of it."
+        raise UnsupportedModelError(_no_heads(model))
+
+
+_READS_ITS_LOAD = "Open it with tl_headmaps.load_model(...), which has TransformerLens take it apart as it is stored."
+
+
+def _no_heads(model: Model) -> str:
+    architecture = architecture_of(model)
+    if architecture in EXTENDED:
+        return (
+            f"{architecture} has attention heads, but TransformerLens shows its layers as a whole. Open it with "
+            "tl_headmaps.load_model(...), which has TransformerLens show them."
         )
-
-
-def require_even_heads(model: Model, layers: list[int]) -> None:
-    """Refuse layers whose heads differ in number or width from those of the others."""
-    for name in ("q", "v"):
-        parts = {layer: getattr(model.blocks[layer].attn, name, None) for layer in layers}
-        stored = {layer: getattr(part, "weight", None) for layer, part in parts.items()}
-        shapes = {layer: list(getattr(weight, "shape", ())) for layer, weight in stored.items()}
-        first = layers[0]
-        other = next((layer for layer in layers if shapes[layer] != shapes[first]), None)
-        if other is not None:
-            raise UnsupportedModelError(
-                f"{architecture_of(model)}: the heads of layer {other} differ from those of layer {first} in "
-                f"number or width (W_{name.upper()} is stored as {shapes[other]} there and as {shapes[first]} "
-                "here). Head maps need the same heads in every layer that has any, and TransformerLens does not "
-                "split others into heads. Use another model of this family."
-            )
+    if any(hasattr(inner_part(block, "shared_transformer"), "self_attn") for block in model.blocks):
+        return (
+            f"{architecture} has heads that read two vectors side by side and write into an MLP, not into the "
+            "stream, so there is no map from what a head reads to what it says. Head maps need heads that read "
+            "and write one stream. Use another model."
+        )
+    return (
+        f"{architecture} has no attention heads that TransformerLens shows: its layer 0 is "
+        f"{mixer_of(model.blocks[0])}. Head maps need a model with attention in at least one layer, and W_Q, W_K, "
+        "W_V and W_O of it."
+    )
 
 
 def require_heads(model: Model, layer: int) -> None:
-    """Refuse latent attention, and embeddings of another width than the stream."""
+    """Refuse latent attention, and embeddings that do not become as wide as the stream."""
     attn, name = model.blocks[layer].attn, architecture_of(model)
     if type(attn).__name__.startswith("MLA"):
         raise UnsupportedModelError(
@@ -83,25 +97,49 @@ def require_heads(model: Model, layer: int) -> None:
             "heads."
         )
     with weights_loaded(attn):
-        widths = (model.embed.W_E.shape[1], attn.W_Q.shape[1], model.unembed.W_U.shape[0])
-    if len(set(widths)) > 1:
+        width = _width(attn)
+    embedded = as_wide_as_the_stream(model, model.embed.W_E[:1].detach()).shape[1]
+    read_out = model.unembed.W_U.shape[0] if not hasattr(model, "project_out") else width
+    if {embedded, read_out} != {width}:
         raise UnsupportedModelError(
-            f"{name} has embeddings of width {widths[0]}, a stream of width {widths[1]} and an unembedding of "
-            f"width {widths[2]}, with projections in between. Head maps need one width. Use another model of this "
-            "family."
+            f"{name} has embeddings of width {embedded}, a stream of width {width} and an unembedding of width "
+            f"{read_out}, and what stands in between is not known here. Head maps need one width. Use another model of "
+            "this family."
         )
+
+
+def _width(attn: Any) -> int:
+    """Width of what attention reads."""
+    try:
+        return int(attn.W_Q.shape[1])
+    except ValueError:
+        # TransformerLens does not split heads of layers that differ from its configuration.
+        return int(attn.q.weight.shape[1])
+
+
+def unmapped_circuits(model: Model, post_norm: bool) -> dict[Circuit, str]:
+    """By circuit, why its maps are not defined for a model whose heads run like others."""
+    if post_norm:
+        reason = (
+            "norms its whole stream after attention and after each MLP (post-norm), so what a head reads and writes is "
+            "scaled anew in every layer above it, by what all other parts have written"
+        )
+        return {"ov": reason, "qk": reason}
+    if hasattr(model, "prediction_head"):
+        return {"ov": "has a layer with an activation function between its stream and its unembedding"}
+    return {}
 
 
 def require_whole(model: Model, layer: LayerWeights) -> None:
     """Refuse weights whose processing changed what the model computes, so that nothing is left to compare with."""
-    attn = model.blocks[layer.layer].attn
+    block = model.blocks[layer.layer]
     reasons = {
-        "learned sinks, so its attention does not sum to one": inner_part(attn, "sinks") is not None,
+        "learned sinks, so its attention does not sum to one": inner_part(block.attn, "sinks") is not None,
         "a norm before W_O": layer.z_norm is not None,
+        # Processing folds the norm that both read into the heads alone.
+        f"{beside_heads(block)} beside its heads": beside_heads(block) is not None,
         # TransformerLens 4.3 takes its fused projection apart in the order of other Falcon models.
-        "queries, keys and values in one matrix, group by group": bool(
-            getattr(config_of(model), "new_decoder_architecture", False)
-        ),
+        "queries, keys and values in one matrix, group by group": _is_split_wrongly(model),
     }
     for what, found in reasons.items():
         if is_processed(model) and found:
@@ -109,7 +147,13 @@ def require_whole(model: Model, layer: LayerWeights) -> None:
                 f"The weights of {architecture_of(model)} were processed, and it has {what}: processing then "
                 "changes what the model computes. Load the model without processing "
                 "(TransformerBridge.boot_transformers(...) without enable_compatibility_mode())."
+                + (f" {_READS_ITS_LOAD}" if _is_split_wrongly(model) else "")
             )
+
+
+def _is_split_wrongly(model: Model) -> bool:
+    grouped = bool(getattr(config_of(model), "new_decoder_architecture", False))
+    return grouped and not getattr(getattr(model, "adapter", None), "splits_by_group", False)
 
 
 def require_same_attention(model: Model, seen: ForwardPass) -> None:
@@ -133,5 +177,9 @@ def require_same_attention(model: Model, seen: ForwardPass) -> None:
             raise UnsupportedModelError(
                 f"{architecture_of(model)}: the attention of layer {layer} in TransformerLens differs from that "
                 f"of the transformers model inside it by {difference:.2g} of the largest value, so nothing it "
-                "computes there is the model's. Use another version of TransformerLens, or another model."
+                f"computes there is the model's. {_instead(model)}"
             )
+
+
+def _instead(model: Model) -> str:
+    return _READS_ITS_LOAD if _is_split_wrongly(model) else "Use another version of TransformerLens, or another model."

@@ -208,6 +208,13 @@ def output_bias(block: Any) -> Tensor | None:
         return bias.detach().float() if isinstance(bias, Tensor) else None
 
 
+def stream_scale(block: Any) -> float:
+    """A factor of the whole stream after a block (Gemma 4), which the next norm takes off again."""
+    factor = getattr(getattr(block, "original_component", None), "layer_scalar", None)
+    # A negative one would turn what heads say into its opposite.
+    return float(factor) if isinstance(factor, Tensor) and factor.numel() == 1 and float(factor) > 0 else 1.0
+
+
 def attention_output(layer: LayerWeights, z: Tensor, bias: Tensor | None) -> Tensor:
     """What attention gives back for the heads' outputs, after the norm that follows it."""
     written = z.reshape(*z.shape[:2], -1) @ layer.W_O.flatten(0, 1)

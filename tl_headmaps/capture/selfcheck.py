@@ -29,7 +29,7 @@ from torch import Tensor
 from ..core.errors import UnsupportedModelError
 from ..core.types import Model
 from .forward import ForwardPass, forward_pass
-from .parts import MLP, LayerWeights, Norm
+from .parts import MLP, Beside, LayerWeights, Norm
 from .seams import (
     TOLERANCE,
     Difference,
@@ -45,6 +45,7 @@ from .seams import (
     sampled_logits,
     scaled,
     score_difference,
+    stream_scale,
     values,
 )
 
@@ -85,6 +86,10 @@ class ReadModel(Protocol):
     def ln2_post(self) -> Norm | None: ...
     @property
     def residual_scale(self) -> float: ...
+    @property
+    def mlp_scale(self) -> float: ...
+    @property
+    def beside(self) -> Beside | None: ...
     @property
     def logit_scale(self) -> float: ...
     @property
@@ -203,11 +208,15 @@ def _differences(
             yield "values", number, compared(values(layer, here["attn_in"]), here.get("v")), ""
         yield "mixing", number, *mixing_difference(layer, here)
         written = None if "z" not in here else attention_output(layer, here["z"], output_bias(block))
-        output = compared(scaled(written, weights.residual_scale), here.get("attn_out"))
-        yield "attention output", number, output, ""
-        yield "stream", number, compared(_added(here), here.get("resid_post")), ""
+        given = here.get("attn_out")
+        if given is not None and weights.beside is not None:
+            given = given * weights.beside.attention_scale
+        yield "attention output", number, compared(scaled(written, weights.residual_scale), given), ""
+        beside = "" if weights.beside is None else f"with what {weights.beside.name} adds beside the heads"
+        added = scaled(_added(here, weights.beside), stream_scale(block))
+        yield "stream", number, compared(added, here.get("resid_post")), beside
     if weights.mlp is not None:
-        output = mlp_difference(weights.mlp, weights.ln2, weights.ln2_post, weights.residual_scale, first)
+        output = mlp_difference(weights.mlp, weights.ln2, weights.ln2_post, weights.mlp_scale, first)
         yield "first MLP", 0, output, ""
     last = _on(weights.device, seen.layers[weights.n_layers - 1])
     yield "logits", None, _logit_difference(weights, model, seen, last.get("resid_post")), ""
@@ -217,11 +226,18 @@ def _on(device: torch.device, values: Mapping[str, Tensor]) -> dict[str, Tensor]
     return {name: value.to(device, torch.float32) for name, value in values.items()}
 
 
-def _added(here: Mapping[str, Tensor]) -> Tensor | None:
-    if not {"resid_pre", "attn_out"} <= set(here):
+def _added(here: Mapping[str, Tensor], beside: Beside | None) -> Tensor | None:
+    if not {"resid_pre", "attn_out"} <= set(here) or (beside is not None and "mixer_out" not in here):
         return None
-    together = here["resid_pre"] + here["attn_out"].reshape(here["resid_pre"].shape)
-    return together + here["mlp_out"].reshape(together.shape) if "mlp_out" in here else together
+    together, given = here["resid_pre"], here["attn_out"].reshape(here["resid_pre"].shape)
+    if beside is not None:
+        given = given * beside.attention_scale + here["mixer_out"] * beside.scale
+    together = together + given
+    # Gemma 4's small models add an embedding of the token in every layer.
+    for name in ("mlp_out", "token_out"):
+        if name in here:
+            together = together + here[name].reshape(together.shape)
+    return together
 
 
 def _logit_difference(weights: ReadModel, model: Model, seen: ForwardPass, x: Tensor | None) -> Difference:

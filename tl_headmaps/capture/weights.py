@@ -43,7 +43,7 @@ from .forward import weights_loaded
 from .host import read_model
 from .isolation import evaluating
 from .mapped import rows_of
-from .parts import MLP, LayerWeights, Norm
+from .parts import MLP, Beside, HeadShape, LayerWeights, Norm
 from .quantisation import quantisation_of, stated_quantisation
 from .selfcheck import SelfCheck, self_check
 from .tensors import check_device, joint_digest, tensor_digests
@@ -68,15 +68,20 @@ class HeadWeights:
 
     Attributes:
         model_name, architecture: What was read.
-        n_layers, n_heads, n_kv_heads, d_model, d_head: Its size; ``n_heads`` are the heads of a layer that has any.
+        n_layers, n_heads, n_kv_heads, d_model, d_head: Its size; ``n_heads`` are the heads of a layer that has any, or
+            the most that one has. Keys, values and widths are those of the first such layer.
+        shapes: Number and width of heads of each layer that has any, where layers differ (Gemma 4, Laguna); else empty.
         basis: Whether norms were already folded into the weights when they were read.
         W_E: Token embeddings, in their stored type.
         W_U: Unembedding, transposed so that rows are tokens, in its stored type.
         embed_scale: Factor of the embeddings in the model (Gemma: sqrt(d_model)).
         embed_norm: Norm of the embeddings before layer 0 (Bloom).
-        residual_scale: Factor of what attention and MLP add to the stream (Granite).
+        residual_scale: Factor of what attention adds to the stream (Granite).
+        mlp_scale: Factor of what the MLP adds.
+        beside: What mixes tokens beside the heads in every layer (Falcon-H1), if anything does.
         logit_scale: Factor of the logits after the unembedding (Cohere).
         moved_biases: Whether TransformerLens moved value biases into the output bias, where no head has its own.
+        unmapped: Why maps of a circuit are not defined for this model, by circuit; empty for nearly all.
         ln_final: The norm before the unembedding.
         ln2, mlp, ln2_post: Norm and MLP of layer 0, which turn embeddings into the vectors later layers see;
             ``mlp`` is None for attention-only models.
@@ -123,8 +128,12 @@ class HeadWeights:
     model: Any = field(default=None, repr=False)
     embed_norm: Norm | None = None
     residual_scale: float = 1.0
+    mlp_scale: float = 1.0
+    beside: Beside | None = None
     logit_scale: float = 1.0
     moved_biases: bool = False
+    unmapped: Mapping[Circuit, str] = field(default_factory=dict)
+    shapes: Mapping[int, HeadShape] = field(default_factory=dict)
 
     @classmethod
     def from_model(cls, model: Model, device: str | torch.device | None = None) -> "Self":
@@ -186,7 +195,17 @@ class HeadWeights:
         index = HeadIndex.of(head).check(self.n_layers, self.n_heads)
         if index.layer in self.mixers:
             raise self._no_heads(index.layer)
+        n_heads = self.shape(index.layer).n_heads
+        if index.head >= n_heads:
+            raise UsageError(
+                f"There is no head {index}: layer {index.layer} of {self.model_name!r} has {n_heads} heads, fewer than "
+                f"others. Its last head is {HeadIndex(index.layer, n_heads - 1)}."
+            )
         return index
+
+    def shape(self, layer: int) -> HeadShape:
+        """Number and width of the heads of a layer that has any."""
+        return self.shapes.get(layer, HeadShape(self.n_heads, self.n_kv_heads, self.d_head))
 
     def _no_heads(self, layer: int) -> UsageError:
         return UsageError(
@@ -207,11 +226,11 @@ class HeadWeights:
     @property
     def n_all_heads(self) -> int:
         """Number of heads of the whole model."""
-        return len(self.layers_with_heads) * self.n_heads
+        return sum(self.shape(layer).n_heads for layer in self.layers_with_heads)
 
     def named_heads(self, heads: HeadLike | Iterable[HeadLike]) -> list[HeadIndex]:
         """One head or several in the order given, ``"L12"`` being all of layer 12; raises if one does not exist."""
-        every = [HeadIndex(layer, head) for layer in range(self.n_layers) for head in range(self.n_heads)]
+        every = [HeadIndex(n, head) for n in range(self.n_layers) for head in range(self.shape(n).n_heads)]
         return [self.head(head) for head in head_list(heads, every)]
 
     def chosen_heads(
@@ -232,7 +251,7 @@ class HeadWeights:
         with_heads = set(self.layers_with_heads)
         if numbers and not with_heads.intersection(numbers):
             raise self._no_heads(numbers[0])
-        chosen = {HeadIndex(layer, head) for layer in numbers if layer in with_heads for head in range(self.n_heads)}
+        chosen = {HeadIndex(n, head) for n in with_heads.intersection(numbers) for head in range(self.shape(n).n_heads)}
         if heads is not None:
             chosen &= set(self.named_heads(heads))
         if not chosen and layers is None:
@@ -249,9 +268,9 @@ class HeadWeights:
         spread[..., self.layers_with_heads, :] = values
         return spread
 
-    def group_of(self, head: int) -> int:
-        """The key/value head that query head ``head`` reads."""
-        return head // (self.n_heads // self.n_kv_heads)
+    def group_of(self, head: int, layer: int | None = None) -> int:
+        """The key/value head that query head ``head`` reads; where layers differ, in this layer."""
+        return self.shape(self.layers_with_heads[0] if layer is None else layer).group_of(head)
 
     def embedded(self, ids: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch d_model"]:
         """Embeddings of some tokens as they enter layer 0, without positions."""
@@ -320,12 +339,34 @@ class HeadWeights:
 
         Every analysis of OV or QK maps calls this before it gives a number.
         """
+        if circuit in self.unmapped:
+            raise UnsupportedModelError(
+                f"{self.model_name!r} {self.unmapped[circuit]}: {circuit.upper()} maps are not defined for it. "
+                "Analyses of the running model go on (attention_groups, value_mixing, task_maps, component_map)."
+            )
         needed = ["norm before attention", "stream"]
         needed += ["scores"] if circuit == "qk" else ["values", "mixing", "attention output", "logits"]
         if preset != "met":
             needed += ["embedding", "first MLP"]
         if self.check is not None:
             self.check.require(self.model_name, f"{circuit.upper()} maps", *needed)
+
+    def require_even_heads(self, what: str) -> None:
+        """Raise where layers differ in their number of heads.
+
+        Args:
+            what: What needs a table of all heads, for the message.
+        """
+        if self._is_uneven:
+            counts = sorted({shape.n_heads for shape in self.shapes.values()})
+            raise UnsupportedModelError(
+                f"{self.model_name!r} has {counts[0]} to {counts[-1]} heads in a layer: {what} need as many in every "
+                "layer. Use an analysis of single heads (tl-headmaps model lists them), or another model."
+            )
+
+    @property
+    def _is_uneven(self) -> bool:
+        return len({shape.n_heads for shape in self.shapes.values()}) > 1
 
     def require_plain_mixing(self, what: str) -> None:
         """Raise unless the heads' outputs are the pattern times the values that the model shows, and nothing else.
@@ -422,6 +463,7 @@ class HeadWeights:
             device=str(self.device),
             data=read,
             mixers={str(layer): mixer for layer, mixer in self.mixers.items() if layer < self.n_layers},
+            heads={str(layer): shape.n_heads for layer, shape in self.shapes.items()} if self._is_uneven else {},
             notes=list(self.notes),
             seams={} if self.check is None else self.check.record(),
             **details,

@@ -71,6 +71,12 @@ class Columns(Protocol):
 _LARGEST = 1e38
 """Entries of maps stay below it: about a third of the largest float32."""
 
+_FAVOURED = 128
+"""Columns at either end of a head's mean row that a scan looks at first."""
+
+_AT_A_TIME = 8192
+"""Columns of a mean row multiplied out at a time."""
+
 _FIRST = 2048
 """So many of the columns with large norms hold the one with the largest (:data:`.cache.TIERS`)."""
 
@@ -288,6 +294,21 @@ class LayerMaps:
         """Number of rows of each map."""
         return self.left.shape[1]
 
+    @cached_property
+    def favoured(self) -> tuple[Int[Tensor, "head column"], Int[Tensor, "head column"]]:
+        """Columns with the largest and with the smallest entries of each head's mean row."""
+        columns: Columns = self.columns
+        lefts = {head: self.left_of(head).mean(0, keepdim=True) for head in range(len(self.heads))}
+        if columns.goes_direct(1):
+            # As rows of one map: the vocabulary is read once for all heads.
+            left, columns = columns.direct(list(lefts), list(lefts.values()))
+            lefts = {0: left}
+        spans = (slice(start, start + _AT_A_TIME) for start in range(0, columns.count, _AT_A_TIME))
+        blocks = (columns.block(here, [len(left) for left in lefts.values()]) for here in spans)
+        rows = torch.cat([torch.cat([block.product(*item) for item in lefts.items()]) for block in blocks], dim=1)
+        n = min(_FAVOURED, columns.count)
+        return rows.topk(n).indices, rows.topk(n, largest=False).indices
+
     def left_of(self, head: int) -> Float[Tensor, "row rank"]:
         """Row factors of a head, by its position in ``heads``."""
         return self.left[self.group[head]]
@@ -305,6 +326,10 @@ class LayerMaps:
     def at_rows(self, rows: Int[Tensor, " chosen"]) -> "LayerMaps":
         """The same maps with some of the rows."""
         return replace(self, left=self.left[:, rows], offset=self.offset[:, rows])
+
+    def negative(self) -> "LayerMaps":
+        """The maps with every entry's sign turned."""
+        return replace(self, left=-self.left, offset=-self.offset)
 
     def with_own_rows(self, rows: Int[Tensor, "head chosen"]) -> "LayerMaps":
         """The same maps with each head's own choice of rows."""

@@ -43,6 +43,7 @@ class MetSources:
         prompts: str | Sequence[str] | None = None,
         vectors: MetVectors | str | Path | None = None,
         prepend_bos: bool | None = None,
+        layers: Sequence[int] | None = None,
         progress: bool = True,
     ) -> "MetSources | None":
         """What an analysis of these sources reads with ``preset="met"``; None with another preset.
@@ -55,6 +56,7 @@ class MetSources:
             prompts: Prefixes; the bundled ones by default.
             vectors: Vectors made before, or their folder.
             prepend_bos: Begin each prefix with BOS; by default as the model does.
+            layers: The layers that will be read; all by default.
             progress: Show progress bars on a terminal.
         """
         if preset != "met":
@@ -62,7 +64,15 @@ class MetSources:
                 if value is not None:
                     raise UsageError(f"{name}= goes with preset='met'; preset={preset!r} puts tokens behind nothing.")
             return None
-        rows = meet(weights, sources, prompts=prompts, vectors=vectors, prepend_bos=prepend_bos, progress=progress)
+        rows = meet(
+            weights,
+            sources,
+            prompts=prompts,
+            vectors=vectors,
+            prepend_bos=prepend_bos,
+            layers=layers,
+            progress=progress,
+        )
         return cls(rows, vocabulary_keys(weights, rows, progress=progress) if circuit == "qk" else None)
 
     @property
@@ -106,7 +116,7 @@ class CircuitMaps:
 
     def layer(self, layer: int, heads: Sequence[int] | None = None) -> LayerMaps:
         """Maps of some (default all) heads of a layer, a row for each source token."""
-        heads = range(self.weights.n_heads) if heads is None else heads
+        heads = range(self.weights.shape(layer).n_heads) if heads is None else heads
         with torch.no_grad():
             weights = self.weights.layer(layer)
             rows = self.row_vectors(layer)

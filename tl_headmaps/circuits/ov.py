@@ -17,18 +17,15 @@ used it could not be the same for raw and processed models.
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from ..capture.parts import LayerWeights
 from ..capture.weights import HeadWeights
 from ..core.types import HeadIndex, Preset
-from .cache import TIERS, cache_of
+from .cache import cache_of
 from .factored import LayerMaps, ProductColumns, TokenColumns
 from .vectors import read_by
-
-_AT_A_TIME = 8192
-"""Columns multiplied with a single row at a time."""
 
 
 def ov_maps(
@@ -48,11 +45,11 @@ def ov_maps(
         preset: ``"folded"`` or ``"maps"``.
     """
     vectors = read_by(layer, vectors, preset)
-    groups = sorted({weights.group_of(head) for head in heads})
+    groups = sorted({layer.shape.group_of(head) for head in heads})
     left = torch.stack([vectors @ layer.W_V[group] for group in groups])
     if preset != "maps":
         left = layer.mixed(left)
-    group = tuple(groups.index(weights.group_of(head)) for head in heads)
+    group = tuple(groups.index(layer.shape.group_of(head)) for head in heads)
     return written_maps(weights, layer, left, group, heads, preset)
 
 
@@ -100,32 +97,19 @@ def stream_map(weights: HeadWeights, layer: int, vectors: Float[Tensor, "row d_m
         vectors: Normalised inputs of the layer, from met vectors.
     """
     left = vectors if weights.ln_final is None else weights.ln_final.folded_into(vectors)
+    cache = cache_of(weights)
     return LayerMaps(
         heads=(HeadIndex(layer, 0),),
         left=left[None],
         group=(0,),
-        columns=TokenColumns(weights.W_U, _favoured_first(weights, left.mean(0))),
-        offset=(left @ cache_of(weights).mean_unembedding)[None],
+        columns=TokenColumns(weights.W_U, cache.unembedding_order, cache.ordered_unembedding),
+        offset=(left @ cache.mean_unembedding)[None],
     ).checked()
-
-
-def _favoured_first(weights: HeadWeights, row: Float[Tensor, " d_model"]) -> Int[Tensor, " vocab_out"]:
-    """The engine's order of columns, but with those first that one row favours most.
-
-    Streams at different tokens favour much the same tokens, far above most targets: a scan for ranks up to a limit that
-    meets these first leaves nearly all rows after them.
-    """
-    order = cache_of(weights).unembedding_order
-    columns = TokenColumns(weights.W_U, order)
-    blocks = [slice(start, start + _AT_A_TIME) for start in range(0, columns.count, _AT_A_TIME)]
-    entries = torch.cat([columns.block(here, [1]).product(0, row[None])[0] for here in blocks])
-    favoured = entries.topk(min(TIERS[0], len(entries))).indices.sort().values
-    return torch.cat([favoured, order[~torch.isin(order, favoured)]])
 
 
 def constant_values(weights: HeadWeights, layer: LayerWeights) -> Float[Tensor, "kv_head d_head"]:
     """The part of a value vector that does not depend on the source: b_V, and ln1's bias through W_V."""
-    constant = layer.W_V.new_zeros(weights.n_kv_heads, weights.d_head)
+    constant = layer.W_V.new_zeros(len(layer.W_V), layer.W_V.shape[-1])
     if layer.ln1 is not None:
         constant = constant + torch.einsum("d,gdh->gh", layer.ln1.bias, layer.W_V)
     return constant if layer.b_V is None else constant + layer.b_V

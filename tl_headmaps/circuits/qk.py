@@ -34,9 +34,9 @@ def qk_maps(
 ) -> LayerMaps:
     """QK maps of some heads of a layer: a row for each query vector, a column for each key vector."""
     folded = preset != "maps"
-    scale = layer.score_scale if folded else weights.d_head**-0.5
+    scale = layer.score_scale if folded else layer.shape.d_head**-0.5
     queries = _with_bias(layer, read_by(layer, queries, preset), folded)
-    groups = sorted({weights.group_of(head) for head in heads})
+    groups = sorted({layer.shape.group_of(head) for head in heads})
     projected = layer.queries(queries, heads) if folded else [queries @ layer.W_Q[h] for h in heads]
     left = [query * scale for query in projected]
     right = keys.new_empty(len(groups), len(keys), layer.W_K.shape[-1])
@@ -45,7 +45,7 @@ def qk_maps(
         some = _with_bias(layer, read_by(layer, keys[here], preset), folded)
         for number, key in enumerate(layer.keys(some, groups) if folded else [some @ layer.W_K[g] for g in groups]):
             right[number, here] = key
-    return _maps(weights, layer, torch.stack(left), right, groups, heads)
+    return _maps(layer, torch.stack(left), right, groups, heads)
 
 
 def met_qk_maps(
@@ -57,10 +57,10 @@ def met_qk_maps(
 ) -> LayerMaps:
     """The same from met vectors: queries as the layer reads them, keys already multiplied by W_K."""
     queries = _with_bias(layer, read_by(layer, queries, "met"), True)
-    groups = sorted({weights.group_of(head) for head in heads})
+    groups = sorted({layer.shape.group_of(head) for head in heads})
     left = [query * layer.score_scale for query in layer.queries(queries, heads)]
-    joint = layer.k_norm is not None and layer.k_norm.is_joint(weights.n_kv_heads, weights.d_head)
-    needed = list(range(weights.n_kv_heads)) if joint else groups
+    joint = layer.k_norm is not None and layer.k_norm.is_joint(len(layer.W_K), layer.shape.d_head)
+    needed = list(range(len(layer.W_K))) if joint else groups
     right = keys[needed].to(weights.device)
     for number, g in enumerate(needed):
         if layer.ln1 is not None:
@@ -72,11 +72,10 @@ def met_qk_maps(
     if joint:
         assert layer.k_norm is not None
         right = torch.stack(layer.normed(list(right), layer.k_norm, groups))
-    return _maps(weights, layer, torch.stack(left), layer.clipped(right), groups, heads)
+    return _maps(layer, torch.stack(left), layer.clipped(right), groups, heads)
 
 
 def _maps(
-    weights: HeadWeights,
     layer: LayerWeights,
     left: Float[Tensor, "head row d_head"],
     right: Float[Tensor, "group vocab d_head"],
@@ -87,7 +86,7 @@ def _maps(
         heads=tuple(HeadIndex(layer.layer, head) for head in heads),
         left=left,
         group=tuple(range(len(heads))),
-        columns=FactorColumns(right, tuple(groups.index(weights.group_of(head)) for head in heads)),
+        columns=FactorColumns(right, tuple(groups.index(layer.shape.group_of(head)) for head in heads)),
         offset=left.new_zeros(len(heads), left.shape[1]),
     ).checked()
 

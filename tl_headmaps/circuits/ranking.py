@@ -7,13 +7,15 @@
 last bit, so a token could outrank itself and identical tokens each other. Here the entries that others are compared
 with come from the same kind of product, and a target's own column is set to exactly that value before counting.
 
-**Leaving early.** Scores need ranks only up to some limit. Columns are visited from the largest norm down, and a row
-leaves when ``limit`` better *and* ``limit`` worse columns have been counted for each of its targets. The answer,
-``min(rank, limit)``, is the same.
+**Leaving early.** Scores need ranks only up to some limit. A row leaves when ``limit`` better *and* ``limit`` worse
+columns have been counted for each of its targets. The answer, ``min(rank, limit)``, is the same. A head writes much the
+same tokens whatever it reads, so the columns that its mean row favours decide most rows alone. Those they do not
+decide are counted from the start again, with columns visited from the largest norm down.
 
 ``budget`` is the memory for one block in bytes; the block size changes no answer beyond floating-point ties.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -27,6 +29,12 @@ from .factored import Block, LayerMaps
 
 _TARGET_ROWS = 256
 """Rows whose targets are multiplied out together: every row meets the targets of all the others."""
+
+_GLANCE_ROWS = 16
+"""Rows of a head, on average, from which on it pays to multiply out the mean row of every head first."""
+
+_ROUGH_TIERS = 2
+"""Tiers of columns that rough ranks look at."""
 
 Side: TypeAlias = Literal["both", "greater", "less"]
 
@@ -84,6 +92,7 @@ def ranks(
     limit: int | None = None,
     active: Bool[Tensor, "head pair"] | None = None,
     side: Side = "both",
+    roughly: bool = False,
     budget: int = DEFAULT_BUDGET,
 ) -> Ranks:
     """Exact ranks of target columns in their rows, for promotion and for suppression.
@@ -96,6 +105,7 @@ def ranks(
         active: Pairs needed of each head; the counts of others are meaningless.
         side: Count only the greater or only the smaller entries (the other count is 0): half the work, and rows
             leave sooner.
+        roughly: With a limit: leave out the columns of small norm. Ranks may then be too small, never too large.
         budget: Bytes one block may take.
     """
     n_heads, device = len(maps.heads), maps.left.device
@@ -110,6 +120,10 @@ def ranks(
     else:
         order = maps.columns.order()
         stops = [stop for stop in TIERS if stop < n_columns // 2] + [n_columns]
+        if len(stops) > 1 and scan.n_alive >= _GLANCE_ROWS * n_heads:
+            scan.glance()
+        if roughly:
+            stops = stops[:_ROUGH_TIERS]
         start = 0
         for stop in stops:
             scan.phase(slice(start, stop), order)
@@ -209,6 +223,30 @@ class _Scan:
         counted = {"both": torch.minimum(greater, less), "greater": greater, "less": less}[self.side]
         return wanted & (counted < self.limit)
 
+    @property
+    def n_alive(self) -> int:
+        """Rows of all heads that are still undecided."""
+        return sum(len(alive) for alive in self.alive)
+
+    def glance(self) -> None:
+        """Drop the rows that their head's favoured columns decide; nothing is counted of the others yet."""
+        living = [len(alive) for alive in self.alive]
+        entries = self._target_entries(living)
+        for head, n in enumerate(living):
+            if n:
+                self._glance_at(head, [n if h == head else 0 for h in range(len(living))], entries)
+        self.leave()
+        for head, alive in enumerate(self.alive):
+            self.greater[head, alive], self.less[head, alive] = 0, 0
+
+    def _glance_at(self, head: int, living: list[int], entries: list[Tensor]) -> None:
+        top, bottom = (side[head] for side in self.maps.favoured)
+        favoured = {"both": torch.cat([top, bottom]), "greater": top, "less": bottom}[self.side]
+        columns = self.maps.columns
+        self._compare(
+            living, entries, slice(0, len(favoured)), favoured, lambda here: columns.block(favoured[here], living)
+        )
+
     def phase(self, span: slice, order: Tensor | None) -> None:
         """Compare all living rows with the columns ``order[span]`` (all columns in order if None)."""
         for joint, _ in self.joined:
@@ -216,18 +254,31 @@ class _Scan:
         living = [len(alive) for alive in self.alive]
         if not any(living):
             return
-        maps, n_columns = self.maps, self.maps.columns.count
-        place = torch.arange(n_columns, device=maps.left.device)
+        columns = self.maps.columns
+        block_of = columns.block if order is None else columns.ordered_block
+        self._compare(living, self._target_entries(living), span, order, lambda here: block_of(here, living))
+
+    def _compare(
+        self,
+        living: list[int],
+        entries: list[Tensor],
+        span: slice,
+        order: Tensor | None,
+        block_of: Callable[[slice], Block],
+    ) -> None:
+        """Count for the heads with living rows; ``order`` may be of some columns only."""
+        device, n_columns = self.maps.left.device, self.maps.columns.count
+        place = torch.arange(n_columns, device=device)
         if order is not None:
-            place[order] = place.clone()
+            place = torch.full_like(place, n_columns)
+            place[order] = torch.arange(len(order), device=device)
         width = block_width_for(max(living), self.budget)
         height = min(max(living), max(MIN_ROWS, self.budget // (6 * (width + MIN_COLUMNS))))
-        scratch = Scratch(height, width + MIN_COLUMNS, place.device)
+        scratch = Scratch(height, width + MIN_COLUMNS, device)
         blocks = list(spans(span, width))
-        entries = self._target_entries(living)
         heads = [_HeadScan(self, head, entries[head], place, blocks, scratch) for head, n in enumerate(living) if n]
         for number, here in enumerate(blocks):
-            block = maps.columns.block(here, living) if order is None else maps.columns.ordered_block(here, living)
+            block = block_of(here)
             for head in heads:
                 head.compare(block, number, here)
         for head in heads:

@@ -46,8 +46,8 @@ def token_vectors(
         return output
     if weights.ln2_post is not None:
         output = weights.ln2_post(output)
-    if weights.residual_scale != 1:
-        output = output * weights.residual_scale
+    if weights.mlp_scale != 1:
+        output = output * weights.mlp_scale
     return embedding + output
 
 

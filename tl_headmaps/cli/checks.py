@@ -89,9 +89,7 @@ def ablate(
     ] = None,
     controls: Annotated[
         str | None,
-        typer.Option(
-            "--controls", help="none, or relations separated by commas (up to three that fit); default: auto."
-        ),
+        typer.Option("--controls", help="Relations separated by commas, or none; default: the first three that fit."),
     ] = None,
     n_random: RandomOption = None,
     split: Annotated[

@@ -1,8 +1,13 @@
 """What can go wrong, in a few classes. Every message says what was found, what was expected, and what to do."""
 
+_LONGEST = 1200
+"""Characters of a message. Whatever was found may be a file of a megabyte."""
+
 
 class HeadMapsError(Exception):
     """Anything this package refuses to do; the message is a sentence for the user.
+
+    A very long one is cut in the middle: its beginning says what was found, its end what to do.
 
     Example:
         >>> from tl_headmaps import HeadIndex, HeadMapsError
@@ -12,6 +17,10 @@ class HeadMapsError(Exception):
         ...     print(error)
         '23.4' is not the name of a head. Heads are written like 'L23H4': layer 23, head 4, both counted from 0.
     """
+
+    def __init__(self, message: str = "") -> None:
+        half = _LONGEST // 2
+        super().__init__(message if len(message) <= _LONGEST else f"{message[:half]} ... {message[-half:]}")
 
 
 class UsageError(HeadMapsError, ValueError):

@@ -11,7 +11,7 @@ _MAKERS = ("tl-headmaps", "transformer-lens", "torch")
 _RECORDED_PACKAGES = ("tl-headmaps", "transformer-lens", "torch", "transformers", "numpy")
 
 
-_OF_SOME_MODELS = ("mixers", "notes", "quantisation")
+_OF_SOME_MODELS = ("mixers", "heads", "notes", "quantisation")
 
 
 def package_versions() -> dict[str, str]:
@@ -49,6 +49,7 @@ class Provenance:
             (``parameters``: all of them, where the model was run; ``mlp_weights``).
         seed: Seed of anything random, None if nothing was.
         mixers: What mixes the tokens of layers that have no heads (hybrid models), by layer.
+        heads: Number of heads of each layer that has any, where layers differ.
         notes: What to know when reading numbers of this model, such as a gate that maps of the weights leave out.
         quantisation: What the weights were before they were numbers, such as ``"Q4_1, dequantised"``; None if they do
             not show that they were quantised.
@@ -75,6 +76,7 @@ class Provenance:
     data: dict[str, str] = field(default_factory=dict)
     seed: int | None = None
     mixers: dict[str, str] = field(default_factory=dict)
+    heads: dict[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     quantisation: str | None = None
     seams: dict[str, str] = field(default_factory=dict)
@@ -97,6 +99,11 @@ class Provenance:
             if value not in (None, ""):
                 lines.append(f"{name + ':':<14}{value}")
         return "\n".join(lines)
+
+    @property
+    def short_rows(self) -> dict[str, str | int]:
+        """Rows of a head map that have fewer cells than others: how many, or what layers have instead of heads."""
+        return {**self.heads, **self.mixers}
 
     @property
     def caption(self) -> str:

@@ -36,6 +36,9 @@ from .page import escaped, figure_body, label
 from .text import latex, markdown, table_text, visible
 
 MAX_SIDE = 24
+_MANY_COLUMNS = 10
+"""Wider matrices have smaller numbers."""
+
 _TEXT_ROOM = 96
 _NEARLY = 1e-4
 """Cells below this share of the largest are written as nearly zero."""
@@ -212,7 +215,8 @@ def _matrix(matrix: ExampleMatrix, write: Notation) -> str:
         body += "".join(_cell(matrix, float(value), scale, write) for value in row) + "</tr>"
     note = f" {escaped(f'({matrix.note})')}" if matrix.note else ""
     caption = f"<caption><math>{MATHML.term(matrix.name)}</math>{note}</caption>"
-    return f'<div class="tlhm-matrix"><table>{caption}{head}<tbody>{body}</tbody></table></div>'
+    dense = " tlhm-dense" if matrix.values.shape[1] > _MANY_COLUMNS else ""
+    return f'<div class="tlhm-matrix{dense}"><table>{caption}{head}<tbody>{body}</tbody></table></div>'
 
 
 def _cell(matrix: ExampleMatrix, value: float, scale: Scale, write: Notation) -> str:

@@ -1,11 +1,14 @@
 """Which tokens each head binds together: a flowchart whose token boxes are the rows of the attention matrix beside it.
 
+Lines lead from heads to tokens. Where groups of different heads overlap, that would be a tangle: lines then lead to
+stripes beside the tokens, one lane for the groups of each head.
+
 >>> flow(["It", "I", "is"], {"Head 0": [([0, 1], 1.0)]}, matrix=[[1, 1, 0], [1, 1, 0], [0, 0, 1]])
 Figure('Heads and token groups', Flow, 3 KB)
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, TypeAlias
@@ -32,12 +35,24 @@ ON, OFF = "#2f6fd0", "#3a3d42"
 BOX = 0.8
 """Height of a box, as a share of a row."""
 
-_LETTER = 7.6
-_GAP = 150.0
+STRIPE = 8.0
+"""Width of a group beside its tokens."""
+
+_LETTER, _SMALL_LETTER = 7.6, 6.6
+_GAP, _LANE = 150.0, 14.0
+"""Widths of letters, of the way from heads to tokens, and of a lane of groups."""
+
 _WIDEST = 20
 _TITLED_CELLS = 1600
 _SMALLEST = 0.72
 """Letters of a label that are shown, cells up to which each says its value, and how far a phone may shrink it all."""
+
+_LEGEND_HEIGHT = 46.0
+_BIT = 3.0
+"""Height of the legend with its two lines, and width of a colour in its bar."""
+
+_ALIKE = 0.5
+"""Share of common tokens from which on two groups may have the same colour."""
 
 Link: TypeAlias = tuple[tuple[int, ...], float]
 """Rows of the tokens of a group, and the share of the head's attention that is inside it."""
@@ -67,12 +82,37 @@ class Flow:
 
     @cached_property
     def colours(self) -> dict[tuple[int, ...], int]:
-        """A colour for each group, by its number; heads that bind the same tokens share it."""
+        """A colour for each group, by its number; heads that bind the same tokens share it, similar groups may."""
         numbers: dict[tuple[int, ...], int] = {}
         for _, links in self.heads:
-            for tokens, _ in links:
-                numbers.setdefault(tokens, len(numbers) % len(SERIES))
+            taken = {numbers[tokens] for tokens, _ in links if tokens in numbers}
+            for tokens in [tokens for tokens, _ in links if tokens not in numbers]:
+                numbers[tokens] = _colour_for(tokens, numbers, taken)
+                taken.add(numbers[tokens])
         return numbers
+
+    @cached_property
+    def lanes(self) -> tuple[int, ...]:
+        """For each head the lane that its groups stand in; heads share one unless their groups overlap."""
+        lanes: list[set[tuple[int, ...]]] = []
+        numbers = []
+        for _, links in self.heads:
+            own = {tokens for tokens, _ in links}
+            fits = (number for number, lane in enumerate(lanes) if _are_apart(own | lane))
+            numbers.append(next(fits, len(lanes)))
+            if numbers[-1] == len(lanes):
+                lanes.append(set())
+            lanes[numbers[-1]] |= own
+        return tuple(numbers)
+
+    @property
+    def n_lanes(self) -> int:
+        """Lanes between heads and tokens; none where lines from the heads to the tokens need not cross groups."""
+        return 0 if max(self.lanes, default=0) == 0 else max(self.lanes) + 1
+
+    def head_colour(self, links: Sequence[Link]) -> int | None:
+        """Colour of the only group a head binds."""
+        return self.colours[links[0][0]] if len(links) == 1 else None
 
     def token_colour(self, row: int) -> int | None:
         """Colour of the only group a token is in."""
@@ -86,6 +126,36 @@ class Flow:
         return "" if self.scale is None else self.scale.colour(value)
 
 
+def _are_apart(groups: set[tuple[int, ...]]) -> bool:
+    rows = [row for group in groups for row in group]
+    return len(rows) == len(set(rows))
+
+
+def _colour_for(tokens: tuple[int, ...], numbers: Mapping[tuple[int, ...], int], taken: set[int]) -> int:
+    """A colour that the same head has not used: of the group that shares most tokens, else a new one, else any."""
+
+    def alike(other: tuple[int, ...]) -> float:
+        return len(set(tokens) & set(other)) / len(set(tokens) | set(other))
+
+    free = [number for number in range(len(SERIES)) if number not in taken]
+    shared = [other for other, number in numbers.items() if number in free and alike(other) >= _ALIKE]
+    if shared:
+        return numbers[max(shared, key=alike)]
+    unused = [number for number in free if number not in numbers.values()]
+    return (unused or free or [len(numbers) % len(SERIES)])[0]
+
+
+def runs(tokens: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """First and last row of each unbroken run of a group's tokens.
+
+    >>> list(runs((0, 1, 2, 5)))
+    [(0, 2), (5, 5)]
+    """
+    for _, run in itertools.groupby(enumerate(tokens), lambda each: each[1] - each[0]):
+        rows = [row for _, row in run]
+        yield rows[0], rows[-1]
+
+
 @dataclass(frozen=True)
 class Layout:
     """Where everything is, in pixels: what the page and print draw from.
@@ -94,7 +164,8 @@ class Layout:
         row, cell: Height of a row, and width of a column of the matrix.
         top: Of the first row.
         left, token, right: Width of head boxes, left edge and width of token boxes.
-        matrix: Left edge of the matrix.
+        lane: Left edge of the groups of each head, where they stand in lanes before the tokens.
+        matrix, legend: Left edge of the matrix, and left edge and top of its legend.
         head_at: Middle of each head box.
         upright: Whether column labels are turned.
         width, height: Of everything.
@@ -106,7 +177,9 @@ class Layout:
     left: float
     token: float
     right: float
+    lane: tuple[float, ...]
     matrix: float
+    legend: tuple[float, float]
     head_at: tuple[float, ...]
     upright: bool
     width: float
@@ -115,6 +188,25 @@ class Layout:
     def middle(self, row: int) -> float:
         """Middle of a row."""
         return self.top + (row + 0.5) * self.row
+
+    def stripes(self, tokens: Sequence[int]) -> list[tuple[float, float]]:
+        """Top and height of a group in its lane, for each unbroken run of rows."""
+        edge = (1 - BOX) / 2 * self.row
+        return [
+            (self.top + first * self.row + edge, (last - first + 1) * self.row - 2 * edge)
+            for first, last in runs(tokens)
+        ]
+
+    def curves(self, head: int, tokens: Sequence[int]) -> list[tuple[tuple[float, float], ...]]:
+        """Cubic curves from a head to a group: to its longest run in its lane, or else to each of its tokens."""
+        if self.lane:
+            top, height = max(self.stripes(tokens), key=lambda stripe: stripe[1])
+            ends = [(self.lane[head], top + height / 2)]
+        else:
+            ends = [(self.token, self.middle(row)) for row in tokens]
+        start, y = self.left + 2, self.head_at[head]
+        half = (start + min([self.token, *self.lane])) / 2
+        return [((start, y), (half, y), (half, to), (x, to)) for x, to in ends]
 
 
 def flow(
@@ -223,14 +315,17 @@ def layout(chart: Flow) -> Layout:
         ideal.append(top + row * (sum(rows) / len(rows) + 0.5) if rows else top + row / 2)
     head_at = _head_places(ideal, [links for _, links in chart.heads], row, (top, top + row * max(n, len(ideal))))
     left = 18 + _LETTER * max((len(head) for head, _ in chart.heads), default=0)
-    token = 2 + left + _GAP
+    first_lane = 2 + left + _GAP - (_LANE if chart.n_lanes else 0)
+    lane = tuple(first_lane + number * _LANE for number in chart.lanes) if chart.n_lanes else ()
+    token = first_lane + chart.n_lanes * _LANE
     right = 14 + _LETTER * widest
     matrix = token + right + 8
-    legend = 150 + _LETTER * len(chart.scale.unit) if chart.scale is not None else 0
-    width = matrix + (max(n * cell + 4, legend) if chart.matrix is not None else 0)
+    width = matrix + (n * cell + 4 if chart.matrix is not None else 0)
     body = top + row * max(n, len(ideal))
-    below = (0.0 if chart.labels == "top" else above) + 42 if chart.matrix is not None else 4
-    return Layout(row, cell, top, left, token, right, matrix, head_at, upright, width, body + below)
+    below = max(0.0 if chart.labels == "top" else above, _LEGEND_HEIGHT) if chart.matrix is not None else 4
+    # Left of the matrix' lower corner: what is under the matrix would be out of sight on a phone.
+    legend = (max(2.0, matrix - 8 - _legend_width(chart)), body + 10)
+    return Layout(row, cell, top, left, token, right, lane, matrix, legend, head_at, upright, width, body + below)
 
 
 def _head_places(
@@ -261,19 +356,19 @@ def _head_places(
 def _drawing(chart: Flow) -> str:
     place = layout(chart)
     parts = []
-    for (head, links), y in zip(chart.heads, place.head_at, strict=True):
-        lines = "".join(_line(chart, place, y, tokens, share) for tokens, share in links)
-        colour = f"tlhm-s{chart.colours[links[0][0]]}" if links else ""
+    for number, ((head, links), y) in enumerate(zip(chart.heads, place.head_at, strict=True)):
+        lines = "".join(_line(chart, place, number, tokens, share) for tokens, share in links)
         said = f"{head}: {', '.join(_bound(chart, links)) or 'nothing'}"
         parts.append(
-            f'<g class="{colour}" tabindex="0"><title>{escaped(said)}</title>{lines}'
+            f'<g class="{_class(chart.head_colour(links))}" tabindex="0"><title>{escaped(said)}</title>{lines}'
             + _box(place, 2.0, y, place.left, head)
             + "</g>"
         )
+    parts.append(_stripes(chart, place))
     for row, token in enumerate(chart.tokens):
-        number = chart.token_colour(row)
-        colour = "" if number is None else f"tlhm-s{number}"
-        parts.append(f'<g class="{colour}">{_box(place, place.token, place.middle(row), place.right, token)}</g>')
+        colour = None if place.lane else chart.token_colour(row)
+        box = _box(place, place.token, place.middle(row), place.right, token)
+        parts.append(f'<g class="{_class(colour)}">{box}</g>')
     parts.append(_cells(chart, place))
     size = f"{place.width:.0f} {place.height:.0f}"
     return (
@@ -283,13 +378,30 @@ def _drawing(chart: Flow) -> str:
     )
 
 
-def _line(chart: Flow, place: Layout, y: float, tokens: tuple[int, ...], share: float) -> str:
-    start, middle, end = place.left + 2, place.left + 2 + _GAP / 2, place.token
+def _class(colour: int | None) -> str:
+    return "" if colour is None else f"tlhm-s{colour}"
+
+
+def _line(chart: Flow, place: Layout, head: int, tokens: tuple[int, ...], share: float) -> str:
     curves = " ".join(
-        f"M{start:.0f},{y:.1f} C{middle:.0f},{y:.1f} {middle:.0f},{to:.1f} {end:.0f},{to:.1f}"
-        for to in map(place.middle, tokens)
+        "M{} C{} {} {}".format(*(f"{x:.1f},{y:.1f}" for x, y in points)) for points in place.curves(head, tokens)
     )
-    return f'<path class="tlhm-s{chart.colours[tokens]}" style="stroke-width:{line_width(share):.1f}" d="{curves}"/>'
+    colour = _class(chart.colours[tokens])
+    return f'<path class="{colour}" style="stroke-width:{line_width(share):.1f}" d="{curves}"/>'
+
+
+def _stripes(chart: Flow, place: Layout) -> str:
+    """The groups in their lanes; heads that bind the same share a stripe."""
+    if not place.lane:
+        return ""
+    drawn = {
+        (x, top): f'<rect class="tlhm-stripe {_class(chart.colours[tokens])}" x="{x:.1f}" y="{top:.1f}" '
+        f'width="{STRIPE:.1f}" height="{height:.1f}" rx="3"/>'
+        for (_, links), x in zip(chart.heads, place.lane, strict=True)
+        for tokens, _ in links
+        for top, height in place.stripes(tokens)
+    }
+    return "".join(drawn.values())
 
 
 def line_width(share: float) -> float:
@@ -338,21 +450,37 @@ def _cells(chart: Flow, place: Layout) -> str:
     return "".join(cells) + _legend(chart, place, chart.scale)
 
 
+def limits_text(scale: Scale) -> str:
+    """What stands beside the colour bar of a matrix; the unit stands below."""
+    return f"{significant(scale.low)} to {significant(scale.high)}"
+
+
+def bar_width(scale: Scale) -> float:
+    """Width of the colour bar of a matrix."""
+    return _BIT * len(scale.colours)
+
+
+def _legend_width(chart: Flow) -> float:
+    if chart.scale is None:
+        return 0.0
+    first = 60.0 if chart.is_binary else bar_width(chart.scale) + 8 + _SMALL_LETTER * len(limits_text(chart.scale))
+    return max(first, _SMALL_LETTER * len(chart.scale.unit))
+
+
 def _legend(chart: Flow, place: Layout, scale: Scale) -> str:
-    x, y = place.matrix, place.height - 26
+    x, y = place.legend
+    unit = f'<text class="tlhm-small" x="{x:.1f}" y="{y + 30:.1f}">{escaped(scale.unit)}</text>'
     if chart.is_binary:
-        pieces = [(ON, "1"), (OFF, "0")]
         squares = "".join(
             f'<rect class="tlhm-cell" x="{x + 40 * i:.1f}" y="{y}" width="14" height="14" style="fill:{colour}"/>'
-            f'<text class="tlhm-small" x="{x + 40 * i + 19:.1f}" y="{y + 11}">{text}</text>'
-            for i, (colour, text) in enumerate(pieces)
+            f'<text class="tlhm-small" x="{x + 40 * i + 19:.1f}" y="{y + 11:.1f}">{text}</text>'
+            for i, (colour, text) in enumerate([(ON, "1"), (OFF, "0")])
         )
-        return squares + f'<text class="tlhm-small" x="{x + 84:.1f}" y="{y + 11}">{escaped(scale.unit)}</text>'
-    table_of = scale.colours
+        return squares + unit
     bar = "".join(
-        f'<rect class="tlhm-bit" x="{x + 3 * i:.1f}" y="{y}" width="3.2" height="12" style="fill:#{colour}"/>'
-        for i, colour in enumerate(table_of)
+        f'<rect class="tlhm-bit" x="{x + _BIT * i:.1f}" y="{y}" width="{_BIT + 0.5}" height="12" '
+        f'style="fill:#{colour}"/>'
+        for i, colour in enumerate(scale.colours)
     )
-    wide = 3 * len(table_of)
-    said = f"{significant(scale.low)} to {significant(scale.high)} {scale.unit}"
-    return bar + f'<text class="tlhm-small" x="{x + wide + 8:.1f}" y="{y + 11}">{escaped(said)}</text>'
+    after = f'<text class="tlhm-small" x="{x + bar_width(scale) + 8:.1f}" y="{y + 11:.1f}">'
+    return f"{bar}{after}{limits_text(scale)}</text>{unit}"

@@ -246,10 +246,13 @@ def heat_of(
         )
         for one in dict.fromkeys(units)
     }
-    without = {int(row): label(what) for row, what in (empty or {}).items() if int(row) < shape[0]}
+    short = {int(row): what for row, what in (empty or {}).items() if int(row) < shape[0]}
+    without = {row: label(what) for row, what in short.items() if not isinstance(what, int)}
     ragged = next((entry for entry in lengths if entry), None)
-    if without:
-        ragged = tuple(0 if row in without else (ragged or [shape[1]] * shape[0])[row] for row in range(shape[0]))
+    if short:
+        own = dict(enumerate(ragged or [shape[1]] * shape[0]))
+        own |= {row: what if isinstance(what, int) else 0 for row, what in short.items()}
+        ragged = tuple(own.values()) if len(set(own.values())) > 1 else None
     return Heat(
         title=visible(title),
         rows=replace(_axis(rows, shape[0], row_labels), empty=without),

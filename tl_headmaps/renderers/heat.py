@@ -61,7 +61,8 @@ def head_map(
         switches: What the two switches are called, if there are several maps (and groups of them).
         drill: Lists shown when a head is pinned: ``{"L23H4": {"salient tokens": [["pasta", "Italian"], ...]}}``.
         pinned: The head whose values are shown at first, until another one is chosen.
-        empty: Layers without heads, and what they have instead: ``{0: "linear attention"}``.
+        empty: Layers without heads, and what they have instead: ``{0: "linear attention"}``; a number of heads for
+            layers that have fewer.
         mark: What a dot in a cell means, where a :class:`MapLayer` has ``marked`` ones.
         note: A sentence under the figure.
     """

@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 
 from .colours import SERIES, Scale
-from .flowchart import BOX, OFF, ON, Flow, layout, line_width, shortened
-from .text import significant
+from .flowchart import BOX, OFF, ON, STRIPE, Flow, bar_width, layout, limits_text, line_width, shortened
 
 
 def draw_flow(data: Flow, sheet: Any) -> None:
@@ -32,28 +31,27 @@ def draw_flow(data: Flow, sheet: Any) -> None:
     sheet.text(0.5, 1 - 0.06 / tall, "\n".join(title), ha="center", va="top", size=8)
     sheet.text(0.1 / wide, (below - 0.04) / tall, "\n".join(note), va="top", size=6.5, linespacing=1.25, color="0.35")
 
-    def box(x: float, y: float, width: float, text: str, colour: str) -> None:
+    def box(x: float, y: float, width: float, text: str, colour: int | None) -> None:
         high = BOX * place.row
         shape = FancyBboxPatch((x, y - high / 2), width, high, boxstyle="round,pad=0,rounding_size=4")
-        shape.set(facecolor="white", edgecolor=colour, linewidth=0.8)
+        shape.set(facecolor="white", edgecolor="0.6" if colour is None else SERIES[colour], linewidth=0.8)
         axes.add_patch(shape)
         axes.text(x + width / 2, y, shortened(text), ha="center", va="center", size=size)
 
-    for (_, links), y in zip(data.heads, place.head_at, strict=True):
+    for number, (_, links) in enumerate(data.heads):
         for tokens, share in links:
-            for row in tokens:
-                start, end, to = place.left + 2, place.token, place.middle(row)
-                middle = (start + end) / 2
-                curve = Curve([(start, y), (middle, y), (middle, to), (end, to)], [1, 4, 4, 4])
-                colour = SERIES[data.colours[tokens]]
-                drawn = PathPatch(curve, facecolor="none", edgecolor=colour, alpha=0.6)
+            colour = SERIES[data.colours[tokens]]
+            for points in place.curves(number, tokens):
+                drawn = PathPatch(Curve(points, [1, 4, 4, 4]), facecolor="none", edgecolor=colour, alpha=0.6)
                 axes.add_patch(drawn)
                 drawn.set_linewidth(line_width(share) * inch * 72)
+            for top, height in place.stripes(tokens) if place.lane else ():
+                stripe = Rectangle((place.lane[number], top), STRIPE, height, facecolor=colour, linewidth=0, zorder=2)
+                axes.add_patch(stripe)
     for (head, links), y in zip(data.heads, place.head_at, strict=True):
-        box(2.0, y, place.left, head, SERIES[data.colours[links[0][0]]] if links else "0.6")
+        box(2.0, y, place.left, head, data.head_colour(links))
     for row, token in enumerate(data.tokens):
-        number = data.token_colour(row)
-        box(place.token, place.middle(row), place.right, token, "0.6" if number is None else SERIES[number])
+        box(place.token, place.middle(row), place.right, token, None if place.lane else data.token_colour(row))
     if data.matrix is None or data.scale is None:
         return
     for (row, column), value in np.ndenumerate(data.matrix):
@@ -68,19 +66,20 @@ def draw_flow(data: Flow, sheet: Any) -> None:
         turned = {"rotation": 90} if place.upright else {}
         side = "bottom" if data.labels == "top" else "top"
         axes.text(*at, shortened(token), ha="center", va=side, size=size, **turned)
-    _flow_legend(axes, data, data.scale, (place.matrix, place.height - 26), size)
+    _flow_legend(axes, data, data.scale, place.legend, size)
 
 
 def _flow_legend(axes: Any, data: Flow, scale: Scale, at: tuple[float, float], size: float) -> None:
     from matplotlib.patches import Rectangle
 
     x, y = at
+    axes.text(x, y + 26, scale.unit, va="center", size=size)
     if data.is_binary:
-        for left, colour, said in ((x, ON, "1"), (x + 40, OFF, f"0    {scale.unit}")):
+        for left, colour, said in ((x, ON, "1"), (x + 40, OFF, "0")):
             axes.add_patch(Rectangle((left, y), 14, 14, facecolor=colour))
             axes.text(left + 19, y + 7, said, va="center", size=size)
         return
+    wide = bar_width(scale) / len(scale.colours)
     for number, colour in enumerate(scale.colours):
-        axes.add_patch(Rectangle((x + 3 * number, y), 3.2, 12, facecolor=f"#{colour}"))
-    said = f"{significant(scale.low)} to {significant(scale.high)} {scale.unit}"
-    axes.text(x + 3 * len(scale.colours) + 8, y + 6, said, va="center", size=size)
+        axes.add_patch(Rectangle((x + wide * number, y), wide + 0.2, 12, facecolor=f"#{colour}"))
+    axes.text(x + bar_width(scale) + 8, y + 6, limits_text(scale), va="center", size=size)

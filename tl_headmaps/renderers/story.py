@@ -89,11 +89,11 @@ def story_page(
     listed = "".join(f"<li>{_link(name)}</li>" for name in files)
     bodies = [
         '<a class="story-skip" href="#1">To the first section</a>'
-        f'<header><h1>{escaped(title)}</h1>{_lead(lead)}<p class="story-text">{escaped(opening)}</p></header>'
+        f'<header><h1>{_unbroken(title)}</h1>{_lead(lead)}<p class="story-text">{escaped(opening)}</p></header>'
         f'<nav class="story-text" aria-label="Contents"><ol>{contents}</ol></nav><main>',
         *(_chapter(number, chapter) for number, chapter in enumerate(chapters, 1)),
         "</main>"
-        + '<footer class="story-text">'
+        + "<footer>"
         + (f"<h2>The results</h2><p>Beside this page, one file each:</p><ul>{listed}</ul>" if files else "")
         + "".join(f"<p>{escaped(line)}</p>" for line in closing)
         + "</footer>",
@@ -160,11 +160,16 @@ def _part(part: Part) -> str:
     )
 
 
+def _unbroken(title: str) -> str:
+    """A title whose lines do not break inside names such as SmolLM2-135M."""
+    return " ".join(f"<span>{escaped(word)}</span>" if "-" in word else escaped(word) for word in title.split())
+
+
 def _command(command: str) -> str:
-    """A command whose lines break between options only: an option and its value stay together."""
-    groups: list[list[str]] = [[]]
+    """A command whose lines break between options and names only: an option and its value stay together."""
+    groups: list[list[str]] = []
     for word in _WORD.findall(command):
-        if word.startswith("--") and groups[-1]:
+        if word.startswith("--") or not groups or not groups[-1][0].startswith("--"):
             groups.append([])
         groups[-1].append(word)
     return " ".join(f"<span>{escaped(' '.join(group))}</span>" for group in groups)

@@ -152,7 +152,7 @@ def _tells(values: Iterable[Any]) -> bool:
 
 def _named_cell(name: str, value: Any, digits: int) -> Any:
     """A cell of a column: names in words, and no probability said to be zero."""
-    if name in _NAMES:
+    if name in _NAMES and isinstance(value, str):
         return in_words(value)
     if name.endswith(("p_value", "q_value")) and isinstance(value, float) and value < _LEAST_P:
         return Tex("$< 10^{-9}$")

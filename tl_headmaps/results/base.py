@@ -49,6 +49,8 @@ if TYPE_CHECKING:
     from typing import Self
 
 _PAPER_ROWS = 20
+_READING_ERRORS = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError)
+"""What comes up where a file does not hold what its class expects."""
 
 
 def _captioned(draw: Callable[..., Figure]) -> Callable[..., Figure]:
@@ -320,11 +322,11 @@ class Result(ABC):
         try:
             result = result_class.from_dict(values)
             _require_sound(result, values)
-            if _writes_own_form(result_class) and path.suffix.lower() == ".json":
+            if _holds_own_form(result) and path.suffix.lower() == ".json":
                 # Numbers that no JSON can hold come in as text that a form of its own turns into numbers.
                 result.to_json()
             return result
-        except (KeyError, TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RuntimeError) as error:
+        except (*_READING_ERRORS, OutputError) as error:
             if newer is not None:
                 raise newer_error(path, newer, f"all of this {kind!r}") from error
             reason = str(error) if isinstance(error, MisfitError) else f"{type(error).__name__} {error}"
@@ -336,6 +338,12 @@ class Result(ABC):
 
 def _writes_own_form(result_class: type[Result]) -> bool:
     return any("to_dict" in vars(parent) for parent in result_class.__mro__ if parent is not Result)
+
+
+def _holds_own_form(result: Result) -> bool:
+    """Whether a result, or one inside it, writes a form of its own."""
+    parts = (getattr(result, entry.name) for entry in fields_of(type(result)))
+    return _writes_own_form(type(result)) or any(_holds_own_form(part) for part in parts if isinstance(part, Result))
 
 
 def _unknown_fields(result_class: type[Result], values: Any) -> list[str]:

@@ -318,29 +318,46 @@ def _find_nulls(maps: LayerMaps, pairs: Pairs, hit: Tensor, null: _Null, budget:
     scored.index_add_(2, pairs.relation, hit.long())
     active = scored[:, :, pairs.relation] > 0
     # A row needs its top-k list only if some target of its relations is in it. One rank per row tells: that of the
-    # best of these targets, and most rows are ruled out by it.
+    # best of these targets, and most rows are ruled out by it. A rough one will do: a list too many changes nothing.
     best, has_best = _best_targets(maps, pairs, scored > 0)
     everyone = torch.arange(n_rows, device=hit.device)
-    beyond = torch.arange(limit, device=hit.device) >= pairs.k[pairs.relation, None]
+    needed = torch.zeros_like(has_best)
     for direction, side in enumerate(SIDES):
         if not bool(has_best[direction].any()):
             continue
+        wanted = has_best[direction]
         counts = ranks(
-            maps, everyone, best[direction], limit=limit, active=has_best[direction], side=side, budget=budget
+            maps, everyone, best[direction], limit=limit, active=wanted, side=side, roughly=True, budget=budget
         )
-        reached = has_best[direction] & ((counts.greater if side == "greater" else counts.less) < limit)
-        for head in range(len(maps.heads)):
-            needed = reached[head].clone()
-            # A pair that hits needs its row in any case, however the two ranks were rounded.
-            needed[pairs.rows[hit[direction, head]]] = True
-            open_pairs = (active[direction, head] & needed[pairs.rows]).nonzero()[:, 0]
-            if not len(open_pairs):
-                continue
-            rows, place = pairs.rows[open_pairs].unique(return_inverse=True)
-            top = top_k(maps.of_head(head).at_rows(rows), limit, largest=side == "greater", budget=budget)
-            # Relations have their own k, at most the limit.
-            listed = top.columns[0][place].masked_fill(beyond[open_pairs], -1)
-            null.put(direction, head, hit[direction, head].cpu(), listed.cpu(), open_pairs.cpu())
+        needed[direction] = wanted & ((counts.greater if side == "greater" else counts.less) < limit)
+    beyond = torch.arange(limit, device=hit.device) >= pairs.k[pairs.relation, None]
+    for head in range(len(maps.heads)):
+        # A pair that hits needs its row in any case, however the two ranks were rounded.
+        for direction in range(2):
+            needed[direction, head, pairs.rows[hit[direction, head]]] = True
+        listed = _both_ends(maps.of_head(head), needed[:, head], limit, budget)
+        for direction in range(2):
+            open_pairs = (active[direction, head] & needed[direction, head, pairs.rows]).nonzero()[:, 0]
+            if len(open_pairs):
+                # Relations have their own k, at most the limit.
+                columns = listed[direction][pairs.rows[open_pairs]].masked_fill(beyond[open_pairs], -1)
+                null.put(direction, head, hit[direction, head].cpu(), columns.cpu(), open_pairs.cpu())
+
+
+def _both_ends(
+    maps: LayerMaps, needed: Bool[Tensor, "direction row"], k: int, budget: int
+) -> tuple[Int[Tensor, "row k"], Int[Tensor, "row k"]]:
+    """Columns of the k largest entries of some rows of a map, and of the k smallest of others; -1 for other rows.
+
+    The smallest entries of a row are the largest of its negative: one pass over the columns finds both.
+    """
+    largest, smallest = (rows.nonzero()[:, 0] for rows in needed)
+    both = maps.at_rows(largest).with_rows_of(maps.at_rows(smallest).negative())
+    listed = torch.full((2, maps.n_rows, k), -1, device=needed.device)
+    if both.n_rows:
+        found = top_k(both, k, budget=budget).columns[0]
+        listed[0, largest], listed[1, smallest] = found.split([len(largest), len(smallest)])
+    return listed[0], listed[1]
 
 
 def _best_targets(

@@ -65,11 +65,7 @@ def salience(
     read = _norm_of_read(layer, vectors, preset)
     norms = []
     for number, head in enumerate(maps.heads):
-        factor = (
-            _written(weights, layer, head.head, preset)
-            if circuit == "ov"
-            else _keyed(weights, layer, head.head, preset)
-        )
+        factor = _written(weights, layer, head.head, preset) if circuit == "ov" else _keyed(layer, head.head, preset)
         norms.append(row_norms(maps.left_of(number), factor))
     ratio = torch.stack(norms) / read
     return torch.where(read > 0, ratio, torch.zeros_like(ratio))
@@ -100,9 +96,10 @@ def _written(weights: HeadWeights, layer: LayerWeights, head: int, preset: Prese
     return W_O.T
 
 
-def _keyed(weights: HeadWeights, layer: LayerWeights, head: int, preset: Preset) -> Float[Tensor, "d_model d_head"]:
+def _keyed(layer: LayerWeights, head: int, preset: Preset) -> Float[Tensor, "d_model d_head"]:
     """W_K with the linear part of the norms around it."""
-    group = weights.group_of(head)
+    shape = layer.shape
+    group = shape.group_of(head)
     W_K = layer.W_K[group]
     if preset != "maps":
         if layer.ln1 is not None:
@@ -110,8 +107,8 @@ def _keyed(weights: HeadWeights, layer: LayerWeights, head: int, preset: Preset)
             if layer.ln1.centres:
                 W_K = W_K - W_K.mean(0)
         norm = layer.k_norm
-        if norm is not None and norm.is_joint(weights.n_kv_heads, weights.d_head):
-            W_K = W_K * norm.weight.unflatten(0, (weights.n_kv_heads, -1))[group]
+        if norm is not None and norm.is_joint(shape.n_kv_heads, shape.d_head):
+            W_K = W_K * norm.weight.unflatten(0, (shape.n_kv_heads, -1))[group]
         elif norm is not None:
             W_K = norm.of_head(group).folded_into(W_K)
     return W_K

@@ -61,8 +61,8 @@ class RunningRatio:
         self._count = 0
         self._sums = {name: torch.zeros(shape, dtype=torch.float64) for name in ("x", "y", "xx", "xy", "yy")}
 
-    def add(self, x: Tensor, y: Tensor | float = 1.0, *, at: int | EllipsisType = ...) -> None:
-        """Add a unit's values, or those of row ``at`` of it; :meth:`next_unit` ends the unit."""
+    def add(self, x: Tensor, y: Tensor | float = 1.0, *, at: int | tuple[int, slice] | EllipsisType = ...) -> None:
+        """Add a unit's values, or those at some places of it; :meth:`next_unit` ends the unit."""
         x, y = x.double(), torch.as_tensor(y, dtype=torch.float64)
         for name, value in (("x", x), ("y", y), ("xx", x * x), ("xy", x * y), ("yy", y * y)):
             self._sums[name][at] += value

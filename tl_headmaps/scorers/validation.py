@@ -74,8 +74,8 @@ def output_maps(
         outputs: ``z`` at the last position of each prompt.
         preset: ``"folded"`` or ``"maps"``.
     """
-    heads = range(weights.n_heads)
-    group = [weights.group_of(head) for head in heads]
+    heads = range(layer.shape.n_heads)
+    group = [layer.shape.group_of(head) for head in heads]
     read = torch.cat([values[:, group], outputs]).float().transpose(0, 1)
     if preset != "maps":
         read = read - constant_values(weights, layer)[group][:, None]

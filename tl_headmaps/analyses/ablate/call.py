@@ -93,8 +93,8 @@ def ablate(
         max_heads: Switch off at most this many heads; by default 30, 50, 100, 150 or 250, by the size of the model.
         template: Prompt whose next word is the target, with ``<X>`` in place of the source; by default the one of the
             relation's eliciting templates that the model answers best.
-        controls: Other relations to test while the same heads are off. ``"auto"`` chooses up to three bundled ones with
-            fewer than 0.15 of the ablated heads scoring above 0, and an accuracy within 0.2 of the relation's.
+        controls: Other relations to test while the same heads are off. ``"auto"`` takes the first three bundled ones
+            with fewer than 0.15 of the ablated heads scoring above 0, and an accuracy within 0.2 of the relation's.
         n_random: Number of sets the verdict compares with: as many heads of each layer, drawn at random (all of them
             where there are no more). The first five draws without any of the ablated heads are followed step by step.
         split: Choose the heads on one half of the pairs and test them on the other; pairs that share a target or the
@@ -311,8 +311,7 @@ class AblationExperiment:
         controls: list[tuple[Questions, float]] = []
         if ablated:
             controls = self._controls(questions, ablated, candidates, all_candidates, static)
-        layers = weights.layers_with_heads
-        everything = [HeadIndex(layer, head) for layer in layers for head in range(weights.n_heads)]
+        everything = weights.chosen_heads()
         n_curves = min(n_random, CURVES_OF_OTHERS)
         random = matched_sets(ablated, everything, n_curves).sets if ablated and n_random else ()
         rivals = sets_like(ablated[:n_verdict], everything, n_random) if n_verdict and n_random else None
@@ -372,16 +371,13 @@ class AblationExperiment:
             progress=settings.progress,
         )
 
-    def _static(
-        self, relations: Sequence[Relation], heads: Sequence[HeadIndex], known: Mapping[str, Tensor] | None
-    ) -> dict[str, Tensor]:
-        """Static promotion scores [layer, head] of relations; NaN for other heads than those given."""
-        tables = {relation.name: known[relation.name] for relation in relations if known and relation.name in known}
-        missing = [relation for relation in relations if relation.name not in tables]
-        if missing:
-            scored = self._scores(missing, heads)
-            tables.update(zip(scored.relations, scored.promote, strict=True))
-        return tables
+    def _overlap(self, other: Relation, ablated: Sequence[HeadIndex], known: Mapping[str, Tensor] | None) -> float:
+        """Share of the ablated heads whose static score on another relation is above 0."""
+        table = known.get(other.name) if known else None
+        if table is None:
+            # One relation at a time, so that its met vectors are found again whatever it is a control of.
+            table = self._scores([other], ablated).promote[0]
+        return overlap(ablated, {head for head in ablated if table[head.layer, head.head] > 0})
 
     def _controls(
         self,
@@ -391,22 +387,17 @@ class AblationExperiment:
         all_candidates: bool,
         static: Mapping[str, Tensor] | None,
     ) -> list[tuple[Questions, float]]:
-        """Control relations with the share of the ablated heads that are theirs too, smallest share first."""
-        usable = [other for other in candidates if all_candidates or other.eliciting_templates]
-        shared = {
-            name: overlap(ablated, {head for head in ablated if table[head.layer, head.head] > 0})
-            for name, table in self._static(usable, ablated, static).items()
-        }
-        if not all_candidates:
-            usable = [other for other in usable if shared[other.name] < MOST_OVERLAP]
-            usable.sort(key=lambda other: shared[other.name])
+        """Control relations with the share of the ablated heads that are theirs too: all, or the first that fit."""
         chosen: list[tuple[Questions, float]] = []
-        for other in usable:
-            if not all_candidates and len(chosen) == MOST_CONTROLS:
-                break
+        for other in candidates:
+            if not all_candidates and (len(chosen) == MOST_CONTROLS or not other.eliciting_templates):
+                continue
+            shared = self._overlap(other, ablated, static)
+            if not all_candidates and shared >= MOST_OVERLAP:
+                continue
             asked = self.questions(other, eliciting_templates(other))
             if all_candidates or abs(asked.base_accuracy - questions.base_accuracy) <= MOST_DIFFERENCE:
-                chosen.append((asked, shared[other.name]))
+                chosen.append((asked, shared))
         return chosen
 
     def _curves(

@@ -59,7 +59,7 @@ class GroupWords:
         elif len(self.found.heads) > 1:
             notes.append(self._formed(shown))
         if head is None and len(self.found.groups) == 1 and len(self.found.heads) > 1:
-            notes.append("All heads together bind the tokens into one group.")
+            notes.append(f"All heads together ({self.found.combine}) bind the tokens into one group.")
         else:
             notes.append(self._separation(None if head is None else shown[0]))
         if head is None and len(self.found.groups) > 1:
@@ -76,8 +76,8 @@ class GroupWords:
             return _UNTESTED
         verdict = "is not explained" if p <= ALPHA else "may be explained"
         return (
-            f"Modularity {number(float(self.found.modularity[place]))}, which {verdict} by its distance profile alone "
-            f"(mean of draws {number(float(self.found.null_modularity[place]))}, p = {p:.2g})."
+            f"Modularity {number(float(self.found.modularity[place]))}, which {verdict} by distance between tokens "
+            f"alone (mean of draws {number(float(self.found.null_modularity[place]))}, p = {p:.2g})."
         )
 
     def _formed(self, shown: list[int]) -> str:
@@ -85,10 +85,11 @@ class GroupWords:
         if bool(self.found.p_value.isnan().all()):
             drawn = f"Drawn: {len(shown)} of {n} heads. " if len(shown) < n else ""
             return f"{drawn}{_UNTESTED}"
-        passing = int((self.found.p_value <= ALPHA).sum())
+        passing, formers = int((self.found.p_value <= ALPHA).sum()), len(self.found.formers())
         found = (
-            f"{len(self.found.formers())} of {n} heads form groups that their distance profile does not explain (q of "
-            f"{ALPHA} or less over these {n} heads; p of {ALPHA} or less: {passing})."
+            f"{formers or 'None'} of {n} heads form{'s' * (formers < 2)} groups that distance between tokens does not "
+            f"explain (false discovery rate {ALPHA:.0%}; {passing} at p ≤ {ALPHA}, where chance gives up to "
+            f"{math.ceil(ALPHA * n)})."
         )
         if passing > len(shown):
             return f"{found} Drawn: the {len(shown)} with the lowest p."

@@ -180,7 +180,7 @@ class Comparison(Result):
         }
         if not self._has_heads:
             return heat.component_map(layers, self.columns, **shown)
-        return heat.head_map(layers, switches=(self.over, "measure"), empty=self.first_provenance.mixers, **shown)
+        return heat.head_map(layers, switches=(self.over, "measure"), empty=self.first_provenance.short_rows, **shown)
 
     @property
     def _one_minus_other(self) -> str:

@@ -322,7 +322,7 @@ class _Measurement:
             for layer in range(self.source.n_layers)
             for index, component in enumerate(self.source.components)
             if self.source.has(layer, component)
-            for part in range(n_parts(self.source, component) if self.by_head else 1)
+            for part in range(n_parts(self.source, component, layer) if self.by_head else 1)
         ]
 
     def _matrix(self, source: ComponentSource, key: Key) -> WeightMatrix:
@@ -482,7 +482,8 @@ class _Measurement:
         for number, batch in enumerate(bar.over(batches.items)):
 
             def receive(layer: int, component: str, written: Tensor, stream: Tensor, number: int = number) -> None:
-                shares[component][number, layer] = self.metric.measure(written, stream).cpu()
+                measured = self.metric.measure(written, stream).cpu()
+                shares[component][number, layer, : len(measured)] = measured
 
             component_outputs(source, batch, receive, by_head=self.by_head)
         return shares

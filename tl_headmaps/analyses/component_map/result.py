@@ -85,13 +85,18 @@ class MeasuredComponents(Result):
     @property
     def _bar_title(self) -> str:
         """What a value is, and what it would be by chance."""
-        random = self._random
+        random, metric = self._random, find_metric(self.metric)
+        if metric.normalised:
+            return f"share{self.unit.removeprefix(metric.unit).replace(' over ', ' of ')}"
         return f"{self.unit}; random: {random}" if random and not self.relative else self.unit
 
     @property
     def _note(self) -> str:
         """What the map was made from."""
         parts = []
+        metric = find_metric(self.metric)
+        if metric.normalised:
+            parts.append(f"{self.metric.capitalize()}: {metric.unit.removeprefix('share of ')} over a matrix' entries.")
         if self.n_documents:
             parts.append(f"{self._read}.{self._no_interval}")
         if self.relative:
@@ -341,7 +346,7 @@ class HeadComponentMap(HeadMaps, MeasuredComponents):
             title=f"{self.metric.replace('_', ' ').capitalize()} by head of {self.provenance.model}",
             unit=self._bar_title,
             switches=("component", "map"),
-            empty=self.provenance.mixers,
+            empty=self.provenance.short_rows,
             percentile=_SHOWN if find_metric(self.metric).normalised else None,
             palette="oranges",
             mark=_MARK,

@@ -113,6 +113,7 @@ def relation_scores(
         prompts=prompts,
         vectors=vectors,
         prepend_bos=prepend_bos,
+        layers=list(chosen),
         progress=progress,
     )
     options: dict[str, Any] = {"preset": preset, "k": k, "multi_token": multi_token}
@@ -237,7 +238,7 @@ class _ScoreLayers:
         pairs = pairs.of_relations(numbers)
         heads = [self.heads[layer][place] for place in places]
         weights, values = self.weights.layer(layer), self.met.rows.values(layer).to(self.weights.device)
-        group = tuple(self.weights.group_of(head) for head in heads)
+        group = tuple(self.weights.group_of(head, layer) for head in heads)
         n_prompts, _, n_rows, _ = values.shape
         # The prompts' rows below each other, so that one scan of the vocabulary serves them all.
         left = weights.mixed(values.transpose(0, 1).flatten(1, 2))

@@ -207,9 +207,10 @@ class RelationScores(HeadMaps):
         """
         layers = [layer for number in range(len(self.relations)) for layer in self._map_layers(number)]
         title = f"{self.circuit.upper()} relation scores, preset {self.provenance.options.get('preset', '')}"
-        unit, k = "share of pairs", ", ".join(map(str, sorted(set(self.k))))
+        unit, k = "share of pairs", sorted(set(self.k))
+        strongest = f"{'k = ' if len(k) == 1 else ''}{' or '.join(map(str, k))} strongest tokens"
         note = (
-            f"Share of pairs whose target is among the k = {k} strongest tokens. "
+            f"Share of pairs whose target is among the {strongest}{', by relation' if len(k) > 1 else ''}. "
             f"A head implements a relation at a score of {IMPLEMENTS_SCORE} or more with q < {IMPLEMENTS_Q} (q: "
             f"{self._family}) that is above its score on the targets of similar sources (p ≤ {SPECIFIC_P})."
         )
@@ -223,7 +224,7 @@ class RelationScores(HeadMaps):
                 unit=unit,
                 signed=False,
                 pinned=best,
-                empty=self.provenance.mixers,
+                empty=self.provenance.short_rows,
                 note=note,
             )
         return heat.head_map(
@@ -233,7 +234,7 @@ class RelationScores(HeadMaps):
             signed=False,
             switches=("relation", "direction"),
             pinned=best,
-            empty=self.provenance.mixers,
+            empty=self.provenance.short_rows,
             note=note,
         )
 
@@ -242,13 +243,11 @@ class RelationScores(HeadMaps):
         name = self.relations[number]
         details = {
             "q": self.q_value[number],
-            "on the targets of similar sources": self.neighbour[number],
-            "p of being above that": self.neighbour_p_value[number],
+            "targets of similar sources": self.neighbour[number],
+            "p above those": self.neighbour_p_value[number],
         }
         if self.stream is not None and not bool(self.stream.isnan().all()):
-            details["stream (heads not above it pass on what is known)"] = self.stream[number][:, None].expand_as(
-                self.promote[number]
-            )
+            details["stream"] = self.stream[number][:, None].expand_as(self.promote[number])
         if self.token_share is not None:
             details["share of its writing that tokens explain"] = self.token_share
         promotes = MapLayer(

@@ -326,7 +326,7 @@ class SalientOperations(Result):
             unit="share of mappings the best predicate explains",
             signed=False,
             drill=drill,
-            empty=self.provenance.mixers,
+            empty=self.provenance.short_rows,
             note=self._noted(
                 "Pin a head to see its name, its salient tokens and their strongest targets; search finds a token.", " "
             ),

@@ -103,6 +103,7 @@ def task_maps(
     chosen = resolve_tasks(tasks)
     design = _Design.of(chosen, n_folds, seed)
     weights = HeadWeights.from_model(model)
+    weights.require_even_heads("task maps")
     prepend_bos = prepends_bos(model, prepend_bos)
     questions = [
         encode_question(model, item.prompt, (item.answer, *item.alternatives), prepend_bos) for item in chosen.items
@@ -118,7 +119,7 @@ def task_maps(
             budget=budget,
             progress=bar.update,
         )
-    features = Features(lambda place: captured.layer(captured.layers[place]), len(captured.layers), captured.n_heads)
+    features = Features(lambda place: captured.layer(captured.layers[place]), len(captured.layers), weights.n_heads)
     with bars(total=features.n_layers, desc="probes", unit="layer") as bar:
         found = _probed(features, design, n_null=n_null, seed=seed, progress=bar.update)
     options = {"positions": positions, "n_folds": n_folds, "n_null": n_null, "prepend_bos": prepend_bos}

@@ -185,7 +185,7 @@ class TaskMaps(HeadMaps):
             return self._stability_figure()
         layers = [
             MapLayer(
-                f"{FUNCTIONS.get(function, function)}: {len(self.standing_out[number]) or 'none'}",
+                f"{FUNCTIONS.get(function, function)}: {_counted(len(self.standing_out[number]))}",
                 self.importance_normalised[number],
                 details={
                     "importance": self.importance[number],
@@ -203,7 +203,7 @@ class TaskMaps(HeadMaps):
             unit="share of all importance",
             percentile=99,
             origin=origin,
-            empty=self.provenance.mixers,
+            empty=self.provenance.short_rows,
             note="Share of what a linear probe reads from each head beyond the items' words. Behind a function's name: "
             f"how many heads stand out from shuffled labels at a false discovery rate of 5%. {self.claim}",
         )
@@ -299,3 +299,7 @@ class TaskMaps(HeadMaps):
         notes = f"all items: {known}; without heads: {others}\n{_LEGEND}\n{null}\n{wrapped(self.claim)}"
         where = "the answer" if self.positions == "answer" else "the last token"
         return f"Task maps, linear probe on z at {where}\n\n{table_text(columns, rows)}\n\n{notes}"
+
+
+def _counted(n: int) -> str:
+    return f"{n} head{'' if n == 1 else 's'}" if n else "no head"

@@ -16,15 +16,14 @@ from ..token_grid import TokenGrid
 from .sections import LEAD, ablation, grid, operations, relations
 from .tour import Tour
 
-_READ = {
-    "met": "From what each head would write when the model meets the name of a country, without being asked anything",
-    "folded": "From the weights alone",
-    "maps": "From the weights alone",
-}
+_MET = "met"
+"""The preset that runs the model; the others read weights alone."""
+
 _NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 _HARDLY = 0.1
 """A loss below this share of what there was is hardly one."""
 
+_SURE = 0.05
 _WINDOW = 3
 
 
@@ -40,12 +39,9 @@ def _sentences(tour: Tour) -> Iterator[str]:
         return
     n = len(scores.implements()[LEAD]) if curves is None else curves.n_verdict
     total = int((~scores.promote[0].isnan()).sum())
-    read = _READ[scores.provenance.options["preset"]]
+    yield _pointed_out(n, total, scores.provenance.options["preset"])
     if not n:
-        yield f"{read}, no head of {total} was pointed out as one that knows the capitals of countries."
         return
-    heads = f"{n} of {total} heads {'was' if n == 1 else 'were'} pointed out as knowing the capitals of countries"
-    yield f"{read}, {heads}."
     if curves is None:
         yield "Whether the model needs them could not be tested here; the first section says why."
     elif curves.status != "tested":
@@ -57,13 +53,24 @@ def _sentences(tour: Tour) -> Iterator[str]:
         yield _loss(curves, n)
 
 
+def _pointed_out(n: int, total: int, preset: str) -> str:
+    heads = f"{n or 'none'} of {'its ' * (preset == _MET)}{total} heads"
+    if preset == _MET:
+        # What they attend to in a question is another matter, hence "would".
+        return f"When the model merely reads the name of a country, {heads} would already write the capital."
+    were = "was" if n < 2 else "were"
+    return f"From the weights alone, {heads} {were} pointed out as knowing the capitals of countries."
+
+
 def _loss(curves: AblationCurves, n: int) -> str:
     """What is lost without the heads, and without as many others."""
     base, left = curves.base_accuracy, float(curves.curve.accuracy[n])
     them = "it" if n == 1 else "them"
     needed = base - left > _HARDLY * base
+    p = curves.verdict.p_value if curves.verdict is not None and curves.verdict.sets else None
     if needed:
         said = f"Without {them} the capitals that the model gets right fall from {base:.0%} to {left:.0%}"
+        said += f" (p = {p:.3f})" if p is not None and p <= _SURE else ""
     else:
         said = f"The model can do without {them}: it gets {left:.0%} of the capitals right instead of {base:.0%}"
     if curves.random_curves:
@@ -72,12 +79,11 @@ def _loss(curves: AblationCurves, n: int) -> str:
         if not needed or lost > _HARDLY * base:
             fall = f"{others:.0%} are left"
         else:
-            fall = f"they {'hardly fall' if lost > 0 else 'do not fall'} ({others:.0%})"
+            fall = f"they {'hardly fall, to' if round(100 * lost) > 0 else 'stay at'} {others:.0%}"
         count = _NUMBERS[n] if n < len(_NUMBERS) else str(n)
-        said += f"; without {count} random {'one' if n == 1 else 'ones'} of the same layers {fall}"
-    if curves.verdict is not None and curves.verdict.sets:
-        p = curves.verdict.p_value
-        said += f"; p = {p:.3f}" if p <= 0.05 else f"; chance could do as much (p = {p:.2f})"
+        said += f"; without {count} random {'head' if n == 1 else 'heads'} of the same layers {fall}"
+    if p is not None and p > _SURE:
+        said += f"; chance could do as much (p = {p:.2f})"
     return f"{said}."
 
 

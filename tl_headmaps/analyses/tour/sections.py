@@ -37,9 +37,10 @@ TARGETS = ("Cairo", "Paris", "Berlin")
 TEMPLATE = "The capital of <X> is"
 SENTENCE = "The capital of France is Paris, and the capital of Germany is Berlin."
 QUERY, KEY = "is#2", "Germany"
+QUERY_IN_WORDS = "the second 'is'"
 """Where the second capital is about to be said, and what has to be known there."""
 
-N_SHARPEST = 3
+_BASES = {"raw": "raw, as they were trained"}
 # What three minutes allow.
 N_ABLATED = 8
 MAX_TOKENS = 2048
@@ -56,7 +57,7 @@ def the_model(tour: Tour) -> Finding:
         describe_model(weights),
         ("model",),
         f"{weights.model_name} has {weights.n_layers} layers{some} of {weights.n_heads} heads, {total:,} in all, and a "
-        f"vocabulary of {weights.n_vocab:,} tokens. Its weights are {weights.basis}.",
+        f"vocabulary of {weights.n_vocab:,} tokens. Its weights are {_BASES.get(weights.basis, weights.basis)}.",
         f"{total:,} heads in {weights.n_layers} layers",
     )
 
@@ -211,7 +212,7 @@ def ablation(tour: Tour) -> Finding:
             f"{asked}. With the {len(curves.heads)} best heads switched off, one after the other, {accuracy[-1]:.0%} "
             f"are left{falls}. "
             f"Share of the accuracy lost: {curves.curve.drop:.0%}, with as many random heads "
-            f"{number(100 * curves.random_drop, 0)}%."
+            f"{_percent(curves.random_drop)}."
         )
         verdict = curves.verdict
         if verdict is not None and verdict.sets:
@@ -219,7 +220,9 @@ def ablation(tour: Tour) -> Finding:
                 f" The {verdict.n_heads} that implement it leave {verdict.accuracy:.0%}; the "
                 f"{verdict.compared_with} leave {float(verdict.set_accuracy.mean()):.0%} (p = {verdict.p_value:.3f})."
             )
-        headline = f"accuracy {accuracy[0]:.0%} → {accuracy[-1]:.0%} without them"
+        # The same heads as in the sentence that opens the page.
+        n = curves.n_verdict or len(curves.heads)
+        headline = f"accuracy {accuracy[0]:.0%} → {accuracy[n]:.0%} without {_count(n, 'head')}"
     return Finding(
         "ablation",
         curves,
@@ -230,24 +233,32 @@ def ablation(tour: Tour) -> Finding:
 
 
 def groups(tour: Tour) -> Finding:
-    """Which tokens of the sentence belong together for the heads that group most sharply?"""
-    every = attention_groups(tour.model, SENTENCE, n_null=0)
-    sharpest = sorted(head for head, _ in every.top(N_SHARPEST))
-    sharp = attention_groups(tour.model, SENTENCE, heads=sharpest)
-    words = ", ".join(f"{{{' '.join(token.strip() for token in group)}}}" for group in sharp.words())
-    chosen = ",".join(map(str, sharpest))
-    together = sharp.combination
+    """Which tokens of the sentence do heads bind together, beyond what distance explains?"""
+    found = attention_groups(tour.model, SENTENCE)
+    formers = [head for head, _ in found.formers()]
+    heads = formers or [head for head, _ in found.top(1)]
+    bound = " ".join(
+        f"{{{' '.join(found.tokens[token].strip() for token in group)}}}"
+        for group in found.groups_of(heads[0])
+        if len(group) > 1
+    )
+    total = len(found.heads)
+    verb, which = (
+        ("forms", "clearest is") if len(formers) == 1 else ("form", "clearest is" if formers else "sharpest is")
+    )
     return Finding(
         "attention_groups",
-        sharp,
-        ("groups", "--text", SENTENCE, "--heads", chosen),
-        f"The {len(sharpest)} of {len(every.heads)} heads whose groups are sharpest, {', '.join(map(str, sharpest))}, "
-        f"bind the tokens of {quoted(SENTENCE)} into {_count(len(sharp.groups), 'group')}: {words}. Together their "
-        f"modularity is {number(together['modularity'])}, in draws that keep how it falls with distance "
-        f"{number(together['null_modularity'])} (they were picked for being sharp, which flatters the comparison); "
-        f"the mean over all heads makes {_count(len(every.groups), 'group')}.",
-        f"{_count(len(sharp.groups), 'group')} of {len(sharp.kept)} tokens",
+        found,
+        ("groups", "--text", SENTENCE),
+        f"{len(formers) or 'None'} of {total} heads {verb} groups in {quoted(SENTENCE)} that the distance between "
+        f"tokens does not explain. The {which} is {heads[0]}, which binds {bound}.",
+        f"{len(formers) or 'no'} of {total} heads bind tokens",
     )
+
+
+def _percent(share: float) -> str:
+    """Whole percent, never below zero by a rounding error."""
+    return f"{round(100 * share) + 0}%"
 
 
 def _count(n: int, noun: str) -> str:
@@ -262,12 +273,12 @@ def association(tour: Tour) -> Finding:
         float(values[head.layer, head.head])
         for values in (pair.attention, pair.before_cosine, pair.after_cosine, pair.others_cosine)
     )
-    query, key = quoted(QUERY), quoted(KEY)
+    query, key = QUERY_IN_WORDS, quoted(KEY)
     return Finding(
         "association_heads",
         pair,
         ("association", "--text", SENTENCE, "--query", QUERY, "--key", KEY),
-        f"{head} brings {query} closest to {key}: {query} gives {key} {attention:.0%} of its attention there, and the "
+        f"{head} brings {query} closest to {key}: there {query} gives {key} {attention:.0%} of its attention, and the "
         f"cosine of their values goes from {before:.2f} to {after:.2f} (gain {gain:.2f}; mean gain with the other "
         f"tokens {number(others)}).",
         f"{head} brings {key} to {query}",
@@ -383,9 +394,9 @@ SECTIONS = (
     ),
     Section(
         "One sentence",
-        "Attention read as a graph of tokens: groups that heads bind together, against shuffled graphs. Then the place "
-        f"where an answer is due: which heads bring {quoted(QUERY)} (the second of its kind) together with "
-        f"{quoted(KEY)}, and how the best of them does it, number by number.",
+        "Attention read as a graph of tokens: which tokens do heads bind together, beyond what distance does? "
+        f"Then the place where an answer is due: which heads bring {QUERY_IN_WORDS} together with {quoted(KEY)}, and "
+        "how the best of them does it, number by number.",
         (groups, association, mixing),
     ),
     Section(

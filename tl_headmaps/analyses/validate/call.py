@@ -107,6 +107,7 @@ def validate_with_weights(
     progress: bool,
 ) -> Validation:
     """:func:`validate` for a model whose weights have been read already."""
+    weights.require_even_heads("correlations over heads")
     weights.require(settings.preset, needs_mlp=max(weights.layers_with_heads) > 0)
     # Everything a user can get wrong is found before the long work starts.
     prompted = [_prompted(model, weights, relation, templates, settings) for relation in relations]
@@ -405,9 +406,11 @@ class _HeadActivations:
     def __init__(
         self, model: Any, weights: HeadWeights, prompts: Sequence[Prompt], progress: Callable[[int], object]
     ) -> None:
-        layers, n, d_head = weights.layers_with_heads, len(prompts), weights.d_head
-        self.values = {x: torch.empty(n, weights.n_kv_heads, d_head, device=weights.device) for x in layers}
-        self.outputs = {x: torch.empty(n, weights.n_heads, d_head, device=weights.device) for x in layers}
+        self.values, self.outputs = {}, {}
+        for layer in weights.layers_with_heads:
+            n_heads, n_kv_heads, d_head = weights.shape(layer)
+            self.values[layer] = torch.empty(len(prompts), n_kv_heads, d_head, device=weights.device)
+            self.outputs[layer] = torch.empty(len(prompts), n_heads, d_head, device=weights.device)
         source = torch.tensor([prompt.source for prompt in prompts])
 
         def keep(seen: LayerActivations) -> None:

@@ -59,14 +59,17 @@ def value_mixing(
     weights = HeadWeights.of(model)
     weights.require_own_values("value vectors and their associations")
     index = weights.head(head)
+    layer = weights.layer(index.layer)
     # The picture of one query shows the whole matrix, where it can be read.
     whole = list(range(len(prompt.ids))) if query is not None and len(prompt.ids) <= MAX_ATTENTION else []
     kept: list[tuple[Tensor, ...]] = []
 
     def keep(seen: LayerActivations) -> None:
-        values = key_values(seen, weights.n_kv_heads)[weights.group_of(index.head)]
+        values = layer.mixed(key_values(seen, layer.shape.n_kv_heads)[layer.shape.group_of(index.head)].float())
         z = seen["z"][0, rows, index.head]
-        gate = seen["gate"][0, rows].unflatten(-1, (weights.n_heads, -1))[:, index.head].sigmoid() if gated else z[:0]
+        gate = (
+            seen["gate"][0, rows].unflatten(-1, (layer.shape.n_heads, -1))[:, index.head].sigmoid() if gated else z[:0]
+        )
         parts = (seen["pattern"][0, index.head, rows], values, z, gate, seen["pattern"][0, index.head, whole])
         kept.append(tuple(part.to("cpu", torch.float32) for part in parts))
 

@@ -45,7 +45,7 @@ class ValueMixing(Result):
     Attributes:
         tokens: Tokens of the text.
         queries: Indices of the query tokens: the rows of ``pattern``, ``V_hat`` and the associations.
-        value_vectors: V, one row per token.
+        value_vectors: V, one row per token, after a norm or clipping of values where the model has one.
         pattern: A, one row per query, as it was used (after normalising, if any).
         row_sums: Sums of the rows of A before normalising.
         normalised: Whether rows were divided by their sums.

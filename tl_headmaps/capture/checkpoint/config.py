@@ -5,6 +5,7 @@ family (:mod:`.architectures`); the numbers of heads and layers have none.
 """
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,14 @@ _LARGEST_EPS = 0.1
 
 _LARGEST_FACTOR = 1e6
 """Factors of embeddings, scores and logits are between its inverse and this."""
+
+
+_EPS = re.compile(r"(?:^|_)eps(?:ilon)?$")
+_BASES = ("rope_theta", "rotary_emb_base", "rope_local_base_freq")
+"""What configurations call the base of rotary positions."""
+
+_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder_layers")
+"""What configurations call the number of layers."""
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -37,7 +46,38 @@ def read_config(path: Path) -> dict[str, Any]:
                 f"{path}: {field} is {value}, but a finite number was expected. Use a checkpoint with a complete "
                 "configuration."
             )
+        name = field.rpartition(".")[2]
+        if _EPS.search(name) and not 0 <= value <= _LARGEST_EPS:
+            raise _out_of_range(path, field, value, f"a positive number up to {_LARGEST_EPS:g}")
+        if name in _BASES and value <= 0:
+            raise _out_of_range(path, field, value, "a positive number")
     return raw
+
+
+def _out_of_range(path: Path, field: str, value: Any, expected: str) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"{path}: {field} is {value!r}, but {expected} was expected. Use a checkpoint with a complete configuration."
+    )
+
+
+def require_layers(path: Path, config: dict[str, Any], n_tensors: int) -> None:
+    """Refuse a number of layers that cannot be, before something is made for each of them.
+
+    Args:
+        path: The file of the configuration, for the message.
+        config: Its fields.
+        n_tensors: How many tensors the files of the checkpoint have.
+    """
+    for part in (part for part in (config, config.get("text_config")) if isinstance(part, dict)):
+        for field in _LAYERS:
+            n_layers = part.get(field)
+            if n_layers is None:
+                continue
+            if isinstance(n_layers, bool) or not isinstance(n_layers, int) or not 1 <= n_layers <= n_tensors:
+                raise UnsupportedModelError(
+                    f"{path}: {field} is {n_layers!r:.40}, but a number from 1 to {n_tensors} was expected: the files "
+                    f"have {n_tensors} tensors. Use a checkpoint with its own configuration."
+                )
 
 
 def _numbers(value: Any, field: str = "") -> Iterator[tuple[str, float]]:
@@ -118,10 +158,7 @@ class Config:
 
     def _number(self, field: str, value: Any, most: float, least: float = 0.0) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float) or not least < value <= most:
-            raise UnsupportedModelError(
-                f"{self.path}: {field} is {value!r}, but a positive number up to {most:g} was expected. Use a "
-                "checkpoint with a complete configuration."
-            )
+            raise _out_of_range(self.path, field, value, f"a positive number up to {most:g}")
         return float(value)
 
     @property

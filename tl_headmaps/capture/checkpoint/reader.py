@@ -21,7 +21,7 @@ from ...core.errors import UnsupportedModelError, UsageError
 from ...core.files import UnreadableError, home_expanded, require_file
 from ..parts import ACTIVATIONS, MLP, LayerWeights, Norm, basis_of
 from ..tensors import check_finite
-from .config import Config
+from .config import Config, require_layers
 from .digests import DigestFile
 from .hub import fetched
 from .shards import Shards
@@ -122,6 +122,7 @@ class _Checkpoint:
         self.name, self.folder, self.device = name, folder, device
         self.shards = Shards(name, folder)
         self.config = Config(name, folder)
+        require_layers(self.config.path, self.config.raw, len(self.shards.files))
         self.architecture, self.class_name = self.config.architecture, self.config.class_name
         self.n_layers, self.n_heads = self.config.n_layers, self.config.n_heads
         self.n_kv_heads, self.d_head, self.d_model = self.config.n_kv_heads, self.config.d_head, self.config.d_model
@@ -229,6 +230,18 @@ class _Checkpoint:
                     f"{self.name!r} has a tensor {full!r}, which is unknown for a {self.class_name}, so the layer "
                     "computes something else. Load the model with TransformerLens and pass the model itself."
                 )
+
+    def _require_alike(self) -> None:
+        """Refuse a bias that some layers have and others lack: the model of these weights has it in all of them."""
+        layers: dict[str, set[int]] = {}
+        for layer, name in self._layer_tensors():
+            layers.setdefault(name, set()).add(layer)
+        for name, biased in layers.items():
+            lacking = (
+                layers.get(f"{name.removesuffix('.bias')}.weight", set()) - biased if name.endswith(".bias") else ()
+            )
+            for layer in lacking:
+                raise self._missing(f"{self.body}{self.architecture.layer.format(layer=layer)}{name}")
 
     def has(self, part: str) -> bool:
         """Whether this family has a matrix, on its own or within another."""
@@ -386,6 +399,7 @@ class _Checkpoint:
     def fields(self, with_tokenizer: bool) -> dict[str, Any]:
         self.shards.require(self.needed_tensors())
         self._require_known()
+        self._require_alike()
         W_E = self.vocabulary_matrix(self.full_name("embed"), "The embedding W_E")
         tied = self.unembed == self.full_name("embed")
         W_U = W_E if tied else self.vocabulary_matrix(self.unembed, "The unembedding W_U")
@@ -408,6 +422,7 @@ class _Checkpoint:
             "W_U": W_U,
             "embed_scale": scale,
             "residual_scale": self.config.factor("residual_scale") or 1.0,
+            "mlp_scale": self.config.factor("residual_scale") or 1.0,
             "logit_scale": self.config.factor("logit_scale") or 1.0,
             "ln_final": ln_final,
             "ln2": self.norm("ln2", 0),

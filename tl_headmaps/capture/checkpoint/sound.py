@@ -11,13 +11,10 @@ from typing import Any
 import torch
 
 from ...core.errors import ModelLoadError, UnsupportedModelError
-from .config import read_config
+from .config import read_config, require_layers
 from .hub import fetched
 from .reader import local_folder, require_config
 from .shards import Shards
-
-_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder_layers")
-"""What configurations call the number of layers."""
 
 _NOT_FOLLOWED = "transformers_weights"
 """A field of config.json that names another file to read."""
@@ -45,7 +42,7 @@ def sound_folder(name: str) -> Path:
         )
     shards = Shards(name, folder)
     shards.require_all()
-    _require_layers(folder / "config.json", config, len(shards.files))
+    require_layers(folder / "config.json", config, len(shards.files))
     return folder
 
 
@@ -58,20 +55,6 @@ def _official(name: str) -> str:
 
         return next((official for official, aliases in MODEL_ALIASES.items() if name in aliases), name)
     return str(resolve_model_alias(name) or name)
-
-
-def _require_layers(path: Path, config: dict[str, Any], n_tensors: int) -> None:
-    """Refuse a number of layers that cannot be: modules are built for each of them before a name is looked at."""
-    for part in (part for part in (config, config.get("text_config")) if isinstance(part, dict)):
-        for field in _LAYERS:
-            n_layers = part.get(field)
-            if n_layers is None:
-                continue
-            if isinstance(n_layers, bool) or not isinstance(n_layers, int) or not 1 <= n_layers <= n_tensors:
-                raise UnsupportedModelError(
-                    f"{path}: {field} is {n_layers!r:.40}, but a number from 1 to {n_tensors} was expected: the files "
-                    f"have {n_tensors} tensors. Use a checkpoint with its own configuration."
-                )
 
 
 def require_weights(name: str, folder: Path) -> None:

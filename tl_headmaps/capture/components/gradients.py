@@ -76,7 +76,8 @@ def component_gradients(
                 place = places[key]
                 slope, weight = place.of(gradient).float(), place.of(place.parameter).float()
                 whole = (slope, weight) if by_head else (slope[None], weight[None])
-                found[component][number, layer] = measure(*whole).cpu()
+                measured = measure(*whole).cpu()
+                found[component][number, layer, : len(measured)] = measured
                 arrived.add(key)
 
             with collect(reduce):

@@ -21,7 +21,7 @@ from torch import Tensor
 from ...core.errors import UnsupportedModelError, UsageError
 from ...core.provenance import Provenance
 from ...core.types import ATTENTION_COMPONENTS, MLP_COMPONENTS, Model
-from ..anatomy import mlp_module
+from ..anatomy import mlp_module, split_view
 from ..tensors import check_finite, joint_digest, tensor_digests
 from ..weights import HeadWeights
 
@@ -79,14 +79,15 @@ class ComponentSource(ABC):
 
 def heads_of(source: ComponentSource, layer: int, component: str) -> Float[Tensor, "part rows columns"]:
     """The slice of each head (key/value head for k and v) of an attention matrix."""
-    return split_heads(source.matrix(layer, component), component, n_parts(source, component))
+    return split_heads(source.matrix(layer, component), component, n_parts(source, component, layer))
 
 
-def n_parts(source: ComponentSource, component: str) -> int:
-    """Number of heads of a component; 1 for those of the MLP."""
+def n_parts(source: ComponentSource, component: str, layer: int | None = None) -> int:
+    """Number of heads of a component in a layer, or the most in any; 1 for those of the MLP."""
     if component not in ATTENTION_COMPONENTS:
         return 1
-    return source.n_kv_heads if component in ("attn.k", "attn.v") else source.n_heads
+    shapes = [source.weights.shape(n) for n in (source.weights.layers_with_heads if layer is None else [layer])]
+    return max(shape.n_kv_heads if component in ("attn.k", "attn.v") else shape.n_heads for shape in shapes)
 
 
 def split_heads(
@@ -146,6 +147,8 @@ class ModelComponents(ComponentSource):
         """The host's view of a matrix, with heads on the first axis of attention matrices."""
         block = self.model.blocks[layer]
         module = mlp_module(block) if component in MLP_COMPONENTS else getattr(block, "attn", None)
+        if component in ATTENTION_COMPONENTS and module is not None and self.weights.shapes:
+            return split_view(module, _HOST_NAMES[component][-1], self.weights.shape(layer))
         for name in _HOST_NAMES[component]:
             value = getattr(module, name, None)
             if value is not None:

@@ -90,7 +90,8 @@ def _output(
         return _seen(seen, "hook_mlp_out")[:, None], seen.get("hook_resid_mid", _seen(seen, "hook_resid_pre"))
     if component == "attn.o":
         written = _heads_written(source, layer, seen) if by_head else _seen(seen, "hook_attn_out")[:, None]
-        return written, _seen(seen, "hook_resid_pre")
+        beside = source.weights.beside
+        return written if beside is None else written * beside.attention_scale, _seen(seen, "hook_resid_pre")
     stream = _seen(seen, f"{component.partition('.')[0]}.in")
     parts = heads_of(source, layer, component).float()
     written = torch.einsum("td,pdr->tpr", stream, parts)
@@ -101,7 +102,8 @@ def _output(
 
 
 def _heads_written(source: ModelComponents, layer: int, seen: dict[str, Tensor]) -> Float[Tensor, "token head d_model"]:
-    z = _seen(seen, "attn.hook_z").reshape(-1, source.n_heads, source.weights.d_head)
+    shape = source.weights.shape(layer)
+    z = _seen(seen, "attn.hook_z").reshape(-1, shape.n_heads, shape.d_head)
     written = torch.einsum("thr,hrd->thd", z, heads_of(source, layer, "attn.o").float())
     norm = source.weights.layer(layer).ln1_post
     if norm is None:

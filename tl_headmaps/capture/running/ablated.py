@@ -29,7 +29,7 @@ Vectors: TypeAlias = dict[HeadIndex, Float[Tensor, " d_head"]]
 
 def replaced(
     z: Float[Tensor, "row pos head d_head"],
-    off: Bool[Tensor, "*row head"],
+    off: Bool[Tensor, "*row at_least_head"],
     instead: Float[Tensor, "head d_head"] | None = None,
     positions: Sequence[int] | None = None,
 ) -> Float[Tensor, "row pos head d_head"]:
@@ -41,7 +41,8 @@ def replaced(
         instead: What these hand on; nothing (zero) by default.
         positions: Where; everywhere by default. Negative ones count from the end.
     """
-    mask = off.to(z.device)[..., None, :, None]
+    # Where layers differ in their number of heads, those that are not in this one come last.
+    mask = off.to(z.device)[..., None, : z.shape[2], None]
     if positions is not None:
         n = z.shape[1]
         outside = [position for position in positions if not -n <= position < n]
@@ -130,17 +131,18 @@ def ablated(
             vectors = _means(model, chosen, texts, prepends_bos(model, prepend_bos))
         else:
             weights.require_own_values("switching off a head", ", or use method='mean'")
-            vectors = {head: torch.zeros(weights.d_head) for head in chosen}
-    return _Ablation(model, vectors, weights.n_heads, where)
+            vectors = {head: torch.zeros(weights.shape(head.layer).d_head) for head in chosen}
+    return _Ablation(model, vectors, weights, where)
 
 
 class _Ablation(AbstractContextManager[Vectors]):
     """Heads that are off while a block is open."""
 
-    def __init__(self, model: Model, vectors: Vectors, n_heads: int, positions: list[int] | None) -> None:
+    def __init__(self, model: Model, vectors: Vectors, weights: HeadWeights, positions: list[int] | None) -> None:
         self._model, self._vectors, self._positions = model, vectors, positions
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
         for layer, numbers in by_layer(vectors).items():
+            n_heads = weights.shape(layer).n_heads
             off = torch.zeros(n_heads, dtype=torch.bool)
             off[numbers] = True
             rows = [vectors[HeadIndex(layer, number)] for number in numbers]
@@ -196,10 +198,11 @@ def _given(method: Mapping[Any, Any], chosen: Sequence[HeadIndex], weights: Head
     vectors = {}
     for name, vector in method.items():
         head, value = weights.head(name), torch.as_tensor(vector).detach()
-        if value.shape != (weights.d_head,) or not bool(value.isfinite().all()):
+        d_head = weights.shape(head.layer).d_head
+        if value.shape != (d_head,) or not bool(value.isfinite().all()):
             raise UsageError(
                 f"The vector of {head} has shape {tuple(value.shape)}, or a number that is not finite. Give "
-                f"{weights.d_head} numbers, what the head hands to W_O."
+                f"{d_head} numbers, what the head hands to W_O."
             )
         vectors[head] = value.float()
     for head in {*chosen} ^ {*vectors}:

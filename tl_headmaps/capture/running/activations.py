@@ -356,7 +356,11 @@ def _hooks(
 
         hooks.append((hook_name(layer, name), replace))
     if reduce is not None and read:
+        known = model.hook_dict if "v" in read else {}
         for layer in readable_layers(model, read) if layers is None else layers:
             collector = _Collector(layer, batch, read, reduce)
-            hooks += [(hook_name(layer, name), collector.taker(name)) for name in read]
+            for name in read:
+                # Where keys serve as values (Gemma 4), they are all there is to see of them.
+                shown: Activation = "k" if name == "v" and hook_name(layer, "v") not in known else name
+                hooks.append((hook_name(layer, shown), collector.taker(name)))
     return hooks

@@ -31,9 +31,6 @@ _VERSION = 2
 
 Span = tuple[int, int]
 
-_Sizes = tuple[tuple[int, ...], int, int]
-"""Layers with heads, heads of each, and their width."""
-
 
 @dataclass(frozen=True)
 class HeadFeatures:
@@ -47,8 +44,6 @@ class HeadFeatures:
 
     n_items: int
     layers: tuple[int, ...]
-    n_heads: int
-    d_head: int
     chunks: tuple[tuple[Path, tuple[int, ...]], ...]
     n_captured: int
 
@@ -61,10 +56,13 @@ class HeadFeatures:
         """Features of one layer, heads side by side."""
         from safetensors import safe_open
 
-        features = torch.empty(self.n_items, self.n_heads * self.d_head)
+        features: Tensor | None = None
         for path, rows in self.chunks:
             with safe_open(path, framework="pt") as stream:
-                features[list(rows)] = stream.get_tensor(f"L{layer}")
+                some = stream.get_tensor(f"L{layer}")
+            features = torch.empty(self.n_items, some.shape[1]) if features is None else features
+            features[list(rows)] = some
+        assert features is not None
         return features
 
 
@@ -91,7 +89,7 @@ def capture_head_features(
     """
     check_prompts(model, prompts)
     folder = Path(cache_dir) if cache_dir is not None else cache_folder() / "activations"
-    sizes = (tuple(layers_with_heads(model)), int(model.cfg.n_heads), int(model.cfg.d_head))
+    layers = tuple(layers_with_heads(model))
     order = sorted(range(len(prompts)), key=lambda row: (len(prompts[row]), row))
     chunks, n_captured = [], 0
     for start in range(0, len(order), _CHUNK):
@@ -101,20 +99,20 @@ def capture_head_features(
             "version": _VERSION,
             "parameters": parameters,
             "what": "mean z",
-            "sizes": [list(sizes[0]), *sizes[1:]],
+            "sizes": [list(layers), int(model.cfg.n_heads), int(model.cfg.d_head)],
         }
         key = hashlib.sha256(json.dumps([identity, content]).encode()).hexdigest()
         path = folder / f"{key}.safetensors"
         if not _is_whole(path, key, identity):
             chosen = [prompts[row] for row in rows]
-            kept = _captured(model, chosen, [spans[row] for row in rows], sizes, budget, progress)
+            kept = _captured(model, chosen, [spans[row] for row in rows], budget, progress)
             with replacing(path) as temporary:
                 temporary.write_bytes(pack(key, kept, identity))
             n_captured += 1
         elif progress is not None:
             progress(len(rows))
         chunks.append((path, rows))
-    return HeadFeatures(len(prompts), *sizes, tuple(chunks), n_captured)
+    return HeadFeatures(len(prompts), layers, tuple(chunks), n_captured)
 
 
 def _is_whole(path: Path, key: str, identity: Mapping[str, Any]) -> bool:
@@ -133,18 +131,17 @@ def _captured(
     model: Model,
     prompts: Sequence[Sequence[int]],
     spans: Sequence[Span],
-    sizes: _Sizes,
     budget: int,
     progress: Callable[[int], object] | None,
 ) -> dict[str, Tensor]:
-    layers, n_heads, d_head = sizes
-    kept = {layer: torch.empty(len(prompts), n_heads * d_head) for layer in layers}
+    kept: dict[int, Tensor] = {}
 
     def keep(seen: LayerActivations) -> None:
-        z = seen["z"]
+        z = seen["z"].flatten(2)
+        kept.setdefault(seen.layer, torch.empty(len(prompts), z.shape[-1]))
         for place, row in enumerate(seen.batch.rows):
             first, end = spans[row]
-            kept[seen.layer][row] = z[place, first:end].float().mean(0).flatten().cpu()
+            kept[seen.layer][row] = z[place, first:end].float().mean(0).cpu()
 
     run(model, prompts, read=("z",), reduce=keep, budget=budget, progress=progress)
-    return {f"L{layer}": features for layer, features in kept.items()}
+    return {f"L{layer}": kept[layer] for layer in sorted(kept)}

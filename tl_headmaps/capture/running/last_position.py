@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ...core.types import Model
-from ..anatomy import keeps_states
+from ..anatomy import keeps_states, shares_keys
 from .ablated import replaced
 from .activations import (
     DEFAULT_BUDGET,
@@ -117,6 +117,8 @@ class LastPosition:
     def starts_later(self) -> bool:
         """Whether runs may begin at a layer above the first: that too is compared with a whole pass."""
         if not self.continues or any(form is None for past in self._pasts if past for form in past.forms):
+            return False
+        if shares_keys(self._model):
             return False
         with state_restored(self._model):
             return all(self._agrees(start) for start in {len(self._model.blocks) // 2, len(self._model.blocks) - 1})

@@ -118,6 +118,9 @@ class MetVectors:
         """
         ids = [tuple(encode_prompt(model, s, False)) if isinstance(s, str) else tuple(s) for s in sources]
         prefixes = encode_prefixes(model, prompts, prepends_bos(model, prepend_bos))
+        for problem in _problems(model, (prompts,) if isinstance(prompts, str) else prompts, ids):
+            if problem is not None:
+                raise UsageError(problem)
         return met_vectors(model, ids, prefixes, cache_dir=cache_dir, progress=progress)
 
     @classmethod
@@ -127,7 +130,9 @@ class MetVectors:
         try:
             stated = parse_json(read_text(path))
             sources = tuple(tuple(map(int, source)) for source in stated["sources"])
-            return cls(Path(folder), dict(stated["identity"]), sources, tuple(map(int, stated["parts"])))
+            made = cls(Path(folder), dict(stated["identity"]), sources, tuple(map(int, stated["parts"])))
+            made._require_whole()
+            return made
         except UnreadableError as error:
             raise UsageError(
                 f"{folder} is not a folder of met vectors: cannot read {path.name}: {error}. Give a folder made by "
@@ -135,6 +140,14 @@ class MetVectors:
             ) from error
         except (ValueError, KeyError, TypeError) as error:
             raise UsageError(f"{path} is damaged ({type(error).__name__}: {error}). Make the vectors again.") from error
+
+    def _require_whole(self) -> None:
+        """Raise unless a description is what was once written: pieces say nothing about single sources."""
+        if self.identity["sources"] != _sources_digest(self.sources) or sum(self.parts) != len(self.sources):
+            raise ValueError("its sources are not those that were met")
+        known = all(isinstance(self.identity[name], str) for name in ("weights", "parameters"))
+        if not (known and [list(map(int, prefix)) for prefix in self.identity["prefixes"]]):
+            raise ValueError("it does not say which model met them, and behind what")
 
     @property
     def n_prompts(self) -> int:
@@ -195,6 +208,10 @@ def _piece(part: int, layer: int) -> str:
     return f"part-{part:03d}-layer-{layer:04d}"
 
 
+def _sources_digest(sources: Sequence[Source]) -> str:
+    return hashlib.sha256(json.dumps(list(map(list, sources))).encode()).hexdigest()
+
+
 def meet(
     weights: HeadWeights,
     sources: Sequence[Source],
@@ -202,6 +219,7 @@ def meet(
     prompts: str | Sequence[str] | None = None,
     vectors: "MetVectors | str | Path | None" = None,
     prepend_bos: bool | None = None,
+    layers: Sequence[int] | None = None,
     progress: bool = True,
 ) -> MetVectors:
     """Met vectors of an analysis' sources: given ones, or those of the model the weights were read from.
@@ -212,21 +230,27 @@ def meet(
         prompts: Prefixes; the bundled ones by default.
         vectors: Vectors made before, or their folder.
         prepend_bos: Begin each prefix with BOS; by default as the model does.
+        layers: The layers that will be read; all by default.
         progress: Show a progress bar on a terminal.
     """
     if vectors is not None:
+        if prompts is not None or prepend_bos is not None:
+            raise UsageError(
+                "vectors= were met behind prompts of their own, so prompts= and prepend_bos= do not go with them. Give "
+                "either the vectors or the prompts."
+            )
         made = vectors if isinstance(vectors, MetVectors) else MetVectors.load(vectors)
         return made.check(weights).select(sources)
     model = runnable(weights)
     chosen = neutral_prompts() if prompts is None else (prompts,) if isinstance(prompts, str) else tuple(prompts)
     prefixes = encode_prefixes(model, chosen, prepends_bos(model, prepend_bos))
-    problems = [_problem(model, prompt, sources) for prompt in chosen]
+    problems = _problems(model, chosen, sources)
     if prompts is None and None in problems:
         # Of the bundled prompts, those that do not suit these sources are left out.
         prefixes = [prefix for prefix, problem in zip(prefixes, problems, strict=True) if problem is None]
     elif refused := [problem for problem in problems if problem is not None]:
         raise UsageError(refused[0])
-    return met_vectors(model, sources, prefixes, weights=weights, progress=progress)
+    return met_vectors(model, sources, prefixes, weights=weights, layers=layers, progress=progress)
 
 
 def vocabulary_keys(weights: HeadWeights, rows: MetVectors, *, progress: bool = True) -> MetVectors:
@@ -271,6 +295,7 @@ def met_vectors(
     *,
     weights: HeadWeights | None = None,
     keep: Sequence[Kept] = ("mean", "values"),
+    layers: Sequence[int] | None = None,
     cache_dir: str | Path | None = None,
     progress: bool = True,
 ) -> MetVectors:
@@ -282,6 +307,7 @@ def met_vectors(
         prefixes: Token ids of each prefix, BOS included where it is wanted.
         weights: The model's weights, if they were read already.
         keep: What to keep of each source.
+        layers: The layers that will be read: only their files are looked at; all are made where one is missing.
         cache_dir: Where to keep it; default: ``met`` in the cache folder.
         progress: Show a progress bar on a terminal.
     """
@@ -294,7 +320,7 @@ def met_vectors(
         "weights": weights.fingerprint,
         "parameters": weights.parameters_digest,
         "prefixes": [list(prefix) for prefix in prefixes],
-        "sources": hashlib.sha256(json.dumps(list(map(list, sources))).encode()).hexdigest(),
+        "sources": _sources_digest(sources),
         "kept": list(keep),
     }
     key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
@@ -302,21 +328,29 @@ def met_vectors(
     size = _part_size(weights, len(prefixes), keep)
     parts = tuple(min(size, len(sources) - start) for start in range(0, len(sources), size))
     vectors = MetVectors(folder, identity, tuple(map(tuple, sources)), parts)
-    layers = weights.layers_with_heads
-    left = [part for part in range(len(parts)) if not _is_whole(vectors, part, layers)]
+    asked = weights.layers_with_heads if layers is None else layers
+    left = [part for part in range(len(parts)) if not _is_whole(vectors, part, asked)]
     with _bar(sum(parts[part] for part in left) * len(prefixes), progress) as bar:
         for part in left:
             start = sum(parts[:part])
             tensors = _capture(model, weights, vectors.sources[start : start + parts[part]], prefixes, keep, bar.update)
-            for layer in layers:
+            for layer in weights.layers_with_heads:
                 piece: dict[str, Tensor] = {name: tensors[name][layer] for name in keep}
                 with replacing(vectors._path(part, layer)) as temporary:
                     temporary.write_bytes(pack(_piece(part, layer), piece, identity))
-    if left:
-        stated = {"identity": identity, "sources": list(map(list, sources)), "parts": list(parts)}
+    stated = json.dumps({"identity": identity, "sources": list(map(list, sources)), "parts": list(parts)}) + "\n"
+    if left or not _says(folder / _DESCRIPTION, stated):
         with replacing(folder / _DESCRIPTION) as temporary:
-            temporary.write_text(json.dumps(stated) + "\n", encoding="utf-8")
+            temporary.write_text(stated, encoding="utf-8")
     return vectors
+
+
+def _says(path: Path, text: str) -> bool:
+    """Whether a file is there and has this text."""
+    try:
+        return read_text(path) == text
+    except UnreadableError:
+        return False
 
 
 def met_parts(
@@ -371,19 +405,38 @@ def encode_prefixes(model: Any, prompts: Sequence[str], prepend_bos: bool) -> li
     return [encode_prompt(model, prompt.rstrip(), prepend_bos) for prompt in listed]
 
 
-def _problem(model: Any, prompt: str, sources: Sequence[Source]) -> str | None:
-    """Why a prompt does not suit some sources: it contains one, or its last token merges with one behind it."""
+def _problems(model: Any, prompts: Sequence[str], sources: Sequence[Source]) -> list[str | None]:
+    """Why each prompt does not suit some source: it contains it, or its last token merges with it; None if it does."""
     tokenizer = model.tokenizer
     # Only sources that are words on their own: a letter or a piece of a word may stand anywhere.
     words = [text for source in sources if (text := tokenizer.decode(list(source))).startswith(" ") and len(text) > 2]
-    inside = re.findall(r"\w+", prompt.lower())
+    by_first: dict[str, list[str]] = {}
     for word in words:
-        parts = re.findall(r"\w+", word.lower())
-        if parts and any(inside[at : at + len(parts)] == parts for at in range(len(inside))):
-            return (
-                f"The prompt {prompt!r} contains the source {word!r}, so the model would have met it already. Give "
-                "prompts without any word of the relation's sources."
-            )
+        for part in _parts(word)[:1]:
+            by_first.setdefault(part, []).append(word)
+    return [_contained(prompt, by_first) or _merging(tokenizer, prompt, words) for prompt in prompts]
+
+
+def _parts(text: str) -> list[str]:
+    return re.findall(r"\w+", text.lower())
+
+
+def _contained(prompt: str, by_first: dict[str, list[str]]) -> str | None:
+    """What is wrong with a prompt that contains a source; sources are given by their first word."""
+    inside = _parts(prompt)
+    for at, part in enumerate(inside):
+        for word in by_first.get(part, ()):
+            wanted = _parts(word)
+            if inside[at : at + len(wanted)] == wanted:
+                return (
+                    f"The prompt {prompt!r} contains the source {word!r}, so the model would have met it already. Give "
+                    "prompts without any word of the relation's sources."
+                )
+    return None
+
+
+def _merging(tokenizer: Any, prompt: str, words: Sequence[str]) -> str | None:
+    """What is wrong with a prompt whose last token merges with a source behind it."""
     plain = tokenizer.encode(prompt.rstrip(), add_special_tokens=False)
     joined = tokenizer([prompt.rstrip() + word for word in words], add_special_tokens=False) if words else {}
     for word, ids in zip(words, joined.get("input_ids", ()), strict=True):
@@ -421,11 +474,17 @@ def _capture(
     layers = {number: weights.layer(number) for number in weights.layers_with_heads}
     norms = {number: layer.ln1 for number, layer in layers.items()}
     W_V, W_K = ({n: _weighted(layer, getattr(layer, w)) for n, layer in layers.items()} for w in ("W_V", "W_K"))
-    n, groups, d_head = len(sources), weights.n_kv_heads, weights.d_head
-    shapes = {"mean": (n, weights.d_model), "values": (len(prefixes), groups, n, d_head), "keys": (groups, n, d_head)}
-    kept: dict[str, dict[int, Tensor]] = {
-        name: {number: torch.zeros(shapes[name], device="cpu") for number in layers} for name in keep
-    }
+
+    def empty(name: Kept, number: int) -> Tensor:
+        _, groups, d_head = weights.shape(number)
+        shape = {
+            "mean": (len(sources), weights.d_model),
+            "values": (len(prefixes), groups, len(sources), d_head),
+            "keys": (groups, len(sources), d_head),
+        }
+        return torch.zeros(shape[name], device="cpu")
+
+    kept: dict[str, dict[int, Tensor]] = {name: {number: empty(name, number) for number in layers} for name in keep}
     with state_restored(model):
         for number, prefix in enumerate(prefixes):
             behind = _Behind(model, prefix, weights)

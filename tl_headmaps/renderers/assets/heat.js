@@ -38,7 +38,7 @@ const heat = (root, data) => {
     if (map.marked.has(i)) lines.push(['note', data.mark]);
     for (const [name, values] of map.details) {
       // Probabilities may be smaller than a 32-bit float can say.
-      const tiny = (name === 'p' || name === 'q') && values[i] < 1e-9;
+      const tiny = /^[pq]( |$)/.test(name) && values[i] < 1e-9;
       lines.push([name, tiny ? '< 1e-9' : show(values[i])]);
     }
     return lines;
@@ -166,7 +166,7 @@ const heat = (root, data) => {
     plot.box.setAttribute('aria-valuetext', title);
     const value = plot.map.values[r * cols.n + c];
     if (bar.needle) {
-      bar.needle.style.left = position(plot.map.scale, value) * 100 + '%';
+      bar.needle.style.setProperty('--at', position(plot.map.scale, value) * 100 + '%');
       bar.needle.style.visibility = value === value ? 'visible' : 'hidden';
     }
   };
@@ -234,7 +234,7 @@ const heat = (root, data) => {
     if (data.panels && map.name) make('div', 'pt', outer, map.name);
     const grid = make('div', 'grid', outer);
     const [w, h] = data.cell;
-    grid.style.gridTemplateColumns = `auto auto minmax(${data.numbers ? cols.n * 46 + 'px' : 0},${cols.n * w}px)`;
+    grid.style.gridTemplateColumns = `auto auto minmax(${data.numbers ? cols.n * 38 + 'px' : 0},${cols.n * w}px)`;
     make('div', 'yn', grid, titled(rows.name));
     const plot = { map, y: make('div', 'y', grid), box: make('div', 'plot', grid) };
     const { box } = plot;
@@ -350,7 +350,7 @@ const heat = (root, data) => {
   };
   const gradient = (scale, shown) => {
     const strip = make('div', 'strip', bar);
-    strip.style.background = `linear-gradient(to right,${scale.colours.split(' ').map((h) => '#' + h).join()})`;
+    strip.style.setProperty('--colours', scale.colours.split(' ').map((h) => '#' + h).join());
     bar.needle = make('div', 'needle', strip);
     const ends = make('div', 'ends', strip);
     const none = !shown.some((map) => map.values.some((v) => v === v));
@@ -358,6 +358,10 @@ const heat = (root, data) => {
     strip.hidden = none;
     for (const text of scale.ticks) make('span', '', ends, text);
   };
+  // Where there is room, the colour bar or legend stands on the right of the maps, but not beside a small grid.
+  const stand = () => main.classList.toggle('tlhm-standing', root.clientWidth >= 560 && data.item !== 'pair');
+  new ResizeObserver(stand).observe(root);
+  stand();
   draw();
   root.headmap = { maps, now };
 };
