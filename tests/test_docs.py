@@ -58,7 +58,8 @@ def made_by(node: ast.AST) -> Any:
 
 def test_calls_and_commands_in_the_table_exist() -> None:
     """Each row's Python could be called: public names with their arguments. All of the README's commands exist."""
-    cells = [line.split("|")[2] for line in README.splitlines() if line.startswith("| ") and line.endswith(" |")]
+    questions = README.partition("## Questions")[2].partition("\n## ")[0]
+    cells = [line.split("|")[2] for line in questions.splitlines() if line.startswith("| ")]
     calls = [code for cell in cells for code in re.findall(r"`([^`]+)`", cell)]
     assert len(calls) > 20
     given = {"model", "scores", "phrases", "folder", "base", "tuned"}
