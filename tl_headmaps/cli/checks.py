@@ -89,7 +89,9 @@ def ablate(
     ] = None,
     controls: Annotated[
         str | None,
-        typer.Option("--controls", help="Relations separated by commas, or none; default: the first three that fit."),
+        typer.Option(
+            "--controls", help="Relations separated by commas, or none; default: auto, the first three that fit."
+        ),
     ] = None,
     n_random: RandomOption = None,
     split: Annotated[
