@@ -36,9 +36,30 @@ def test_every_command_stands_in_the_readme() -> None:
     assert [name for name in commands() if f"tl-headmaps {name}" not in README] == []
 
 
+def made_by(node: ast.AST) -> Any:
+    """The class of what an expression gives, None if that is not ours; a TypeError if an argument would raise one."""
+    if not isinstance(node, ast.Call):
+        return None
+    owner, call = None, getattr(tl_headmaps, node.func.id, None) if isinstance(node.func, ast.Name) else None
+    if isinstance(node.func, ast.Attribute):
+        value = node.func.value
+        owner = getattr(tl_headmaps, value.id, None) if isinstance(value, ast.Name) else made_by(value)
+        call = None if owner is None else getattr(owner, node.func.attr)
+    if call is None:
+        return None
+    bound = [None] if owner is not None and not inspect.ismethod(call) else []  # the result whose method it is
+    signature = inspect.signature(call)
+    signature.bind(*bound, *node.args, **{str(keyword.arg): None for keyword in node.keywords})
+    given = call if inspect.isclass(call) else signature.return_annotation
+    if isinstance(given, str):
+        given = owner if given.strip("\"'") == "Self" else getattr(tl_headmaps, given.strip("\"'"), None)
+    return given if inspect.isclass(given) else None
+
+
 def test_calls_and_commands_in_the_table_exist() -> None:
     """Each row's Python could be called: public names with their arguments. All of the README's commands exist."""
-    cells = [line.split("|")[2] for line in README.splitlines() if line.startswith("| ") and line.endswith(" |")]
+    questions = README.partition("## Questions")[2].partition("\n## ")[0]
+    cells = [line.split("|")[2] for line in questions.splitlines() if line.startswith("| ")]
     calls = [code for cell in cells for code in re.findall(r"`([^`]+)`", cell)]
     assert len(calls) > 20
     given = {"model", "scores", "phrases", "folder", "base", "tuned"}
@@ -47,10 +68,8 @@ def test_calls_and_commands_in_the_table_exist() -> None:
         named = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
         assert named - given <= set(PUBLIC), call
         for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id not in given:
-                # A TypeError where an argument is missing or unknown.
-                keywords = {str(keyword.arg): None for keyword in node.keywords}
-                inspect.signature(getattr(tl_headmaps, node.func.id)).bind(*node.args, **keywords)
+            if isinstance(node, ast.Call):
+                made_by(node)
     assert set(re.findall(r"tl-headmaps ([a-z][a-z-]+)", README)) <= commands()
 
 

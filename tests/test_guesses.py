@@ -385,6 +385,15 @@ class TestRelationFiles:
         with pytest.raises(RelationDataError, match="is not a pair of two words"):
             load_relations(data_dir=tmp_path / "own")
 
+    def test_all_relations_are_meant_where_none_is_named(self, tmp_path: Path) -> None:
+        for name, step in (("next", 1), ("last", 2)):
+            rows = "".join(f"word{n},word{n + step}\n" for n in range(3, 30))
+            (tmp_path / f"{name}.csv").write_text(f"source,target\n{rows}")
+        (tmp_path / "elsewhere.csv").write_text("source,target\nnowhere,nothing\n")
+        weights = HeadWeights.of(shared_model("llama"))
+        scores = relation_scores(weights, data_dir=tmp_path, heads="L1", preset="folded", progress=False)
+        assert sorted(scores.relations) == ["last", "next"], "without those that the tokenizer cannot write"
+
     def test_commands_say_it_in_a_sentence(self, run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("tl_headmaps.load_model", lambda *_: shared_model("llama"))
         path = tmp_path / "a.csv"

@@ -217,6 +217,14 @@ def test_no_probability_is_said_to_be_zero() -> None:
     ]
 
 
+def test_a_table_of_the_largest_ends_where_there_is_nothing_more() -> None:
+    rows = [{"relation": "plural", "promote": score, "null_mean": 0.0} for score in (0.0, 0.5, 0.0, 0.25, 0.0)]
+    table = paper_table(rows, columns=["relation", "promote", "null_mean"], n=4)
+    assert [title for title, _ in table.columns] == ["relation", "score", "null"], "as the text calls them"
+    assert len(table.rows) == 2 and "2 of 5 rows, by promote" in table.note
+    assert [len(paper_table(rows, n=n, by=by).rows) for n, by in ((5, None), (None, None), (4, "promote"))] == [5, 5, 4]
+
+
 def test_a_table_for_a_paper_says_what_it_left_out() -> None:
     result = grid(np.arange(30).reshape(5, 6) - 3.0)
     text = result.to_latex(n=2, columns=["source", "value"])

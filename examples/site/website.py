@@ -24,8 +24,12 @@ WIDER = """
 .content { box-sizing: border-box; max-width: 100%; width: 68em }
 @media (min-width: 770px) { main { width: calc(68rem + var(--sidebar-width)) } }
 .pdoc blockquote { margin-left: 0 }
+article table.docutils { font-size: .85em }
+article table.docutils td:last-child { min-width: 16em }
 """
-"""Room for lines of code of 120 characters where the window has it: below, wide blocks scroll and the page does not."""
+"""Room for lines of code of 120 characters where the window has it: below, wide blocks scroll and the page does not.
+
+The last column of a table has the remarks, which would make rows tall."""
 
 SECTIONS = {
     "Start": ["examples/site/guide.md", "examples/site/gallery.md"],

@@ -90,7 +90,7 @@ def ablate(
     controls: Annotated[
         str | None,
         typer.Option(
-            "--controls", help="Relations separated by commas, none, or the first three that fit; default: auto."
+            "--controls", help="Relations separated by commas, or none; default: auto, the first three that fit."
         ),
     ] = None,
     n_random: RandomOption = None,

@@ -60,6 +60,9 @@ _LAST_LATIN = 0x17F
 _LEAST_P = 1e-9
 """Smaller probabilities are not told apart: rounding and the model of chance do not carry that far."""
 
+_TITLES = {"promote": "score", "null_mean": "null", "neighbour": "wrong", "p_value": "p", "q_value": "q"}
+"""Columns that the texts of results call otherwise than their fields."""
+
 _NAMES = ("relation", "score", "function")
 """Columns of names, which a paper has in words."""
 
@@ -88,7 +91,7 @@ def paper_table(
         records: Rows as a result lists them, all with the same keys.
         columns: Keys to show; by default all that are not the same (or missing) in every row.
         by: Key to order rows by, largest absolute value first; by default the first number, if rows are left out.
-        n: At most this many rows.
+        n: At most this many rows; where rows are left out without ``by``, so are those of 0.
         digits: Significant digits of numbers.
     """
     rows = [_with_head(record) for record in records]
@@ -104,6 +107,8 @@ def paper_table(
         rows = sorted(rows, key=lambda row: -_size(row[key]))
     shown = list(columns) or [name for name in known if n_all == 1 or _tells(row[name] for row in rows)] or known
     rows = rows[:n]
+    if by is None and key is not None and len(rows) < n_all:
+        rows = [row for row in rows if _size(row[key]) > 0] or rows
     parts = [] if len(rows) == n_all else [f"{len(rows)} of {n_all:,} rows, by {key or 'their order'}"]
     if not columns:
         parts += [f"{in_words(name)}: {rows[0][name]}" for name in known if name not in shown and _said(rows[0][name])]
@@ -119,7 +124,7 @@ def paper_table(
                 line.append(_interval(row[name], row[f"{stem}_high"], digits))
             continue
         numbers = all(isinstance(row[name], float | int | None) and not isinstance(row[name], bool) for row in rows)
-        titles.append((in_words(name), "right" if numbers else "left"))
+        titles.append((_TITLES.get(name, in_words(name)), "right" if numbers else "left"))
         for line, row in zip(cells, rows, strict=True):
             line.append(_named_cell(name, row[name], digits))
     return Table(titles, cells, "; ".join(parts))
