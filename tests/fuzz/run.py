@@ -72,7 +72,7 @@ def main() -> int:
                         traceback.print_exc(limit=-6)
                 if options.tries is not None and tried[kind] >= options.tries:
                     spent[kind] = float("inf")
-                else:
+                elif tried[kind] > 1:  # the first one also makes what all others share
                     spent[kind] += time.monotonic() - begun
         finally:
             shop.close()
