@@ -32,6 +32,7 @@ from tl_headmaps import (
     token_grid,
     validate,
 )
+from tl_headmaps.capture.running import behind, prefixes
 from tl_headmaps.capture.running import met as engine
 from tl_headmaps.capture.running.met import meet, met_vectors
 from tl_headmaps.core.errors import UsageError
@@ -106,7 +107,7 @@ def test_raw_and_processed_weights_give_the_same(kind: str, tmp_path: Path) -> N
 def test_vectors_do_not_depend_on_batches_or_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = shared_model("llama")
     whole = met_vectors(model, SOURCES, PREFIXES, cache_dir=tmp_path / "a", progress=False)
-    monkeypatch.setattr(engine, "_BATCH_BYTES", 1)
+    monkeypatch.setattr(behind, "_BATCH_BYTES", 1)
     monkeypatch.setattr(engine, "_PART_BYTES", 1)
     single = met_vectors(model, SOURCES, PREFIXES, cache_dir=tmp_path / "b", progress=False)
     assert len(whole.parts) == 1 and len(single.parts) == len(SOURCES)
@@ -124,12 +125,12 @@ def test_layer_0_of_a_rotary_model_reads_the_embedding(tmp_path: Path) -> None:
 
 def test_a_host_without_a_faithful_cache_runs_whole_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = shared_model("llama")
-    past = engine._past
+    past = behind._past
 
     def forgetful(model: Any, prefix: Tensor) -> Any:
         return past(model, prefix[:, :1])
 
-    monkeypatch.setattr(engine, "_past", forgetful)
+    monkeypatch.setattr(behind, "_past", forgetful)
     check(model, tmp_path)
 
 
@@ -439,8 +440,8 @@ class TestBadInput:
             def __call__(self, texts: list[str], **_: Any) -> dict[str, list[list[int]]]:
                 return {"input_ids": [[1, 2, 7] if "France" in text else [1, 9] for text in texts]}
 
-        assert engine._merging(Tokenizer(), "near", [" France"]) is None
-        sentence = engine._merging(Tokenizer(), "near", [" France", " Egypt"])
+        assert prefixes._merging(Tokenizer(), "near", [" France"]) is None
+        sentence = prefixes._merging(Tokenizer(), "near", [" France", " Egypt"])
         assert sentence is not None and "merges the source ' Egypt' with the prompt's last token" in sentence
 
     def test_nan_in_a_vector(self, tmp_path: Path) -> None:

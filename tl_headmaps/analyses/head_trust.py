@@ -19,7 +19,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..capture.running.activations import Activation, LayerActivations, encode_prompt, prepends_bos, run
-from ..capture.running.met import MetVectors, encode_prefixes, met_vectors
+from ..capture.running.met import MetVectors, met_vectors
+from ..capture.running.prefixes import encode_prefixes
 from ..capture.running.text import check_runs
 from ..capture.weights import HeadWeights
 from ..circuits.ov import constant_values

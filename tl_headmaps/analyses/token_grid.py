@@ -9,7 +9,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..capture.running.met import MetVectors, Source
+from ..capture.running.behind import Source
+from ..capture.running.met import MetVectors
 from ..capture.weights import HeadWeights
 from ..circuits.extremes import entries
 from ..circuits.maps import CircuitMaps, MetSources

@@ -10,7 +10,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..capture.running.met import MetVectors, Source, meet, vocabulary_keys
+from ..capture.running.behind import Source
+from ..capture.running.met import MetVectors, meet, vocabulary_keys
 from ..capture.weights import HeadWeights
 from ..core.errors import UsageError
 from ..core.types import Circuit, Preset

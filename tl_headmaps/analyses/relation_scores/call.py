@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...capture.running.met import MetVectors, Source
+from ...capture.running.behind import Source
+from ...capture.running.met import MetVectors
 from ...capture.weights import HeadWeights
 from ...circuits.maps import CircuitMaps, MetSources
 from ...circuits.ov import stream_map, written_maps

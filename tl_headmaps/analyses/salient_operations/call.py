@@ -10,7 +10,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ...capture.running.activations import prepends_bos
-from ...capture.running.met import VOCABULARY_PROMPTS, announce, encode_prefixes, met_parts, met_vectors, runnable
+from ...capture.running.met import VOCABULARY_PROMPTS, announce, met_parts, met_vectors, runnable
+from ...capture.running.prefixes import encode_prefixes
 from ...capture.weights import HeadWeights
 from ...circuits.extremes import entries, top_and_bottom
 from ...circuits.maps import CircuitMaps, MetSources

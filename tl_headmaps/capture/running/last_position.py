@@ -41,8 +41,8 @@ _Hooks: TypeAlias = list[tuple[str, Callable[..., Any]]]
 _CACHE_BYTES = 512 << 20
 """Largest size of kept keys and values; beyond it, whole passes are made."""
 
-_SAME = {torch.float32: 1e-3, torch.float64: 1e-3, torch.float16: 2e-2, torch.bfloat16: 8e-2}
-"""Largest difference from a whole pass, relative to the largest logit, that counts as rounding."""
+SAME = {torch.float32: 1e-3, torch.float64: 1e-3, torch.float16: 2e-2, torch.bfloat16: 8e-2}
+"""Largest difference from a whole pass, relative to the largest entry, that counts as rounding."""
 
 
 class LastPosition:
@@ -129,7 +129,7 @@ class LastPosition:
             if past is not None:
                 logits = past.logits(batch.ids[:, -1:], 2, start, []).float().unflatten(0, (-1, 2))
                 at_same = logits.gather(2, at[:, None, None].expand(-1, 2, 1))[..., 0]
-                tolerance = _SAME.get(self._model.embed.W_E.dtype, 1e-3) * best.abs().max()
+                tolerance = SAME.get(self._model.embed.W_E.dtype, 1e-3) * best.abs().max()
                 for found in (at_same, logits.amax(2)):
                     if not bool(((found - best[:, None]).abs() <= tolerance).all()):
                         return False

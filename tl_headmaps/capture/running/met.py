@@ -11,13 +11,10 @@ Vectors are kept on disk, one file for each layer and part of the sources, and r
 checksum and says which model, prefixes and sources it belongs to; a damaged one is reported and made again.
 """
 
-import copy
 import hashlib
 import json
-import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -33,30 +30,22 @@ from ...core.files import UnreadableError, cache_folder, home_expanded, parse_js
 from ...core.progress import Progress
 from ...core.runs import DamagedPieceError, pack, unpack
 from ...data.prompts import neutral_prompts
-from ..anatomy import keeps_states
 from ..parts import LayerWeights
 from ..weights import HeadWeights
-from .activations import check_prompts, encode_prompt, hook_name, model_device, prepends_bos, state_restored
-
-Source: TypeAlias = tuple[int, ...]
-"""Token ids of a source."""
+from .activations import check_prompts, encode_prompt, model_device, prepends_bos, state_restored
+from .behind import Behind, Source
+from .prefixes import encode_prefixes, problems_of
 
 _FORMAT = 1
 _DESCRIPTION = "vectors.json"
 _PART_BYTES = 256 << 20
 """Memory the vectors of one part of the sources may take while the model runs."""
 
-_BATCH_BYTES = 128 << 20
-"""Memory a batch of sources may take while it runs: keys and values of the prefix, and some vectors a layer."""
-
 VOCABULARY_PROMPTS = 2
 """Prefixes used where every token of a vocabulary is met."""
 
 _OPERATIONS_PER_SECOND = 5e10
 """For estimates alone: what two cores do, roughly."""
-
-_SAME = {torch.float32: 1e-3, torch.float64: 1e-3, torch.float16: 2e-2, torch.bfloat16: 8e-2}
-"""Largest difference to a whole pass, relative to the largest entry, that is still rounding."""
 
 
 Kept: TypeAlias = Literal["mean", "values", "keys"]
@@ -118,7 +107,7 @@ class MetVectors:
         """
         ids = [tuple(encode_prompt(model, s, False)) if isinstance(s, str) else tuple(s) for s in sources]
         prefixes = encode_prefixes(model, prompts, prepends_bos(model, prepend_bos))
-        for problem in _problems(model, (prompts,) if isinstance(prompts, str) else prompts, ids):
+        for problem in problems_of(model, (prompts,) if isinstance(prompts, str) else prompts, ids):
             if problem is not None:
                 raise UsageError(problem)
         return met_vectors(model, ids, prefixes, cache_dir=cache_dir, progress=progress)
@@ -250,7 +239,7 @@ def meet(
     model = runnable(weights)
     chosen = neutral_prompts() if prompts is None else (prompts,) if isinstance(prompts, str) else tuple(prompts)
     prefixes = encode_prefixes(model, chosen, prepends_bos(model, prepend_bos))
-    problems = _problems(model, chosen, sources)
+    problems = problems_of(model, chosen, sources)
     if prompts is None and None in problems:
         # Of the bundled prompts, those that do not suit these sources are left out.
         prefixes = [prefix for prefix, problem in zip(prefixes, problems, strict=True) if problem is None]
@@ -397,63 +386,6 @@ def _check_lengths(model: Any, sources: Sequence[Source], prefixes: Sequence[Seq
     check_prompts(model, [list(source) for source in sources])
 
 
-def encode_prefixes(model: Any, prompts: Sequence[str], prepend_bos: bool) -> list[list[int]]:
-    """Token ids of each prefix; refuses none at all, empty ones, and two that are the same."""
-    listed = [prompts] if isinstance(prompts, str) else list(prompts)
-    if not listed:
-        raise UsageError("prompts= is empty. Give at least one prefix to put sources behind, or leave it out.")
-    for prompt in listed:
-        if not isinstance(prompt, str) or not prompt.strip():
-            raise UsageError(f"The prompt {prompt!r} is empty. A prompt is a text that a source can follow.")
-    if len(set(listed)) < len(listed):
-        raise UsageError("A prompt was given twice; give each once.")
-    # The source brings its own space: a trailing one would be a token of its own.
-    return [encode_prompt(model, prompt.rstrip(), prepend_bos) for prompt in listed]
-
-
-def _problems(model: Any, prompts: Sequence[str], sources: Sequence[Source]) -> list[str | None]:
-    """Why each prompt does not suit some source: it contains it, or its last token merges with it; None if it does."""
-    tokenizer = model.tokenizer
-    # Only sources that are words on their own: a letter or a piece of a word may stand anywhere.
-    words = [text for source in sources if (text := tokenizer.decode(list(source))).startswith(" ") and len(text) > 2]
-    by_first: dict[str, list[str]] = {}
-    for word in words:
-        for part in _parts(word)[:1]:
-            by_first.setdefault(part, []).append(word)
-    return [_contained(prompt, by_first) or _merging(tokenizer, prompt, words) for prompt in prompts]
-
-
-def _parts(text: str) -> list[str]:
-    return re.findall(r"\w+", text.lower())
-
-
-def _contained(prompt: str, by_first: dict[str, list[str]]) -> str | None:
-    """What is wrong with a prompt that contains a source; sources are given by their first word."""
-    inside = _parts(prompt)
-    for at, part in enumerate(inside):
-        for word in by_first.get(part, ()):
-            wanted = _parts(word)
-            if inside[at : at + len(wanted)] == wanted:
-                return (
-                    f"The prompt {prompt!r} contains the source {word!r}, so the model would have met it already. Give "
-                    "prompts without any word of the relation's sources."
-                )
-    return None
-
-
-def _merging(tokenizer: Any, prompt: str, words: Sequence[str]) -> str | None:
-    """What is wrong with a prompt whose last token merges with a source behind it."""
-    plain = tokenizer.encode(prompt.rstrip(), add_special_tokens=False)
-    joined = tokenizer([prompt.rstrip() + word for word in words], add_special_tokens=False) if words else {}
-    for word, ids in zip(words, joined.get("input_ids", ()), strict=True):
-        if ids[: len(plain)] != plain:
-            return (
-                f"Behind the prompt {prompt!r} the tokenizer merges the source {word!r} with the prompt's last "
-                "token. End the prompt with a whole word or a comma."
-            )
-    return None
-
-
 def _is_whole(vectors: MetVectors, part: int, layers: Sequence[int]) -> bool:
     """Whether all files of a part are there and right."""
     for layer in layers:
@@ -493,7 +425,7 @@ def _capture(
     kept: dict[str, dict[int, Tensor]] = {name: {number: empty(name, number) for number in layers} for name in keep}
     with state_restored(model):
         for number, prefix in enumerate(prefixes):
-            behind = _Behind(model, prefix, weights)
+            behind = Behind(model, prefix, weights)
             for rows in behind.batches(sources):
                 ids = torch.tensor([sources[row] for row in rows], device=model_device(model))
 
@@ -529,105 +461,3 @@ def _weighted(layer: LayerWeights, matrix: Tensor) -> Tensor:
 def _add(mean: Tensor, rows: list[int], x: Tensor, n_before: int) -> None:
     """Take one more into a running mean; of equal vectors it is that very vector (in layer 0 all prefixes give one)."""
     mean[rows] = mean[rows] + (x.cpu() - mean[rows]) / (n_before + 1)
-
-
-class _Behind:
-    """Runs sources behind one prefix, from its kept keys and values where that gives what a whole pass gives."""
-
-    def __init__(self, model: Any, prefix: Sequence[int], weights: HeadWeights) -> None:
-        self.model, self.prefix, self.layers = model, list(prefix), weights.layers_with_heads
-        # A state that is not keys and values (Mamba, ...) is not copied for many sources: whole passes.
-        continues = bool(prefix) and not keeps_states(model)
-        self._past = _past(model, torch.tensor([self.prefix], device=model_device(model))) if continues else None
-        self._checked = self._past is None
-
-    def batches(self, sources: Sequence[Source]) -> Iterator[list[int]]:
-        """Rows of equally long sources, so many that a batch stays within its budget."""
-        cfg = self.model.cfg
-        groups = int(getattr(cfg, "n_key_value_heads", None) or cfg.n_heads)
-        by_length: dict[int, list[int]] = {}
-        for row, source in enumerate(sources):
-            by_length.setdefault(len(source), []).append(row)
-        for length, rows in sorted(by_length.items()):
-            # Keys and values of all layers, and of one layer repeated for every query head.
-            heads = len(self.model.blocks) * groups + int(cfg.n_heads)
-            kept = 2 * heads * (len(self.prefix) + length) * int(cfg.d_head)
-            size = max(1, min(512, _BATCH_BYTES // (4 * (kept + 40 * length * int(cfg.d_model)))))
-            for start in range(0, len(rows), size):
-                yield rows[start : start + size]
-
-    def run(self, ids: Tensor, take: Callable[[int, Tensor], None]) -> None:
-        """Run sources and hand the stream before each layer, at their last tokens, to ``take``."""
-        if not self._checked:
-            self._check(ids[:1])
-        with self._hooked(take):
-            if self._past is None:
-                whole = torch.tensor([self.prefix], dtype=ids.dtype, device=ids.device).expand(len(ids), -1)
-                self.model(torch.cat([whole, ids], 1), return_type=None)
-            else:
-                self._past(ids)
-
-    def _check(self, ids: Tensor) -> None:
-        """Leave the kept keys and values if they do not give what a whole pass gives."""
-        self._checked = True
-        quick: dict[int, Tensor] = {}
-        whole: dict[int, Tensor] = {}
-        past = self._past
-        self.run(ids, lambda layer, x: quick.update({layer: x.float()}))
-        self._past = None
-        self.run(ids, lambda layer, x: whole.update({layer: x.float()}))
-        tolerance = _SAME.get(self.model.embed.W_E.dtype, 1e-3)
-        same = all(
-            float((quick[layer] - x).abs().max()) <= tolerance * float(x.abs().max()) for layer, x in whole.items()
-        )
-        self._past = past if same else None
-
-    @contextmanager
-    def _hooked(self, take: Callable[[int, Tensor], None]) -> Iterator[None]:
-        def taker(layer: int) -> Callable[..., None]:
-            def hook(value: Tensor, hook: Any) -> None:
-                take(layer, value[:, -1])
-
-            return hook
-
-        hooks = [(hook_name(layer, "resid_pre"), taker(layer)) for layer in self.layers]
-        with self.model.hooks(fwd_hooks=[*hooks, _one_logit_row(self.model)]):
-            yield
-
-
-def _one_logit_row(model: Any) -> tuple[str, Callable[..., Tensor]]:
-    """A hook that lets a single position reach the unembedding: nobody reads these logits."""
-    name = "unembed.hook_in"
-    if name not in model.hook_dict:
-        name = f"blocks.{len(model.blocks) - 1}.hook_resid_post"
-    return name, lambda value, hook: value[:1, -1:]
-
-
-def _past(model: Any, prefix: Tensor) -> Callable[[Tensor], Any] | None:
-    """Run a prefix and give back what runs a batch of tokens behind it; None if its model keeps nothing (GPT-1)."""
-    if type(model).__name__.startswith("Hooked"):
-        from transformer_lens.cache.key_value_cache import TransformerLensKeyValueCache
-
-        kept = TransformerLensKeyValueCache.init_cache(model.cfg, prefix.device, 1)
-        model(prefix, return_type=None, past_kv_cache=kept)
-
-        def behind(ids: Tensor) -> Any:
-            repeated = copy.deepcopy(kept)
-            for entry in repeated.entries:
-                entry.past_keys = entry.past_keys.expand(len(ids), *entry.past_keys.shape[1:])
-                entry.past_values = entry.past_values.expand(len(ids), *entry.past_values.shape[1:])
-            mask = repeated.previous_attention_mask
-            repeated.previous_attention_mask = mask.expand(len(ids), *mask.shape[1:])
-            return model(ids, return_type=None, past_kv_cache=repeated)
-
-        return behind
-    _, cache = model(prefix, return_type="logits_and_cache", use_cache=True)
-    if cache is None:
-        return None
-
-    def continued(ids: Tensor) -> Any:
-        repeated = copy.deepcopy(cache)
-        repeated.batch_repeat_interleave(len(ids))
-        return model(ids, return_type=None, past_key_values=repeated)
-
-    return continued
