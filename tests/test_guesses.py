@@ -491,11 +491,10 @@ class TestProgress:
         for name in ("_LONG", "_MEASURED"):
             monkeypatch.setattr(f"tl_headmaps.core.progress.{name}", -1.0)
         model, relation = shared_model("llama"), Relation.from_pairs("next", [(n, n + 1) for n in range(3, 30)])
-        texts = [f"{TEXT} word{n}" for n in range(7, 16)]
+        texts = [f"{TEXT} word{n % 9 + 7}" for n in range(48)]  # more than are read at once
         for call, what in (
-            (lambda: relation_scores(model, relation, heads="L1", preset="folded"), "scores of next"),
+            (lambda: relation_scores(model, relation, preset="folded"), "scores of next"),
             (lambda: grouping_profile(model, texts), "profile"),
-            (lambda: head_worth(model, "L1", texts), "worth of heads"),
         ):
             call()
             assert f"{what}: this takes about" in capsys.readouterr().err
