@@ -264,6 +264,10 @@ def test_every_result_is_read_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         if not isinstance(result, HeadMaps):
             assert kind in {"head_names", "model_description"}
             continue
+        every = int((~shown.isnan()).sum())
+        assert result.n_measured >= every, kind
+        if kind not in {"validation", "task_maps"}:
+            assert f"of {result.n_measured}" in str(result), f"{kind}: the best of how many heads?"
         for options in ({"heads": "L1"}, {"layers": 1}, {"heads": ["L1H0", "L1"], "layers": "L1"}):
             one = result.select(**options).head_map(*given)
             assert torch.equal(one[1], shown[1]) or bool(shown[1].isnan().any()), kind

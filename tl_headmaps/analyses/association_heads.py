@@ -138,8 +138,8 @@ class AssociationHeads(HeadMaps):
             )
             shown = [significant(float(number)) for number in (self.attention[at], before, after)]
             rows.append([str(head), *shown, signed(gain), significant(float(others))])
-        titles = ["head", "attention", "before", "after", "gain", "others"]
-        columns = [(title, "left" if title == "head" else "right") for title in titles]
+        titles = ["attention", "before", "after", "gain", "others"]
+        columns = [(f"best of {self.n_measured}", "left"), *((title, "right") for title in titles)]
         title = f"Heads that bring {query!r} closer to {key!r} ({self.measure} of value vectors)"
         note = (
             "gain: association after attention minus before; others: mean gain with the other tokens the query can see"

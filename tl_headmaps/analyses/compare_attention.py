@@ -226,7 +226,7 @@ class AttentionComparison(HeadMaps):
         counts = ", ".join(f"{word!r} {len(_members(self.phrases, word))}" for word in self.words)
         parts = [
             f"Attention to {self.key!r} over {len(self.phrases)} phrasings ({counts}): the heads that differ most",
-            table_text([("head", "left"), *columns], rows),
+            table_text([(f"first {len(rows)} of {self.n_measured}", "left"), *columns], rows),
             wrapped(self.verdict()),
             *(wrapped(f"note: {note}") for note in self.notes),
         ]

@@ -200,8 +200,9 @@ class GroupingProfile(HeadMaps):
                         significant(float(self.possible[index])) if place == 0 else "",
                     ]
                 )
-        titles = ["score", "head", "where possible", "95%", "null", "p", "q", "share", "even", "queries"]
-        columns = [(title, "left" if title in ("score", "head") else "right") for title in titles]
+        best = f"best of {self.n_measured}"
+        titles = ["score", best, "where possible", "95%", "null", "p", "q", "share", "even", "queries"]
+        columns = [(title, "left" if title in ("score", best) else "right") for title in titles]
         left_out = f", {self.n_cut} cut" if self.n_cut else ""
         left_out += f", {self.n_skipped} too short" if self.n_skipped else ""
         title = f"Grouping profile over {self._read}{left_out}"

@@ -115,7 +115,7 @@ class HeadTrust(HeadMaps):
 
     def __str__(self) -> str:
         columns = [("vectors", "left"), ("mean", "right"), ("null", "right"), ("above null", "right")]
-        columns += [("heads that tokens explain best", "left")]
+        columns += [(f"heads that tokens explain best, of {self.n_measured}", "left")]
         rows = []
         for name, shares in self.token_share.items():
             above = int((self.interval_low[name] > self.null[name]).sum())

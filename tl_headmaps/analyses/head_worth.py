@@ -102,10 +102,15 @@ class HeadWorth(HeadMaps):
         return "helps" if low > 0 else "harms" if high < 0 else ""
 
     def __str__(self) -> str:
-        measured = int((~self.worth.isnan()).sum())
+        measured = self.n_measured
         rows = [self.row(head) for head, _ in self.top(_LISTED)]
         more = f"\n({measured - len(rows)} heads that are worth less are not shown)" if measured > len(rows) else ""
-        columns = [("head", "left"), ("rise of the loss", "right"), ("95% over texts", "right"), ("", "left")]
+        columns = [
+            (f"best of {measured}", "left"),
+            ("rise of the loss", "right"),
+            ("95% over texts", "right"),
+            ("", "left"),
+        ]
         return f"{self.caption}\n\n{table_text(columns, rows)}{more}\n\nhelps, harms: the interval is above or below 0"
 
     def figure(self) -> Figure:

@@ -49,6 +49,12 @@ class HeadMaps(Result):
         values: Tensor = getattr(self, "values")  # noqa: B009
         return values if self.labelled is None else values[self.index_of(label)]
 
+    @property
+    def n_measured(self) -> int:
+        """Number of heads with a value in some map: what a best head is the best of."""
+        values: Tensor = getattr(self, "values")  # noqa: B009
+        return int((~values.isnan()).reshape(-1, *values.shape[-2:]).any(0).sum())
+
     def top(self, n: int = 5, label: str | None = None) -> list[tuple[Any, float]]:
         """The ``n`` heads with the largest values (ties: lower layer, then lower head)."""
         return largest_heads(self.head_map(label), n)

@@ -372,7 +372,9 @@ class HeadComponentMap(HeadMaps, MeasuredComponents):
         for name in self.components:
             for place, ((_, head), _) in enumerate(self.top(_STRONGEST, name)):
                 at = (self.index_of(name), head.layer, head.head)
-                row: list[object] = [name if place == 0 else "", head, self._cell_text(at)]
+                n_heads = int((~self.values[at[0]].isnan()).sum())
+                title = f"{name}, best of {n_heads}" if place == 0 else ""
+                row: list[object] = [title, head, self._cell_text(at)]
                 if low is not None and high is not None:
                     row.append(f"{significant(float(low[at]))} to {significant(float(high[at]))}")
                 if random is not None:

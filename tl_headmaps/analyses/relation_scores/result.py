@@ -271,7 +271,7 @@ class RelationScores(HeadMaps):
         """The best heads of each relation with their nulls; a star marks heads that implement it."""
         implementing = self.implements()
         rows = [row for name in self.relations for row in self._text_rows(name, implementing[name])]
-        head = f"best of {self._n_heads}"
+        head = f"best of {self.n_measured}"
         titles = ["relation", "pairs", "k", head, "score", "95%", "null", "q", "wrong", "suppress"]
         note = (
             "score: share of pairs whose target is among the k strongest tokens; null: the same with shuffled "
@@ -328,14 +328,9 @@ class RelationScores(HeadMaps):
         return " " if bool(self.neighbour_p_value[at] <= SPECIFIC_P) else "~"
 
     @property
-    def _n_heads(self) -> int:
-        """Number of heads that were scored."""
-        return int((~self.promote[0].isnan()).sum())
-
-    @property
     def _family(self) -> str:
         """What q is a false discovery rate over."""
-        counts = {"head": self._n_heads, "relation": len(self.relations)}
+        counts = {"head": self.n_measured, "relation": len(self.relations)}
         family = " x ".join(f"{n} {what}{'' if n == 1 else 's'}" for what, n in counts.items())
         return f"false discovery rate over the promotion scores of {family}"
 
