@@ -271,6 +271,19 @@ def test_another_process_may_finish_while_an_obstacle_is_moved(
     assert notes(bundled.default_model_folder()) == {"by the other"}
 
 
+def test_a_cache_folder_may_appear_while_it_is_looked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    folder, usual = tmp_path / "new", Path.is_dir
+
+    def made_meanwhile(path: Path) -> bool:
+        answer = usual(path)
+        folder.mkdir(exist_ok=True)
+        return answer
+
+    monkeypatch.setenv("TL_HEADMAPS_CACHE", str(folder))
+    monkeypatch.setattr(Path, "is_dir", made_meanwhile)
+    assert cache_folder() == folder
+
+
 def test_of_two_threads_the_first_wins(cache: Path, index: Index, converting: Any) -> None:
     first_done = threading.Event()
     both_there = threading.Barrier(2, timeout=PATIENCE)

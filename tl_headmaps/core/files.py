@@ -119,7 +119,10 @@ def cache_folder() -> Path:
     chosen = os.environ.get("TL_HEADMAPS_CACHE")
     folder = home_expanded(chosen) if chosen else user_cache_path("tl_headmaps")
     try:
-        reason = "" if folder.is_dir() or not folder.exists() else "it is not a folder"
+        # One look: between two, another process may make the folder.
+        reason = "" if stat.S_ISDIR(folder.stat().st_mode) else "it is not a folder"
+    except FileNotFoundError:
+        reason = ""
     except OSError as error:
         reason = error.strerror or str(error)
     if reason:
