@@ -121,7 +121,8 @@ def cache_folder() -> Path:
     try:
         # One look: between two, another process may make the folder.
         reason = "" if stat.S_ISDIR(folder.stat().st_mode) else "it is not a folder"
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
+        # Not there yet; whoever writes to it says what is in the way.
         reason = ""
     except OSError as error:
         reason = error.strerror or str(error)
