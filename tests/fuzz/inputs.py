@@ -173,7 +173,8 @@ def cache_file(shop: Workshop, generator: random.Random) -> bool:
 
     def made() -> Any:
         with redirect_stderr(io.StringIO()), cached_in(folder):
-            met = relation_scores(shop.model, NEXT, heads="L1", preset="met", progress=False)
+            # All layers: files of others are not even looked at.
+            met = relation_scores(shop.model, NEXT, preset="met", progress=False)
             return plain(met), plain(task_maps(shop.model, tasks(), n_null=9, progress=False))
 
     def files() -> dict[Path, bytes]:
