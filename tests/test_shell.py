@@ -221,7 +221,7 @@ def grid_command(folder: Path, *out: Path) -> list[str]:
 
 @pytest.mark.once
 class TestPrinting:
-    @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+    @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here; run on Linux")
     def test_a_full_disk_behind_stdout_loses_no_file(self, folder: Path, tmp_path: Path) -> None:
         with Path("/dev/full").open("w") as full:
             done = subprocess.run(
@@ -232,7 +232,7 @@ class TestPrinting:
         assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr
         assert Result.load(tmp_path / "a.json").kind == "token_grid"
 
-    @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+    @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here; run on Linux")
     def test_help_that_cannot_be_printed(self) -> None:
         with Path("/dev/full").open("w") as full:
             command = [sys.executable, "-m", "tl_headmaps", "grid", "--help"]
