@@ -116,7 +116,8 @@ class TestLastPosition:
         wrong = LastPosition(model, PROMPTS, measure)
         for past in wrong._pasts:
             if past is not None:
-                past._streams = {layer: 2 * stream + 1 for layer, stream in past._streams.items()}
+                kept = past._streams._kept
+                kept.update({layer: 2 * stream + 1 for layer, stream in kept.items()})
         assert wrong.continues and not wrong.starts_later
         torch.testing.assert_close(wrong.switched_off(OFF), expected, rtol=1e-4, atol=1e-4)
 

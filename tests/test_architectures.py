@@ -20,6 +20,7 @@ from reading import read_once
 from torch import Tensor
 
 from tl_headmaps import (
+    HeadIndex,
     HeadWeights,
     MetVectors,
     Relation,
@@ -31,6 +32,8 @@ from tl_headmaps import (
     value_mixing,
 )
 from tl_headmaps.capture.checkpoint.architectures import ARCHITECTURES as CHECKPOINTS
+from tl_headmaps.capture.running.activations import Edit, PromptBatch, run
+from tl_headmaps.capture.running.later_start import run_without_each
 from tl_headmaps.core.errors import HeadMapsError, UnsupportedModelError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -160,6 +163,30 @@ def check_ablation(model: Any, weights: HeadWeights, row: Architecture, dense: D
     )
     expected = [(running.next_tokens(prompts, heads[:n]) == answers).float().mean() for n in range(4)]
     assert_same("ablation", curves.values.float(), torch.stack(expected))
+    check_without_each(model, weights, [HeadIndex(*head) for head in heads])
+
+
+def check_without_each(model: Any, weights: HeadWeights, heads: list[HeadIndex]) -> None:
+    """Runs that begin at the layer of a head, against whole passes."""
+    shapes = {head.layer: weights.shape(head.layer) for head in heads}
+    zero = {layer: torch.zeros(shape.n_heads, shape.d_head) for layer, shape in shapes.items()}
+    found: list[Tensor] = []
+    run_without_each(model, [TEXT], heads, zero, lambda number, logits, batch: found.append(logits))
+    for head, logits in zip([None, *heads], found, strict=True):
+
+        def edit(z: Tensor, batch: PromptBatch, head: HeadIndex | None = head) -> Tensor:
+            z = z.clone()
+            if head is not None:
+                z[:, :, head.head] = 0
+            return z
+
+        edits: dict[Any, Edit] = {(layer, "z"): edit for layer in ([] if head is None else [head.layer])}
+        run(
+            model,
+            [TEXT],
+            edit=edits,
+            logits=lambda whole, batch, logits=logits: assert_same("runs from a layer on", logits, whole),
+        )
 
 
 UNCENTRED = ("xglm", "modernbert-decoder", "nemotron")

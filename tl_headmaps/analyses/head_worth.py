@@ -14,8 +14,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..capture.running.ablated import mean_outputs, replaced
-from ..capture.running.activations import Activation, Edit, PromptBatch, encode_prompt, prepends_bos, run
+from ..capture.running.ablated import mean_outputs
+from ..capture.running.activations import PromptBatch, encode_prompt, prepends_bos
+from ..capture.running.later_start import run_without_each
 from ..capture.running.text import check_runs
 from ..capture.weights import HeadWeights
 from ..core.ambient import steady
@@ -29,7 +30,6 @@ from ..renderers.grids import MapLayer
 from ..renderers.heat import head_map
 from ..renderers.text import signed, table_text
 from ..results import HeadMaps, cells
-from ..scorers.ablation import masks_of
 from ..scorers.statistics import RunningRatio
 
 _LISTED = 12
@@ -138,7 +138,8 @@ def head_worth(
 ) -> HeadWorth:
     """How much worse a model predicts held-out text when a head is replaced by its mean, head by head.
 
-    Means are taken over two thirds of the texts, the loss over the others. Each head costs a pass through these.
+    Means are taken over two thirds of the texts, the loss over the others. Each head costs a pass through these, from
+    its own layer on.
 
     Args:
         model: A TransformerBridge or HookedTransformer with a tokenizer.
@@ -182,7 +183,7 @@ def head_worth(
     means = mean_outputs(model, fit, list(by_layer(chosen)))
     n_passes = (1 + len(chosen)) * len(held_out)
     with Progress(total=n_passes, desc="worth of heads", unit="pass", show=progress) as bar:
-        losses = _losses(model, held_out, chosen, means, weights, bar.update)
+        losses = _losses(model, held_out, chosen, means, bar.update)
     n_targets = [len(ids) - 1 for ids in held_out]
     digest = hashlib.sha256(repr((fit, held_out)).encode()).hexdigest()
     source = describe_source(Sample.WHOLE if texts is None else texts)
@@ -211,28 +212,18 @@ def _losses(
     documents: Sequence[Sequence[int]],
     heads: Sequence[HeadIndex],
     means: Mapping[int, Tensor],
-    weights: HeadWeights,
     progress: Any,
 ) -> Float[Tensor, "one_and_heads document"]:
     """Loss of each document, summed over its tokens: of the whole model, then with each head replaced."""
-    off = masks_of([(), *((head,) for head in heads)], weights.n_layers, weights.n_heads)
-    n = len(documents)
-    losses = torch.zeros(len(off) * n, dtype=torch.float64)
+    losses = torch.zeros(1 + len(heads), len(documents), dtype=torch.float64)
 
-    def edit_of(layer: int) -> Edit:
-        def edit(z: Tensor, batch: PromptBatch) -> Tensor:
-            own = off[[row // n for row in batch.rows], layer]
-            return replaced(z, own, means[layer]) if bool(own.any()) else z
-
-        return edit
-
-    def take(logits: Float[Tensor, "batch pos vocab"], batch: PromptBatch) -> None:
+    def take(number: int, logits: Float[Tensor, "batch pos vocab"], batch: PromptBatch) -> None:
         for row, own, ids in zip(batch.rows, logits, batch.ids, strict=True):
-            losses[row] = torch.nn.functional.cross_entropy(own[:-1].float(), ids[1:], reduction="none").double().sum()
+            loss = torch.nn.functional.cross_entropy(own[:-1].float(), ids[1:], reduction="none")
+            losses[number, row] = loss.double().sum()
 
-    edits: dict[tuple[int, Activation], Edit] = {(layer, "z"): edit_of(layer) for layer in means}
-    run(model, [*documents] * len(off), edit=edits, logits=take, progress=progress)
-    return losses.view(len(off), n)
+    run_without_each(model, documents, heads, means, take, progress=progress)
+    return losses
 
 
 def rise_with_interval(

@@ -10,7 +10,6 @@ not, whole passes are made.
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from typing import Any, TypeAlias
 
@@ -19,7 +18,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ...core.types import Model
-from ..anatomy import keeps_states, shares_keys
+from ..anatomy import keeps_states
 from .ablated import replaced
 from .activations import (
     DEFAULT_BUDGET,
@@ -32,11 +31,10 @@ from .activations import (
     sizes_of,
     state_restored,
 )
+from .later_start import Hooks, Streams
 
 Measure: TypeAlias = Callable[[Float[Tensor, "batch vocab"], Int[Tensor, " batch"]], Float[Tensor, "batch value"]]
 """Takes logits at the last position and the numbers of their prompts, and returns what is wanted of them."""
-
-_Hooks: TypeAlias = list[tuple[str, Callable[..., Any]]]
 
 _CACHE_BYTES = 512 << 20
 """Largest size of kept keys and values; beyond it, whole passes are made."""
@@ -116,9 +114,7 @@ class LastPosition:
     @cached_property
     def starts_later(self) -> bool:
         """Whether runs may begin at a layer above the first: that too is compared with a whole pass."""
-        if not self.continues or any(form is None for past in self._pasts if past for form in past.forms):
-            return False
-        if shares_keys(self._model):
+        if not self.continues or not all(past.can_begin for past in self._pasts if past):
             return False
         with state_restored(self._model):
             return all(self._agrees(start) for start in {len(self._model.blocks) // 2, len(self._model.blocks) - 1})
@@ -155,7 +151,7 @@ class LastPosition:
         """Some sets in one batch of prompts: each prompt's row is repeated for every set."""
         batch, past = self._batches[number], self._pasts[number] if self.continues else None
         n = len(off)
-        hooks: _Hooks = []
+        hooks: Hooks = []
         for layer in off.any(0).any(-1).nonzero()[:, 0].tolist():
             mask = off[:, layer].repeat(len(batch.rows), 1).to(self._device)
             hooks.append((hook_name(layer, "z"), _replacing(mask, instead.get(layer))))
@@ -167,7 +163,7 @@ class LastPosition:
         values: Tensor = self._measure(logits, rows).cpu().unflatten(0, (-1, n))
         return values.transpose(0, 1)
 
-    def _whole(self, ids: Int[Tensor, "batch pos"], hooks: _Hooks) -> Float[Tensor, "batch vocab"]:
+    def _whole(self, ids: Int[Tensor, "batch pos"], hooks: Hooks) -> Float[Tensor, "batch vocab"]:
         with self._model.hooks(fwd_hooks=[*hooks, _only_last(self._model, 1)]):
             logits: Tensor = self._model(ids, return_type="logits")
         return logits[:, -1]
@@ -188,9 +184,7 @@ class _Past:
 
     def __init__(self, model: Model, ids: Int[Tensor, "batch pos"]) -> None:
         self._model = model
-        self._streams: dict[int, Tensor] = {}
-        self.forms: list[type | None] = []
-        """What each block returns: a tensor, or a tuple of one; None for anything else."""
+        self._streams = Streams(model)
         if type(model).__name__.startswith("Hooked"):
             from transformer_lens.cache.key_value_cache import TransformerLensKeyValueCache
 
@@ -198,24 +192,23 @@ class _Past:
             model(ids[:, :-1], return_type=None, past_kv_cache=self._kept)
         else:
             _, self._kept = model(ids[:, :-1], return_type="logits_and_cache", use_cache=True)
-        with ExitStack() as watching:
-            for block in model.blocks:
-                watching.enter_context(_removed(block.register_forward_hook(self._see)))
-            taking = [(hook_name(layer, "resid_pre"), self._taker(layer)) for layer in range(len(model.blocks))]
-            self.logits(ids[:, -1:], 1, 0, taking)
+        with self._streams.seen(range(len(model.blocks))) as keeping:
+            self.logits(ids[:, -1:], 1, 0, keeping)
 
     @property
     def repeats(self) -> bool:
         """Whether the host can repeat what it kept for many sets."""
         return hasattr(self._kept, "entries") or hasattr(self._kept, "batch_repeat_interleave")
 
-    def logits(self, last: Int[Tensor, "batch one"], n: int, start: int, hooks: _Hooks) -> Float[Tensor, "row vocab"]:
+    @property
+    def can_begin(self) -> bool:
+        """Whether runs can begin at a layer above the first."""
+        return self._streams.can_begin
+
+    def logits(self, last: Int[Tensor, "batch one"], n: int, start: int, hooks: Hooks) -> Float[Tensor, "row vocab"]:
         """Logits behind the kept keys and values, each prompt ``n`` times in a row, from a layer on."""
         ids = last.repeat_interleave(n, 0)
-        if start:
-            stream = self._streams[start].repeat_interleave(n, 0)
-            hooks = [(hook_name(start, "resid_pre"), lambda value, hook: stream), *hooks]
-        with self._skipped(start), self._model.hooks(fwd_hooks=hooks):
+        with self._streams.begun_at(start, n) as putting_in, self._model.hooks(fwd_hooks=[*putting_in, *hooks]):
             logits: Tensor = self._run(ids, n)
         return logits[:, -1]
 
@@ -231,52 +224,6 @@ class _Past:
         if n > 1:
             repeated.batch_repeat_interleave(n)
         return self._model(ids, return_type="logits", past_key_values=repeated)  # type: ignore[no-any-return]
-
-    @contextmanager
-    def _skipped(self, start: int) -> Iterator[None]:
-        """Let the blocks below a layer pass on what they get: the stream is put in at that layer.
-
-        A bridge's own ``start_at_layer`` computes the lower blocks and throws away what they give.
-        """
-        below = list(self._model.blocks)[:start]
-        # Whoever offloads weights has put a forward of its own on a block.
-        own = [vars(block).get("forward") for block in below]
-        try:
-            for block, form in zip(below, self.forms[:start], strict=True):
-                # A bridge's own __setattr__ would put it on the block it stands for.
-                vars(block)["forward"] = _passing_on(form)
-            yield
-        finally:
-            for block, forward in zip(below, own, strict=True):
-                vars(block).pop("forward", None)
-                if forward is not None:
-                    vars(block)["forward"] = forward
-
-    def _see(self, block: Any, arguments: Any, output: Any) -> None:
-        single = isinstance(output, tuple) and len(output) == 1 and isinstance(output[0], Tensor)
-        self.forms.append(tuple if single else Tensor if isinstance(output, Tensor) else None)
-
-    def _taker(self, layer: int) -> Callable[..., None]:
-        def take(value: Tensor, hook: Any) -> None:
-            self._streams[layer] = value
-
-        return take
-
-
-@contextmanager
-def _removed(handle: Any) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        handle.remove()
-
-
-def _passing_on(form: type | None) -> Callable[..., Any]:
-    def forward(*arguments: Any, **named: Any) -> Any:
-        value = arguments[0] if arguments else named["hidden_states"]
-        return (value,) if form is tuple else value
-
-    return forward
 
 
 def _replacing(
