@@ -66,8 +66,9 @@ def describe_head(
     Each part is a result of its own analysis, made for the heads of one layer, so that q-values are over these. Parts
     that are given are not made again. A part that the model cannot have is left out, and the card says why.
 
-    Takes less than a minute for the bundled model on two cores; most of it is meeting the sources of relations, which is
-    kept on disk for the next head, and passes through held-out text with each head of the layer replaced by its mean.
+    Takes less than a minute for the bundled model on two cores; most of it is meeting the sources of relations, which
+    is kept on disk for the next head, and passes through held-out text with each head of the layer replaced by its
+    mean.
 
     Args:
         model: A TransformerBridge or HookedTransformer with a tokenizer.
