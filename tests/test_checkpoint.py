@@ -22,6 +22,7 @@ from tl_headmaps import (
     HeadWeights,
     Relation,
     component_map,
+    describe_model,
     name_heads,
     relation_scores,
     salient_operations,
@@ -30,6 +31,7 @@ from tl_headmaps import (
 from tl_headmaps.capture import bundled
 from tl_headmaps.capture.checkpoint import digests
 from tl_headmaps.capture.checkpoint.architectures import ARCHITECTURES
+from tl_headmaps.capture.checkpoint.reader import shown_name
 from tl_headmaps.capture.checkpoint.shards import INDEX, SINGLE, Shards
 from tl_headmaps.capture.parts import ACTIVATIONS, MLP, LayerWeights, Norm
 from tl_headmaps.core.errors import HeadMapsError, ModelLoadError, UnsupportedModelError, UsageError
@@ -680,3 +682,27 @@ def test_salient_operations_go_on_after_a_kill(tmp_path: Path) -> None:
     piece = next(path for path in sorted((tmp_path / "run").rglob("*")) if path.suffix == ".safetensors")
     piece.unlink()
     assert salient_operations(weights, run_dir=tmp_path / "run", **options) == whole
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("gpt2", "gpt2"),
+        ("EleutherAI/pythia-70m", "EleutherAI/pythia-70m"),
+        ("/home/me/models/mine", "mine"),
+        ("~/models/mine/", "mine"),
+        ("./models/mine", "mine"),
+        ("/hub/models--EleutherAI--pythia-70m/snapshots/0123abc", "EleutherAI/pythia-70m"),
+        ("/", "/"),
+    ],
+)
+def test_results_do_not_tell_where_a_folder_lies(name: str, shown: str) -> None:
+    assert shown_name(name) == shown
+
+
+def test_what_is_saved_of_a_checkpoint_has_its_name_alone(tmp_path: Path) -> None:
+    folder = save_checkpoint(source_model("llama"), tmp_path / "mine")
+    result = describe_model(HeadWeights.from_checkpoint(folder))
+    assert result.facts["model"] == result.provenance.model == "mine"
+    for suffix in (".json", ".html"):
+        assert str(tmp_path) not in result.save(tmp_path / f"model{suffix}").read_text(encoding="utf-8")

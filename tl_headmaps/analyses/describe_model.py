@@ -100,7 +100,7 @@ def describe_model(model: Model | HeadWeights) -> ModelDescription:
     with_attention = " that has any" if weights.mixers else ""
     qk_rank, ov_rank = _effective_ranks(weights)
     facts = {
-        "model": weights.model_name,
+        "model": weights.shown_name,
         "architecture": weights.architecture,
         "layers": _layers(weights),
         "heads": f"{_range(shape.n_heads for shape in shapes)} per layer{with_attention}, {weights.n_all_heads} in all",

@@ -38,7 +38,7 @@ from ..core.types import (
     layer_list,
 )
 from .anatomy import config_of, host_error, parameters_digest
-from .checkpoint.reader import CheckpointOrigin, open_checkpoint
+from .checkpoint.reader import CheckpointOrigin, open_checkpoint, shown_name
 from .forward import weights_loaded
 from .host import read_model
 from .isolation import evaluating
@@ -443,6 +443,11 @@ class HeadWeights:
                 self.origin.digests[name] = known
         return known
 
+    @property
+    def shown_name(self) -> str:
+        """What results call the model: ``model_name``, of a folder the last part of it."""
+        return shown_name(self.model_name)
+
     def provenance(
         self, *, runs_model: bool = False, data: Mapping[str, str] | None = None, **details: Any
     ) -> Provenance:
@@ -457,7 +462,7 @@ class HeadWeights:
         if runs_model:
             read["parameters"] = self.parameters_digest
         return Provenance(
-            model=self.model_name,
+            model=self.shown_name,
             fingerprint=self.fingerprint,
             architecture=self.architecture,
             basis=self.basis,

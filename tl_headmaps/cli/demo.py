@@ -86,7 +86,7 @@ def _save_page(path: Path, tour: "Tour", reports: "list[SectionReport]", options
     command = shlex.join(["tl-headmaps", "demo", "--model", YOUR_MODEL])
     save_story(
         path,
-        f"What the heads of {tour.weights.model_name} do",
+        f"What the heads of {tour.weights.shown_name} do",
         f"Made by tl-headmaps {__version__} in one run: every number on this page comes from it. Figures answer to "
         "mouse, touch and keyboard. Under each stands the command that makes it, and the file with its values.",
         [_chapter(report, options) for report in reports],

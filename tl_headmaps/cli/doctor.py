@@ -117,5 +117,5 @@ def _model(name: str | None, device: str | None) -> _Line:
     wrong = [seam.name for seam in seams if not seam.fits]
     fitting = f"{len(seams) - len(wrong)} of {len(seams)} seams fit"
     quantised = f", weights {weights.quantisation}" if weights.quantisation else ""
-    words = f"{weights.model_name}, {fitting}{quantised}"
+    words = f"{weights.shown_name}, {fitting}{quantised}"
     return ("broken", "model", f"{words}; not {', '.join(wrong)}") if wrong else ("ok", "model", words)

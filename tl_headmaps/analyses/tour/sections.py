@@ -56,7 +56,7 @@ def the_model(tour: Tour) -> Finding:
         "model",
         describe_model(weights),
         ("model",),
-        f"{weights.model_name} has {weights.n_layers} layers{some} of {weights.n_heads} heads, {total:,} in all, and a "
+        f"{weights.shown_name} has {weights.n_layers} layers{some} of {weights.n_heads} heads, {total:,} in all, and a "
         f"vocabulary of {weights.n_vocab:,} tokens. Its weights are {_BASES.get(weights.basis, weights.basis)}.",
         f"{total:,} heads in {weights.n_layers} layers",
     )

@@ -45,8 +45,22 @@ _FUSED = {"qkv": ("q", "k", "v"), "q_gate": ("q", "gate"), "mlp_gate_in": ("mlp_
 
 def local_folder(name: str) -> Path | None:
     """The folder that a name stands for; None if it can only be a name on the hub."""
+    return home_expanded(name) if _is_path(name) else None
+
+
+def shown_name(name: str) -> str:
+    """What results call a model: its name; of a folder the last part, not where it lies on this machine."""
+    if not _is_path(name):
+        return name
+    *_, repository, snapshots, last = ("", "", *Path(name).absolute().parts)
+    if snapshots == "snapshots":  # the hub's cache: models--owner--name/snapshots/revision
+        return repository.removeprefix("models--").replace("--", "/")
+    return last
+
+
+def _is_path(name: str) -> bool:
     looks_like_path = name.startswith((".", "/", "~")) or "\\" in name or "\0" in name or len(name) > _LONGEST_NAME
-    return home_expanded(name) if looks_like_path or Path(name).exists() else None
+    return looks_like_path or Path(name).exists()
 
 
 def require_config(name: str, folder: Path) -> None:
