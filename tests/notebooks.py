@@ -88,15 +88,21 @@ def outputs_of(notebook: Any) -> list[Any]:
     return [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
 
 
-def few_colours(image: str) -> str:
-    """A smaller image that looks the same."""
+STORED_DPI = 144
+"""Pages show an image pixel by pixel: its letters are then about as large as those of the text around it."""
+
+
+def for_a_page(image: str) -> str:
+    """A smaller image, of the size in which it is shown and with few colours."""
     from PIL import Image
 
     smaller = io.BytesIO()
     with Image.open(io.BytesIO(base64.b64decode(image))) as picture:
-        picture.convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(
-            smaller, "png", optimize=True
-        )
+        share = min(1.0, STORED_DPI / float(picture.info.get("dpi", (STORED_DPI,))[0]))
+        size = round(picture.width * share), round(picture.height * share)
+        picture.convert("RGB").resize(size, Image.Resampling.LANCZOS).quantize(
+            256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE
+        ).save(smaller, "png", optimize=True)
     return base64.b64encode(smaller.getvalue()).decode()
 
 
@@ -116,7 +122,7 @@ def make_storable(notebook: Any) -> None:
         if 'class="tlhm"' in data.get("text/html", ""):
             del data["text/html"]
         if "image/png" in data:
-            data["image/png"] = few_colours(data["image/png"])
+            data["image/png"] = for_a_page(data["image/png"])
 
 
 def run(path: Path, folder: Path) -> tuple[Any, str]:

@@ -49,6 +49,7 @@ from tl_headmaps.renderers.page import packed, packed_half
 from tl_headmaps.renderers.sheet_maps import ticks_of
 from tl_headmaps.renderers.sheets import INCHES
 from tl_headmaps.renderers.static import Asked, as_asked, draw
+from tl_headmaps.renderers.text import percent
 
 FIGURES = every_figure()
 GUIDE = (Path(__file__).parents[1] / "examples" / "site" / "guide.md").read_text(encoding="utf-8")
@@ -328,6 +329,27 @@ def test_ticks_count_layers_in_fours_and_name_the_last() -> None:
     axes = printed(figure).axes[0]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["0", "4", "8", "12", "16", "20", "24", "27"]
     assert ticks_of(9, 1.0, 1.0) == list(range(9)) and ticks_of(1, 0.1, 1.0) == [0]
+
+
+@pytest.mark.parametrize("width", [3.3, 7.0])
+def test_no_component_goes_without_its_name(width: float) -> None:
+    names = ["attn.q", "attn.k", "attn.v", "attn.o", "mlp.up", "mlp.down", "mlp.gate"]
+    axes = printed(component_map(np.eye(7), names), width).axes[0]
+    assert [label.get_text() for label in axes.get_xticklabels()] == names
+
+
+def test_what_is_counted_has_ticks_at_whole_numbers() -> None:
+    def ticks(x: list[float]) -> list[float]:
+        return [float(tick) for tick in printed(curve(x, [Line("", [0.0] * len(x))])).axes[0].get_xticks()]
+
+    assert all(tick == round(tick) for tick in ticks([0, 1, 2]))
+    assert any(tick != round(tick) for tick in ticks([0, 0.5, 1]))
+    found = [curve(x, [Line("", [0.0, 1.0])]).data.counts for x in ([0, 3], [0.5, 1])]
+    assert found == [True, False]
+
+
+def test_a_share_that_rounds_to_nothing_has_no_sign() -> None:
+    assert [percent(share) for share in (-0.001, 0.0, -0.1, 0.756, None)] == ["0%", "0%", "-10%", "76%", "-"]
 
 
 @given(st.integers(1, 400), st.floats(0.01, 1), st.floats(0.01, 1))

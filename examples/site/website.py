@@ -49,6 +49,7 @@ SETTINGS = {
     "html_show_copyright": False,
     # Notebooks show what is stored in them.
     "nb_execution_mode": "off",
+    "nb_render_markdown_format": "gfm",  # tables, too
     "myst_heading_anchors": 3,
     "suppress_warnings": ["misc.highlighting_failure"],
 }

@@ -60,6 +60,11 @@ class Chart:
     drill: Mapping[str, Any] = field(default_factory=dict)
     note: str = ""
 
+    @property
+    def counts(self) -> bool:
+        """Whether x of a curve counts something, so that ticks between whole numbers mean nothing."""
+        return self.lines and all(bool((one.x == np.round(one.x)).all()) for one in self.series)
+
 
 def curve(
     x: Any,
@@ -258,7 +263,7 @@ def _page_data(chart: Chart) -> dict[str, Any]:
             entry["labels"] = one.labels
         series.append(entry)
     return {
-        "x": {"name": chart.x_name, "limits": chart.x_limits},
+        "x": {"name": chart.x_name, "limits": chart.x_limits, "counts": chart.counts},
         "y": {"name": chart.y_name, "limits": chart.y_limits},
         "lines": chart.lines,
         "diagonal": chart.diagonal,

@@ -122,7 +122,8 @@ def _ticks(axes: Any, heat: Heat, cell: tuple[float, float]) -> None:
 
 
 def _is_upright(columns: Axis, room: float) -> bool:
-    return columns.labels is not None and _widest(columns) > room
+    """Whether labels stand on end: side by side they would touch, and a name that is left out is missed."""
+    return columns.labels is not None and _widest(columns) + _LETTER_INCHES > room
 
 
 def _folded(axis: Axis, wide: float) -> Axis:
@@ -146,8 +147,10 @@ def cell_inches(heat: Heat, room: float, tallest: float) -> tuple[float, float]:
     if heat.numbers:
         tall = max(0.28, _most_lines(heat.rows) * LINE_INCHES)
         return min(room / columns, 0.7), min(tall, tallest / rows)
-    width = min(room / columns, 0.55 if heat.item == "component" else 0.25)
-    return width, min(0.15 if heat.item == "component" else width, tallest / rows)
+    if heat.item == "component":
+        return min(room / columns, max(0.55, _widest(heat.columns) + _LETTER_INCHES)), min(0.15, tallest / rows)
+    width = min(room / columns, 0.25)
+    return width, min(width, tallest / rows)
 
 
 def draw_heat(heat: Heat, sheet: Any) -> None:

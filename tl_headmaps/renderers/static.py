@@ -214,6 +214,8 @@ def _(data: Chart, sheet: Any) -> None:
         ends = [max(data.x_limits[0], data.y_limits[0]), min(data.x_limits[1], data.y_limits[1])]
         axes.plot(ends, ends, "--", color="0.6", linewidth=0.7)
     axes.set(xlim=data.x_limits, ylim=data.y_limits)
+    if data.counts:
+        axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_xlabel("\n".join(lines_of(data.x_name, wide - 0.6)))
     axes.set_ylabel("\n".join(lines_of(data.y_name, tall - 0.4)))
     axes.spines[["top", "right"]].set_visible(False)

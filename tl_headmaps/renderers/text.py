@@ -135,7 +135,8 @@ def interval(low: float, high: float) -> str:
 
 def percent(share: float | None) -> str:
     """A share in per cent, or a dash if there is none."""
-    return "-" if share is None or math.isnan(share) else f"{100 * share:.0f}%"
+    text = "-" if share is None or math.isnan(share) else f"{100 * share:.0f}%"
+    return "0%" if text == "-0%" else text
 
 
 def table_text(columns: Sequence[tuple[str, str]], rows: Sequence[Sequence[Any]]) -> str:

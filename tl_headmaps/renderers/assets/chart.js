@@ -23,9 +23,9 @@ const chart = (root, data) => {
     parent.append(node);
     return node;
   };
-  const ticks = ([low, high], count) => {
+  const ticks = ([low, high], count, least = 0) => {
     const raw = (high - low) / count, power = 10 ** Math.floor(Math.log10(raw));
-    const step = [1, 2, 5, 10].map((m) => m * power).find((s) => s >= raw) || raw;
+    const step = Math.max([1, 2, 5, 10].map((m) => m * power).find((s) => s >= raw) || raw, least);
     const found = [];
     for (let v = Math.ceil(low / step - 1e-9) * step; v <= high + step * 1e-9; v += step) found.push(Number(v.toPrecision(12)));
     return found;
@@ -38,7 +38,7 @@ const chart = (root, data) => {
     toY = (v) => H - edge.bottom - ((v - y0) / (y1 - y0)) * (H - edge.top - edge.bottom);
     box.replaceChildren();
     const svg = draw('svg', { width: W, height: H, 'aria-hidden': 'true' }, box);
-    for (const v of ticks(data.x.limits, Math.max(3, W / 90))) {
+    for (const v of ticks(data.x.limits, Math.max(3, W / 90), data.x.counts ? 1 : 0)) {
       draw('line', { x1: toX(v), x2: toX(v), y1: H - edge.bottom, y2: H - edge.bottom + 4, class: 'tlhm-axis' }, svg);
       draw('text', { x: toX(v), y: H - edge.bottom + 17, 'text-anchor': 'middle' }, svg, show(v));
     }
