@@ -88,7 +88,6 @@ def test_compare_attention_and_dimensions(run: Any, opened: None, tmp_path: Path
     [
         (["compare-attention", "--phrases", "a b=b"], "--key"),
         (["groups"], "--text"),
-        (["mixing", "--text", TEXT], "--head"),
         (["association", "--text", TEXT, "--query", "walk"], "--key"),
     ],
 )

@@ -48,6 +48,9 @@ WITHOUT_A_CALL = {"demo", "doctor"}
 COMMAND_LINE_ONLY = {"--model", "--checkpoint", "--device", "--out", "--workers", "--help"}
 """Where the model comes from, where results go, who computes: the same in every command."""
 
+POSITIONAL = {"--heads": "named_heads", "--head": "named_head"}
+"""Options whose value may also be given as an argument, and the name of that argument."""
+
 OWN_OPTIONS = {
     "mixing": {"--against", "--control"},  # about ValueMixing.dimensions
     "relations": {"--list", "--category", "--side-by-side"},  # about the bundled relations, and about the figure
@@ -91,7 +94,7 @@ def options(command: str) -> dict[str, Any]:
 
 
 def own_options(command: str) -> dict[str, Any]:
-    left_out = COMMAND_LINE_ONLY | OWN_OPTIONS.get(command, set())
+    left_out = COMMAND_LINE_ONLY | OWN_OPTIONS.get(command, set()) | {f"--{name}" for name in POSITIONAL.values()}
     return {name: entry for name, entry in options(command).items() if name not in left_out}
 
 
@@ -120,6 +123,21 @@ def test_help_imports_nothing_heavy() -> None:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, check=True)
     assert done.stderr.strip() == "[]"
     assert done.stdout.count("Usage: ") == 1 + len(COMMANDS)
+
+
+@pytest.mark.parametrize("option", POSITIONAL)
+def test_heads_may_be_arguments_wherever_there_is_no_other(option: str) -> None:
+    for name, command in COMMANDS.items():
+        arguments = {entry.name: entry for entry in command.params if entry.param_type_name == "argument"}
+        if option in options(name) and not set(arguments) - {POSITIONAL[option]}:
+            assert POSITIONAL[option] in arguments, f"{name} takes {option} L23H4, but not L23H4 alone"
+            assert f"The same as {option}" in arguments[POSITIONAL[option]].help
+
+
+@pytest.mark.parametrize("command", sorted(COMMANDS))
+def test_usage_marks_arguments_once(command: str, run: Any) -> None:
+    usage = run(command, "--help").out.partition("\n\n")[0]
+    assert not re.search(r"\[\[|\.\.\.\S*\.\.\.", usage), f"the metavar has brackets or dots of its own: {usage}"
 
 
 @pytest.mark.parametrize("command", DONE)

@@ -90,6 +90,27 @@ class TestHeads:
             == found.heads
         )
 
+    def test_on_the_command_line(self, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("tl_headmaps.load_model", lambda *_: shared_model("llama"))
+        few = ("--n-tokens", "2", "--n-targets", "1")
+        by_option = run("salient", "--heads", "L1,L2H3", *few)
+        assert by_option.code == 0 and "L2H3" in by_option.out, by_option
+        for words in (("L1", "L2H3"), ("L1,L2H3",), ("L1", "--heads", "L2H3"), ("L1", "L2H3", "L1H0")):
+            assert run("salient", *words, *few).out == by_option.out, words
+        text = ("--text", TEXT, "--no-prepend-bos")
+        grid = ("--sources", "#3", "--targets", "#4", "--preset", "folded")
+        for command, option, heads, rest in (
+            ("groups", "--heads", "L1", (*text, "--n-null", "0")),
+            ("mixing", "--head", "L1H0", text),
+            ("grid", "--head", "L1H0", grid),
+        ):
+            expected = run(command, option, heads, *rest)
+            assert expected.code == 0 and run(command, heads, *rest).out == expected.out, command
+        run("salient", "12").assert_refused(2, "'12' is not the name of a head")
+        run("mixing", *text, "L1").assert_refused(2, "'L1' is a layer, and one head is needed")
+        run("mixing", *text).assert_refused(2, "Say which head: L23H4, or --head L23H4")
+        run("grid", "L1H0", "--head", "L1H1", *grid).assert_refused(2, "L1H0 and --head L1H1 were both given")
+
     @pytest.mark.parametrize(
         ("call", "sentence"),
         [

@@ -11,6 +11,9 @@ from ..core.types import Combine, GroupMethod, Measure, layer_list
 from .options import (
     BosOption,
     DeviceOption,
+    HeadArgument,
+    HeadOption,
+    HeadsArgument,
     HeadsOption,
     LayersOption,
     ModelOption,
@@ -18,7 +21,7 @@ from .options import (
     OutOption,
     given,
 )
-from .output import check_outputs, parse_heads, show_and_save
+from .output import check_outputs, parse_head, parse_heads, show_and_save
 
 QUERY_HELP = "Token whose value changes: walk, walk#2, 3, or -1 (the last)."
 KEY_HELP = "Token it is compared with, likewise."
@@ -26,6 +29,7 @@ KEY_HELP = "Token it is compared with, likewise."
 
 def groups(
     text: Annotated[str, typer.Option("--text", help="The text whose tokens are grouped.")],
+    named_heads: HeadsArgument = None,
     layers: LayersOption = None,
     heads: HeadsOption = None,
     method: Annotated[GroupMethod | None, typer.Option("--method", help="How groups are found; default: auto.")] = None,
@@ -57,7 +61,7 @@ def groups(
     paths = check_outputs(out)
     options = given(
         layers=None if layers is None else layer_list(layers),
-        heads=None if heads is None else parse_heads(heads),
+        heads=parse_heads(heads, named_heads),
         method=method,
         drop_sink=drop_sink,
         threshold=threshold,
@@ -78,7 +82,8 @@ def profile(
             help="Texts with blank lines between them; default: random tokens said twice, and the bundled prose.",
         ),
     ] = None,
-    heads: Annotated[str | None, typer.Option("--heads", help="Only these heads: L23H4,L12 (all of layer 12).")] = None,
+    named_heads: HeadsArgument = None,
+    heads: HeadsOption = None,
     max_texts: Annotated[int | None, typer.Option("--max-texts", help="Stop after this many texts.")] = None,
     max_tokens: Annotated[
         int | None, typer.Option("--max-tokens", help="Cut texts to this many tokens; default: 512.")
@@ -96,7 +101,7 @@ def profile(
     if texts is not None and not texts.is_file():
         raise UsageError(f"There is no file {texts}. Give a text file with blank lines between texts.")
     options = given(
-        heads=None if heads is None else parse_heads(heads),
+        heads=parse_heads(heads, named_heads),
         max_texts=max_texts,
         max_tokens=max_tokens,
         prepend_bos=prepend_bos,
@@ -106,7 +111,8 @@ def profile(
 
 def mixing(
     text: Annotated[str, typer.Option("--text", help="The text.")],
-    head: Annotated[str, typer.Option("--head", help="A head such as L5H3.")],
+    named_head: HeadArgument = None,
+    head: HeadOption = None,
     query: Annotated[str | None, typer.Option("--query", help=QUERY_HELP)] = None,
     key: Annotated[str | None, typer.Option("--key", help=KEY_HELP)] = None,
     against: Annotated[
@@ -122,19 +128,19 @@ def mixing(
     out: OutOption = None,
 ) -> None:
     """Show what a head's attention does to the values of a text; with --query and --key, worked out by hand."""
-    from .. import HeadIndex, load_model, value_mixing
+    from .. import load_model, value_mixing
 
     paths = check_outputs(out)
-    HeadIndex.parse(head)
+    chosen = parse_head(head, named_head)
     if against is None:
         if control:
             raise UsageError("--control is compared with --query beside --against. Give --against, too.")
         options = given(query=query, key=key, prepend_bos=prepend_bos)
-        show_and_save(value_mixing(load_model(model, device), text, head, **options), paths)
+        show_and_save(value_mixing(load_model(model, device), text, chosen, **options), paths)
         return
     if query is None or key is None:
         raise UsageError("--against compares two words that are associated with a key. Give --query and --key, too.")
-    mixed = value_mixing(load_model(model, device), text, head, **given(prepend_bos=prepend_bos))
+    mixed = value_mixing(load_model(model, device), text, chosen, **given(prepend_bos=prepend_bos))
     show_and_save(mixed.dimensions(query, key, against=against, control=control or []), paths)
 
 

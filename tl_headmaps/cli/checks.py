@@ -37,7 +37,7 @@ RandomOption = Annotated[
 
 
 def validate(
-    relations: Annotated[list[str], typer.Argument(metavar="NAME|FILE...", help="Relations: bundled names or files.")],
+    relations: Annotated[list[str], typer.Argument(metavar="NAME|FILE", help="Relations: bundled names or files.")],
     templates: Annotated[
         Path | None, typer.Option("--templates", metavar="FILE", help="Prompts, one on each line, <X> in each.")
     ] = None,
@@ -120,7 +120,7 @@ def ablate(
     resolved = resolve(relation)
     eliciting_templates(resolved, template)
     options: dict[str, Any] = given(
-        heads=None if heads is None else parse_heads(heads),
+        heads=parse_heads(heads),
         max_heads=max_heads,
         template=template,
         n_random=n_random,

@@ -6,7 +6,17 @@ from typing import Annotated
 import typer
 
 from ..core.types import HeadIndex
-from .options import BosOption, DeviceOption, ModelOption, NoCheckpointOption, OutOption, PresetOption, given
+from .options import (
+    BosOption,
+    DeviceOption,
+    HeadsArgument,
+    HeadsOption,
+    ModelOption,
+    NoCheckpointOption,
+    OutOption,
+    PresetOption,
+    given,
+)
 from .output import check_outputs, comma_parts, parse_heads, show_and_save
 
 
@@ -52,7 +62,8 @@ def head(
 
 
 def worth(
-    heads: Annotated[str | None, typer.Option("--heads", help="Only these heads: L23H4,L23H2.")] = None,
+    named_heads: HeadsArgument = None,
+    heads: HeadsOption = None,
     texts: Annotated[
         Path | None, typer.Option("--texts", metavar="FILE", help="Texts with blank lines; default: bundled.")
     ] = None,
@@ -71,7 +82,7 @@ def worth(
 
     paths = check_outputs(out)
     options = given(
-        heads=None if heads is None else parse_heads(heads),
+        heads=parse_heads(heads, named_heads),
         texts=texts,
         max_texts=max_texts,
         max_tokens=max_tokens,

@@ -12,7 +12,7 @@ import typer
 
 from ..core.errors import HeadMapsError, OutputError, UsageError
 from ..core.files import FIGURE_SUFFIXES, SAVED_SUFFIXES, home_expanded
-from ..core.types import check_head_names
+from ..core.types import HeadIndex, check_head_names
 
 
 def comma_parts(text: str) -> list[str]:
@@ -20,9 +20,23 @@ def comma_parts(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-def parse_heads(text: str) -> str:
-    """Heads as they were written, such as ``L23H4,L23``; raises for a wrong spelling before a model is loaded."""
-    return check_head_names(text)
+def parse_heads(option: str | None, arguments: list[str] | None = None) -> str | None:
+    """Heads of ``--heads`` and of the arguments, such as ``L23H4,L23``; None if there are none.
+
+    Raises for a wrong spelling before a model is loaded.
+    """
+    written = [*(arguments or []), *([] if option is None else [option])]
+    return check_head_names(",".join(written)) if written else None
+
+
+def parse_head(option: str | None, argument: str | None) -> str:
+    """The head of ``--head`` or of the argument, likewise; exactly one of them is to be given."""
+    if option is not None and argument is not None:
+        raise UsageError(f"{argument} and --head {option} were both given; give one of them.")
+    head = argument if option is None else option
+    if head is None:
+        raise UsageError("Say which head: L23H4, or --head L23H4.")
+    return str(HeadIndex.parse(head))
 
 
 def check_outputs(paths: list[Path] | None) -> list[Path]:

@@ -12,6 +12,8 @@ from .options import (
     CheckpointOption,
     CircuitOption,
     DeviceOption,
+    HeadArgument,
+    HeadOption,
     HeadsOption,
     LayersOption,
     ModelOption,
@@ -26,7 +28,7 @@ from .options import (
     open_weights,
     worker_pool,
 )
-from .output import check_outputs, comma_parts, parse_heads, say, show_and_save
+from .output import check_outputs, comma_parts, parse_head, parse_heads, say, show_and_save
 
 if TYPE_CHECKING:
     from ..data.relations import Relation
@@ -38,9 +40,10 @@ MultiTokenOption: TypeAlias = Annotated[
 
 
 def grid(
-    head: Annotated[str, typer.Option("--head", help="A head such as L23H4.")],
     sources: Annotated[str, typer.Option("--sources", help="Row words, separated by commas; #123 is a token id.")],
     targets: Annotated[str, typer.Option("--targets", help="Column words, likewise.")],
+    named_head: HeadArgument = None,
+    head: HeadOption = None,
     relation: Annotated[
         str | None, typer.Option("--relation", help="Relation the grid is an example of: its name and score are shown.")
     ] = None,
@@ -56,14 +59,14 @@ def grid(
     out: OutOption = None,
 ) -> None:
     """Show what one head does with a few chosen tokens."""
-    from .. import HeadIndex, token_grid
+    from .. import token_grid
 
     paths = check_outputs(out)
-    HeadIndex.parse(head)
+    one = parse_head(head, named_head)
     rows, columns = split_tokens(sources), split_tokens(targets)
     chosen = given(relation=relation, multi_token=multi_token, circuit=circuit, preset=preset)
     options = chosen | met_options(prompts, prepend_bos, vectors)
-    show_and_save(token_grid(open_weights(model, checkpoint, device), head, rows, columns, **options), paths)
+    show_and_save(token_grid(open_weights(model, checkpoint, device), one, rows, columns, **options), paths)
 
 
 def split_tokens(text: str) -> list[str | int]:
@@ -73,7 +76,7 @@ def split_tokens(text: str) -> list[str | int]:
 
 def relations(
     relations: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME|FILE]...", help="Bundled names or files; default: all bundled.")
+        list[str] | None, typer.Argument(metavar="NAME|FILE", help="Bundled names or files; default: all bundled.")
     ] = None,
     show_list: Annotated[bool, typer.Option("--list", help="List the bundled relations and exit.")] = False,
     category: Annotated[str | None, typer.Option("--category", help="Bundled relations of one category.")] = None,
@@ -110,7 +113,7 @@ def relations(
         return
     options = given(
         k=k,
-        heads=None if heads is None else parse_heads(heads),
+        heads=parse_heads(heads),
         layers=None if layers is None else layer_list(layers),
         multi_token=multi_token,
         ranks=ranks,

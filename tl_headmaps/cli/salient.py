@@ -11,6 +11,7 @@ from .options import (
     CheckpointOption,
     CircuitOption,
     DeviceOption,
+    HeadsArgument,
     HeadsOption,
     LayersOption,
     ModelOption,
@@ -29,6 +30,7 @@ from .output import check_outputs, parse_heads, show_and_save
 
 
 def salient(
+    named_heads: HeadsArgument = None,
     heads: HeadsOption = None,
     layers: LayersOption = None,
     all_heads: Annotated[bool, typer.Option("--all", help="All heads of the model.")] = False,
@@ -54,10 +56,11 @@ def salient(
     from .. import salient_operations
 
     paths = check_outputs(out)
-    if (heads is None and layers is None) != all_heads:
-        raise UsageError("Say which heads: --heads L23H4,L23H2, --layers 12, or --all.")
+    chosen = parse_heads(heads, named_heads)
+    if (chosen is None and layers is None) != all_heads:
+        raise UsageError("Say which heads: L23H4,L23H2 (or --heads L23H4,L23H2), --layers 12, or --all.")
     options = given(
-        heads=None if heads is None else parse_heads(heads),
+        heads=chosen,
         layers=None if layers is None else layer_list(layers),
         n_tokens=n_tokens,
         n_targets=n_targets,

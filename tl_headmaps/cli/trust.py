@@ -8,6 +8,8 @@ import typer
 from .options import (
     BosOption,
     DeviceOption,
+    HeadsArgument,
+    HeadsOption,
     ModelOption,
     NoCheckpointOption,
     OutOption,
@@ -19,10 +21,11 @@ from .output import check_outputs, parse_heads, show_and_save
 
 
 def trust(
+    named_heads: HeadsArgument = None,
     texts: Annotated[
         Path | None, typer.Option("--texts", metavar="FILE", help="Documents separated by blank lines.")
     ] = None,
-    heads: Annotated[str | None, typer.Option("--heads", help="Only these heads: L23H4,L23H2.")] = None,
+    heads: HeadsOption = None,
     max_tokens: Annotated[int | None, typer.Option("--max-tokens", help="Cut documents to this many tokens.")] = None,
     n_null: Annotated[int | None, typer.Option("--n-null", help="Draws of the null; default: 3.")] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Of the draws and the intervals; default: 0.")] = None,
@@ -39,7 +42,7 @@ def trust(
     paths = check_outputs(out)
     options = given(
         texts=texts,
-        heads=None if heads is None else parse_heads(heads),
+        heads=parse_heads(heads, named_heads),
         max_tokens=max_tokens,
         n_null=n_null,
         seed=seed,
