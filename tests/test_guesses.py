@@ -550,7 +550,8 @@ class TestDoctor:
         done = run("doctor")
         lines = {line.split()[1]: line for line in done.out.splitlines()}
         assert done.code == 0 and {"versions", "cache", "hub", "model", "browser", "matplotlib"} <= set(lines)
-        assert "met 2 KB" in lines["cache"] and "torch 2" in lines["versions"]
+        assert "met 2 KB" in lines["cache"] and "met and activations are kept up to 5 GB" in lines["cache"]
+        assert "torch 2" in lines["versions"]
         assert lines["model"].startswith("missing") and "tl-headmaps model" in lines["model"]
         done = run("doctor", "--model", "tiny")
         assert done.code == 0 and "ok       model       tiny-llama, 9 of 9 seams fit" in done.out, done.out
@@ -564,6 +565,11 @@ class TestDoctor:
         done = run("doctor")
         assert done.code == 1 and "broken   cache" in done.out and "Traceback" not in done.err
         run("model").assert_failed(1 if cache == "file/below" else 2)
+
+    def test_a_limit_that_cannot_be(self, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("TL_HEADMAPS_CACHE_GB", "much")
+        done = run("doctor")
+        assert done.code == 1 and "broken   cache       TL_HEADMAPS_CACHE_GB='much' is not a size" in done.out
 
     def test_what_is_broken_fails(self, run: Any, tmp_path: Path) -> None:
         done = run("doctor", "--model", str(tmp_path / "nothing"))

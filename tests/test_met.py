@@ -1,7 +1,9 @@
 """Met vectors: what a layer reads at a token behind a prompt, equal to a whole forward pass whatever the model."""
 
 import json
+import os
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,8 @@ from tl_headmaps import (
 from tl_headmaps.capture.running import behind, prefixes
 from tl_headmaps.capture.running import met as engine
 from tl_headmaps.capture.running.met import meet, met_vectors
+from tl_headmaps.core import caches
+from tl_headmaps.core.caches import cache_limit, trim_cache
 from tl_headmaps.core.errors import UsageError
 from tl_headmaps.core.runs import pack, unpack
 
@@ -48,7 +52,7 @@ KINDS = [*DECODERS, "mistral"]
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "cache_folder", lambda: tmp_path / "cache")
+    monkeypatch.setenv("TL_HEADMAPS_CACHE", str(tmp_path / "cache"))
 
 
 def expected(model: Any, layer: int) -> Tensor:
@@ -206,6 +210,111 @@ class TestCache:
         second = met_vectors(model, SOURCES, PREFIXES, cache_dir=tmp_path, progress=False)
         assert first.folder != second.folder
         assert not torch.allclose(first.layer(2), second.layer(2))
+
+
+DAY = 86_400.0
+
+
+def kept(cache: Path, name: str, *, days: float, size: int = 1000, part: str = "met") -> Path:
+    """An entry of a cache that was last used so long ago."""
+    entry = cache / part / (name * 32)
+    entry.mkdir(parents=True)
+    (entry / "vectors.json").write_bytes(b"0" * size)
+    os.utime(entry, (time.time() - days * DAY,) * 2)
+    return entry
+
+
+class TestLimit:
+    def test_what_was_not_used_for_longest_goes_first(self, tmp_path: Path) -> None:
+        old, older, oldest = (kept(tmp_path, name, days=days) for name, days in (("a", 1), ("b", 2), ("c", 3)))
+        file = tmp_path / "activations" / f"{'d' * 64}.safetensors"
+        file.parent.mkdir()
+        file.write_bytes(b"0" * 1000)
+        os.utime(file, (time.time() - 2.5 * DAY,) * 2)
+        trim_cache(tmp_path, 4000.0)
+        assert all(entry.exists() for entry in (old, older, oldest, file))
+        trim_cache(tmp_path, 2500.0)
+        assert old.exists() and older.exists() and not oldest.exists() and not file.exists()
+        trim_cache(tmp_path, 0.0, keep=[older])
+        assert older.exists() and not old.exists() and list((tmp_path / "met").iterdir()) == [older]
+
+    def test_what_may_be_in_use_and_what_is_not_ours_stays(self, tmp_path: Path) -> None:
+        recent = kept(tmp_path, "a", days=0.01)
+        foreign = [kept(tmp_path, "mine", days=9), kept(tmp_path, "b", days=9, part="models")]
+        (tmp_path / "met" / ("c" * 32)).symlink_to(foreign[0], target_is_directory=True)
+        trim_cache(tmp_path, 0.0)
+        assert all((entry / "vectors.json").exists() for entry in (recent, *foreign))
+        trim_cache(tmp_path / "nothing", 0.0)
+
+    def test_an_entry_that_is_marked_while_it_is_removed_stays(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        entry = kept(tmp_path, "a", days=9)
+        rename = Path.rename
+
+        def marked_before(path: Path, target: Path) -> Path:
+            os.utime(path)
+            return rename(path, target)
+
+        monkeypatch.setattr(Path, "rename", marked_before)
+        trim_cache(tmp_path, 0.0)
+        assert (entry / "vectors.json").exists() and list((tmp_path / "met").iterdir()) == [entry]
+
+    def test_what_a_killed_process_began_to_remove_is_removed(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        kept(tmp_path, "a", days=9)
+        with monkeypatch.context() as patched:
+            patched.setattr(caches, "_delete", lambda path: None)
+            trim_cache(tmp_path, 0.0)
+        (left,) = (tmp_path / "met").iterdir()
+        assert left.name.startswith(".") and left.name.endswith(".removed")
+        trim_cache(tmp_path, 10_000.0)
+        assert not list((tmp_path / "met").iterdir())
+
+    def test_writing_trims_and_reading_marks(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("TL_HEADMAPS_CACHE_GB", "0")
+        cache, model = tmp_path / "cache", shared_model("llama")
+        first = met_vectors(model, SOURCES, PREFIXES, progress=False)
+        for use in (
+            lambda: first.layer(1),
+            lambda: met_vectors(model, SOURCES, PREFIXES, progress=False),
+        ):
+            os.utime(first.folder, (time.time() - DAY,) * 2)
+            use()
+            assert time.time() - first.folder.stat().st_mtime < 60
+        other = kept(cache, "a", days=1)
+        met_vectors(model, SOURCES, PREFIXES, progress=False)
+        assert other.exists(), "nothing was written"
+        second = met_vectors(model, SOURCES[:2], PREFIXES, progress=False)
+        assert not other.exists() and first.layer(1).shape[0] == len(SOURCES) and second.layer(1).shape[0] == 2
+        os.utime(first.folder, (time.time() - DAY,) * 2)
+        third = met_vectors(model, SOURCES[:3], PREFIXES, progress=False)
+        assert not first.folder.exists() and third.folder.exists()
+        assert met_vectors(model, SOURCES, PREFIXES, progress=False).layer(1).shape[0] == len(SOURCES), "made again"
+
+    def test_a_folder_of_the_caller_is_left_alone(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("TL_HEADMAPS_CACHE_GB", "0")
+        model, own = shared_model("llama"), tmp_path / "own" / "met"
+        first = met_vectors(model, SOURCES, PREFIXES, cache_dir=own, progress=False)
+        os.utime(first.folder, (1.0, 1.0))
+        met_vectors(model, SOURCES[:2], PREFIXES, cache_dir=own, progress=False)
+        assert first.layer(1).shape[0] == len(SOURCES) and first.folder.stat().st_mtime == 1.0
+
+    @pytest.mark.parametrize("stated", ["much", "-1", "nan"])
+    def test_a_limit_that_is_none_is_refused_before_the_work(
+        self, monkeypatch: pytest.MonkeyPatch, stated: str
+    ) -> None:
+        monkeypatch.setenv("TL_HEADMAPS_CACHE_GB", stated)
+        monkeypatch.setattr(engine, "_capture", None)
+        with pytest.raises(UsageError, match=f"TL_HEADMAPS_CACHE_GB='{stated}' is not a size. Give the gigabytes"):
+            met_vectors(shared_model("llama"), SOURCES, PREFIXES, progress=False)
+
+    def test_no_limit_at_all(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("TL_HEADMAPS_CACHE_GB", "inf")
+        assert cache_limit() == float("inf")
+        monkeypatch.setenv("TL_HEADMAPS_CACHE_GB", "")
+        assert cache_limit() == 5e9
 
 
 def test_hooks_of_the_user_are_silent_and_stay(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import inspect
 import itertools
 import json
+import os
 import random
 import signal
 from collections.abc import Iterator
@@ -444,6 +445,20 @@ def test_kept_features_are_not_captured_again(
     assert again.n_captured == 0
     fresh = capture_head_features(planted, prompts, spans, parameters="", cache_dir=tmp_path / "other")
     assert torch.equal(again.layer(0), fresh.layer(0))
+
+
+def test_activations_are_kept_up_to_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TL_HEADMAPS_CACHE", str(tmp_path))
+    monkeypatch.setenv("TL_HEADMAPS_CACHE_GB", "0")
+    model, spans = shared_model("gpt2"), [(1, 3)]
+    first, second = (capture_head_features(model, [[3, 4, n]], spans, parameters="") for n in (5, 6))
+    paths = [found.chunks[0][0] for found in (first, second)]
+    assert all(path.is_file() for path in paths), "both were used just now"
+    for path in paths:
+        os.utime(path, (1.0, 1.0))
+    second.layer(0)
+    capture_head_features(model, [[3, 4, 7]], spans, parameters="")
+    assert [path.is_file() for path in paths] == [False, True], "what is read is in use"
 
 
 def test_other_positions_prompts_models_and_damaged_files_are_captured_anew(tmp_path: Path) -> None:

@@ -65,11 +65,12 @@ def _versions() -> _Line:
 
 
 def _cache() -> _Line:
-    """Our own cache, with the size of each part."""
+    """Our own cache, with the size of each part and the limit of those that have one."""
+    from ..core.caches import LIMIT_VARIABLE, PARTS, cache_limit
     from ..core.files import cache_folder
 
     try:
-        folder = cache_folder()
+        folder, limit = cache_folder(), cache_limit()
         existing = next(part for part in (folder.absolute(), *folder.absolute().parents) if part.exists())
         there = sorted(folder.iterdir()) if folder.exists() else []
     except (HeadMapsError, OSError) as error:
@@ -78,7 +79,8 @@ def _cache() -> _Line:
     state = "ok" if existing.is_dir() and os.access(existing, os.W_OK) else "broken"
     unwritable = "" if state == "ok" else "; it cannot be written to: set TL_HEADMAPS_CACHE to another folder"
     size = _size(folder) if there else "empty"
-    return state, "cache", f"{folder}, {size}{f' ({parts})' if parts else ''}{unwritable}"
+    kept = f"; {' and '.join(PARTS)} are kept up to {limit / 1e9:g} GB ({LIMIT_VARIABLE})"
+    return state, "cache", f"{folder}, {size}{f' ({parts})' if parts else ''}{kept}{unwritable}"
 
 
 def _hub() -> _Line:

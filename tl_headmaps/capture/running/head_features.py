@@ -3,7 +3,8 @@
 z is a head's mixed values, before W_O; the span is usually the answer's tokens. Prompts are run in chunks of similar
 length. A finished chunk is a file, named after the model's fingerprint, the token ids and the spans: an interrupted run
 resumes with the next chunk, a second run reads them all, and another model, text or position has other names. A file
-carries its checksum: a damaged one is reported and made again.
+carries its checksum: a damaged one is reported and made again. In the cache folder they are kept up to a limit
+(:mod:`tl_headmaps.core.caches`).
 """
 
 import hashlib
@@ -19,6 +20,7 @@ from jaxtyping import Float
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from ...core.caches import cache_limit, mark_used, trim_cache
 from ...core.files import cache_folder, home_expanded, replacing
 from ...core.runs import DamagedPieceError, pack, unpack
 from ...core.types import Model
@@ -58,6 +60,7 @@ class HeadFeatures:
 
         features: Tensor | None = None
         for path, rows in self.chunks:
+            mark_used(path)
             with safe_open(path, framework="pt") as stream:
                 some = stream.get_tensor(f"L{layer}")
             features = torch.empty(self.n_items, some.shape[1]) if features is None else features
@@ -88,6 +91,7 @@ def capture_head_features(
         progress: Called with the number of prompts that were finished.
     """
     check_prompts(model, prompts)
+    limit = cache_limit()  # a wrong one is refused now, not after the work
     folder = home_expanded(cache_dir) if cache_dir is not None else cache_folder() / "activations"
     layers = tuple(layers_with_heads(model))
     order = sorted(range(len(prompts)), key=lambda row: (len(prompts[row]), row))
@@ -103,6 +107,7 @@ def capture_head_features(
         }
         key = hashlib.sha256(json.dumps([identity, content]).encode()).hexdigest()
         path = folder / f"{key}.safetensors"
+        mark_used(path)  # before it is looked at: what is found then stays
         if not _is_whole(path, key, identity):
             chosen = [prompts[row] for row in rows]
             kept = _captured(model, chosen, [spans[row] for row in rows], budget, progress)
@@ -112,6 +117,8 @@ def capture_head_features(
         elif progress is not None:
             progress(len(rows))
         chunks.append((path, rows))
+    if n_captured and cache_dir is None:
+        trim_cache(folder.parent, limit, keep=[path for path, _ in chunks])
     return HeadFeatures(len(prompts), layers, tuple(chunks), n_captured)
 
 

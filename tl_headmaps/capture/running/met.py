@@ -8,7 +8,8 @@ Each prefix runs once. The sources then run as a batch of single positions behin
 is compared with a whole pass for one source of each prefix, and whole passes are made where it differs.
 
 Vectors are kept on disk, one file for each layer and part of the sources, and read one layer at a time. A file has a
-checksum and says which model, prefixes and sources it belongs to; a damaged one is reported and made again.
+checksum and says which model, prefixes and sources it belongs to; a damaged one is reported and made again. In the
+cache folder they are kept up to a limit (:mod:`tl_headmaps.core.caches`).
 """
 
 import hashlib
@@ -25,6 +26,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from ...core.ambient import steady
+from ...core.caches import cache_limit, mark_used, trim_cache
 from ...core.errors import UnsupportedModelError, UsageError
 from ...core.files import UnreadableError, cache_folder, home_expanded, parse_json, read_text, replacing
 from ...core.progress import Progress
@@ -102,7 +104,8 @@ class MetVectors:
             sources: Words with their leading space, or token ids of each; several tokens are read at the last.
             prompts: Prefixes the sources are put behind.
             prepend_bos: Begin each prefix with BOS; by default as the model does.
-            cache_dir: Where to keep them; default: ``met`` in the cache folder.
+            cache_dir: Where to keep them for good; default: ``met`` in the cache folder, where vectors that were not
+                used for longest are removed when all take more than 5 GB (``TL_HEADMAPS_CACHE_GB``).
             progress: Show a progress bar on a terminal.
         """
         ids = [tuple(encode_prompt(model, s, False)) if isinstance(s, str) else tuple(s) for s in sources]
@@ -183,6 +186,7 @@ class MetVectors:
         return self.folder / f"{_piece(part, layer)}.safetensors"
 
     def _pieces(self, layer: int) -> Iterator[dict[str, Tensor]]:
+        mark_used(self.folder)
         for part in range(len(self.parts)):
             path = self._path(part, layer)
             try:
@@ -319,7 +323,10 @@ def met_vectors(
         "kept": list(keep),
     }
     key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
-    folder = (home_expanded(cache_dir) if cache_dir is not None else cache_folder() / "met") / key[:32]
+    limit = cache_limit()  # a wrong one is refused now, not after the work
+    home = cache_folder() / "met" if cache_dir is None else home_expanded(cache_dir)
+    folder = home / key[:32]
+    mark_used(folder)  # before it is looked at: what is found then stays
     size = _part_size(weights, len(prefixes), keep)
     parts = tuple(min(size, len(sources) - start) for start in range(0, len(sources), size))
     vectors = MetVectors(folder, identity, tuple(map(tuple, sources)), parts)
@@ -337,6 +344,8 @@ def met_vectors(
     if left or not _says(folder / _DESCRIPTION, stated):
         with replacing(folder / _DESCRIPTION) as temporary:
             temporary.write_text(stated, encoding="utf-8")
+    if left and cache_dir is None:
+        trim_cache(home.parent, limit, keep=[folder])
     return vectors
 
 
