@@ -556,6 +556,18 @@ class TestDoctor:
         done = run("doctor", "--model", "tiny")
         assert done.code == 0 and "ok       model       tiny-llama, 9 of 9 seams fit" in done.out, done.out
 
+    def test_what_is_missing_names_the_extra_that_brings_it(self, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("tl_headmaps.load_model", lambda *_: shared_model("llama"))
+        monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+        out = run("doctor", "--model", "tiny").out
+        for name, use, wanted in (
+            ("ipywidgets", "progress bars in notebooks", "'tl-headmaps[notebook]'"),
+            ("gguf", "making the default model", "'tl-headmaps[demo]'"),
+            ("distributed", "layers on a Dask cluster", "'tl-headmaps[cluster]'"),
+            ("pyarrow", "results as .parquet", "pyarrow"),
+        ):
+            assert f"missing  {name:<12}{use}: pip install {wanted}\n" in out
+
     @pytest.mark.parametrize("cache", ["file", "file/below", "x" * 300, "~nosuch/x"])
     def test_a_cache_that_cannot_be(
         self, run: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cache: str

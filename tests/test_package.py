@@ -19,6 +19,7 @@ import yaml
 from calls import traced
 
 import tl_headmaps
+from tl_headmaps.cli import doctor
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "tl_headmaps"
@@ -208,6 +209,16 @@ def test_requirements_cover_the_imports() -> None:
             if not {normalised(owner) for owner in owners.get(top, [top])} & required:
                 missing[top] = f"{path.relative_to(ROOT)}:{node.lineno}"
     assert not missing, f"imported, but not among the dependencies: {missing}"
+
+
+def test_extras_bring_what_doctor_says_and_versions_are_known() -> None:
+    extras: dict[str, list[str]] = pyproject()["project"]["optional-dependencies"]  # type: ignore[index]
+    for package, (_, extra) in doctor._OPTIONAL.items():
+        assert not extra or any(package in requirement for requirement in extras[extra]), f"{extra} has no {package}"
+    known = {normalised(line.partition("==")[0]) for line in (ROOT / "constraints.txt").read_text().splitlines()}
+    named = [re.match(r"[\w.-]+", requirement) for extra in extras.values() for requirement in extra]
+    wanted = {normalised(match[0]) for match in named if match} - {"tl-headmaps"}
+    assert wanted <= known, f"constraints.txt does not say which {sorted(wanted - known)}"
 
 
 def test_the_version_is_written_once_and_cited_alike() -> None:

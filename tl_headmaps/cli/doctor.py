@@ -14,15 +14,15 @@ from ..core.errors import HeadMapsError
 from .options import DeviceOption, ModelOption, NoCheckpointOption
 from .output import say
 
-_EXTRAS = {
-    "matplotlib": "figures as .png, .pdf and .svg",
-    "gguf": "making the default model",
-    "accelerate": "making the default model",
-    "pyarrow": "results as .parquet",
-    "ipywidgets": "progress bars in notebooks",
-    "distributed": "layers on a Dask cluster",
+_OPTIONAL = {
+    "matplotlib": ("figures as .png, .pdf and .svg", ""),
+    "gguf": ("making the default model", "demo"),
+    "accelerate": ("making the default model", "demo"),
+    "pyarrow": ("results as .parquet", ""),
+    "ipywidgets": ("progress bars in notebooks", "notebook"),
+    "distributed": ("layers on a Dask cluster", "cluster"),
 }
-"""Packages that some things need, and what."""
+"""Packages that some things need: what for, and the extra that brings them, unless they come along anyway."""
 
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
@@ -51,9 +51,10 @@ def _lines(model: str | None, device: str | None) -> Iterator[_Line]:
     yield _model(model, device)
     browser = next((path for name in _BROWSERS if (path := shutil.which(name))), None)
     yield ("ok", "browser", browser) if browser else ("missing", "browser", "only make test-browser needs Chromium")
-    for name, use in _EXTRAS.items():
+    for name, (use, extra) in _OPTIONAL.items():
         there = importlib.util.find_spec(name) is not None
-        yield ("ok" if there else "missing"), name, use if there else f"{use}: pip install {name}"
+        wanted = f"'tl-headmaps[{extra}]'" if extra else name
+        yield ("ok" if there else "missing"), name, use if there else f"{use}: pip install {wanted}"
 
 
 def _versions() -> _Line:
