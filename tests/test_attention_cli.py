@@ -106,6 +106,10 @@ def test_a_missing_option_is_named(run: Any, never_loaded: None, arguments: list
         (["mixing", "--text", TEXT, "--head", "L5H3", "--control", "old"], ["Give --against, too"]),
         (["mixing", "--text", TEXT, "--head", "L5H3", "--against", "old"], ["Give --query and --key, too"]),
         (["compare-attention", "--phrases", "Birds walk", "--key", "birds"], ["'Birds walk' has no query"]),
+        (
+            ["compare-attention", "--phrases", "Birds walk=walk", "--phrases", "Birds walk=-1", "--key", "Birds"],
+            ["--phrases has 'Birds walk' twice, with 'walk' and -1"],
+        ),
     ],
 )
 def test_wrong_usage_is_seen_before_the_model_is_loaded(

@@ -198,6 +198,12 @@ class TestWrongUsage:
         run(*arguments).assert_refused(2, *parts)
 
     @pytest.mark.usefixtures("never_loaded")
+    @pytest.mark.parametrize("option", [["--category", "linguistic"], ["--list"]])
+    def test_bundled_relations_beside_named_ones(self, run: Any, option: list[str]) -> None:
+        sentence = f"{option[0]} is about the bundled relations, and country_to_capital was named"
+        run("relations", "country_to_capital", *option).assert_refused(2, sentence)
+
+    @pytest.mark.usefixtures("never_loaded")
     def test_a_folder_as_output(self, run: Any, tmp_path: Path) -> None:
         (tmp_path / "folder.json").mkdir()
         out = tmp_path / "folder.json"

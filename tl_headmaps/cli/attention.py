@@ -79,7 +79,7 @@ def profile(
         typer.Option(
             "--texts",
             metavar="FILE",
-            help="Texts with blank lines between them; default: random tokens said twice, and the bundled prose.",
+            help="Texts separated by blank lines; default: random tokens said twice, and the bundled prose.",
         ),
     ] = None,
     named_heads: HeadsArgument = None,
@@ -186,9 +186,22 @@ def compare_attention(
     from .. import compare_attention, load_model
 
     paths = check_outputs(out)
-    asked, controls = (dict(map(_phrase, texts)) for texts in (phrases, control or []))
+    asked, controls = _phrases("--phrases", phrases), _phrases("--control", control or [])
     options = given(control=controls or None, n_null=n_null, prepend_bos=prepend_bos)
     show_and_save(compare_attention(load_model(model, device), asked, key, **options), paths)
+
+
+def _phrases(option: str, texts: list[str]) -> dict[str, str | int]:
+    """Queries by their phrases; a phrase that is given twice would lose its first query."""
+    found: dict[str, str | int] = {}
+    for phrase, query in map(_phrase, texts):
+        if phrase in found:
+            raise UsageError(
+                f"{option} has {phrase!r} twice, with {found[phrase]!r} and {query!r}. A phrase has one query: write "
+                "another phrase for the second."
+            )
+        found[phrase] = query
+    return found
 
 
 def _phrase(text: str) -> tuple[str, str | int]:

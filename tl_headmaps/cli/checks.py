@@ -6,24 +6,20 @@ from typing import Annotated, Any
 import typer
 
 from ..core.types import AblationMethod, PromptSources
-from ..data.relations import MultiToken
 from .options import (
     DeviceOption,
     ModelOption,
+    MultiTokenOption,
     NoCheckpointOption,
     OutOption,
     PresetOption,
     PromptsOption,
+    TopKOption,
     given,
     met_options,
 )
 from .output import check_folder, check_outputs, comma_parts, parse_heads, say, show_and_save
 
-TopKOption = Annotated[int | None, typer.Option("--k", help="Top-k; default: each relation's own.")]
-MultiTokenOption = Annotated[
-    MultiToken | None,
-    typer.Option("--multi-token", help="Targets of several tokens: skip, or take the first; default: skip."),
-]
 PromptBosOption = Annotated[
     bool | None,
     typer.Option(
@@ -81,7 +77,7 @@ def ablate(
         str | None,
         typer.Option(
             "--heads",
-            help="Heads in their order: L23H4,L12 (all of layer 12); by score if none are given; default: top.",
+            help="Heads in their order: L23H4,L12 (L12: all of layer 12); default: top, by their score.",
         ),
     ] = None,
     max_heads: Annotated[
@@ -120,7 +116,7 @@ def ablate(
     resolved = resolve(relation)
     eliciting_templates(resolved, template)
     options: dict[str, Any] = given(
-        heads=parse_heads(heads),
+        heads=None if heads == "top" else parse_heads(heads),
         max_heads=max_heads,
         template=template,
         n_random=n_random,
@@ -131,7 +127,7 @@ def ablate(
         multi_token=multi_token,
         **met_options(prompts, prepend_bos),
     )
-    if controls is not None:
+    if controls not in (None, "auto"):
         options["controls"] = None if controls == "none" else resolve_relations(comma_parts(controls))
     show_and_save(ablate_(load_model(model, device), resolved, **options), paths)
 

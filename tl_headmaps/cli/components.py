@@ -1,6 +1,5 @@
 """``tl-headmaps components``."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -12,6 +11,7 @@ from .options import (
     ModelOption,
     OutOption,
     RunDirOption,
+    TextsOption,
     given,
     open_weights,
 )
@@ -31,9 +31,7 @@ def components(
     metric: Annotated[
         str | None, typer.Option("--metric", help=f"What to measure, {_LISTED}; default: sensitivity.")
     ] = None,
-    texts: Annotated[
-        Path | None, typer.Option("--texts", metavar="FILE", help="Texts separated by blank lines; default: bundled.")
-    ] = None,
+    texts: TextsOption = None,
     against: Annotated[
         str | None, typer.Option("--against", metavar="NAME_OR_FOLDER", help="Another model to compare with.")
     ] = None,

@@ -1,4 +1,4 @@
-"""The tour: real heads of a real model from their weights to its answers, in about three minutes."""
+"""The tour: real heads of a real model from their weights to its answers, in about two minutes."""
 
 import shlex
 from pathlib import Path

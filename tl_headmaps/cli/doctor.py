@@ -50,7 +50,7 @@ def _lines(model: str | None, device: str | None) -> Iterator[_Line]:
     yield _hub()
     yield _model(model, device)
     browser = next((path for name in _BROWSERS if (path := shutil.which(name))), None)
-    yield ("ok", "browser", browser) if browser else ("missing", "browser", "only make test-browser needs Chromium")
+    yield ("ok", "browser", browser) if browser else ("missing", "browser", "only tests and the gallery need Chromium")
     for name, (use, extra) in _OPTIONAL.items():
         there = importlib.util.find_spec(name) is not None
         wanted = f"'tl-headmaps[{extra}]'" if extra else name

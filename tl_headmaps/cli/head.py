@@ -15,6 +15,7 @@ from .options import (
     NoCheckpointOption,
     OutOption,
     PresetOption,
+    TextsOption,
     given,
 )
 from .output import check_outputs, comma_parts, parse_heads, show_and_save
@@ -23,7 +24,10 @@ from .output import check_outputs, comma_parts, parse_heads, show_and_save
 def head(
     head: Annotated[str, typer.Argument(metavar="HEAD", help="A head such as L23H4.")],
     relations: Annotated[
-        str | None, typer.Option("--relations", help="Relations to try: names or files; default: all bundled ones.")
+        str | None,
+        typer.Option(
+            "--relations", help="Relations to try, separated by commas: names or files; default: all bundled."
+        ),
     ] = None,
     preset: PresetOption = None,
     text: Annotated[
@@ -34,9 +38,7 @@ def head(
             "When Mary and John went to the store, John gave a drink to Mary.",
         ),
     ] = None,
-    texts: Annotated[
-        Path | None, typer.Option("--texts", metavar="FILE", help="Texts with blank lines; default: bundled.")
-    ] = None,
+    texts: TextsOption = None,
     results: Annotated[
         list[Path] | None,
         typer.Option("--results", metavar="FILE", help="A saved result to take instead of making it. May be repeated."),
@@ -64,9 +66,7 @@ def head(
 def worth(
     named_heads: HeadsArgument = None,
     heads: HeadsOption = None,
-    texts: Annotated[
-        Path | None, typer.Option("--texts", metavar="FILE", help="Texts with blank lines; default: bundled.")
-    ] = None,
+    texts: TextsOption = None,
     max_texts: Annotated[int | None, typer.Option("--max-texts", help="Held-out texts at most; default: all.")] = None,
     max_tokens: Annotated[
         int | None, typer.Option("--max-tokens", help="Cut texts to this many tokens; default: 64.")

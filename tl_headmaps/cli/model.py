@@ -24,7 +24,9 @@ def model(
 
 
 def cite(
-    result: Annotated[Path | None, typer.Argument(metavar="RESULT", help="A saved result (.json).")] = None,
+    result: Annotated[
+        Path | None, typer.Argument(metavar="RESULT", help="A saved result (.json or .safetensors).")
+    ] = None,
 ) -> None:
     """Print BibTeX of this tool, and of the methods behind a saved result."""
     from .. import Result

@@ -8,7 +8,9 @@ from typing import Annotated, Any, Literal
 import typer
 
 from ..core.errors import UsageError
+from ..core.files import SAVED_SUFFIXES
 from ..core.types import Circuit, Preset
+from ..data.relations import MultiToken
 
 ModelOption = Annotated[
     str | None,
@@ -70,6 +72,14 @@ BosOption = Annotated[
     bool | None,
     typer.Option("--prepend-bos/--no-prepend-bos", help="Begin each text with BOS; default: as the model does."),
 ]
+MultiTokenOption = Annotated[
+    MultiToken | None,
+    typer.Option("--multi-token", help="Targets of several tokens: skip, or take the first; default: skip."),
+]
+TopKOption = Annotated[int | None, typer.Option("--k", help="Top-k; default: each relation's own.")]
+TextsOption = Annotated[
+    Path | None, typer.Option("--texts", metavar="FILE", help="Texts separated by blank lines; default: bundled.")
+]
 CircuitOption = Annotated[
     Circuit | None, typer.Option("--circuit", help="ov: what is written; qk: what is attended to; default: ov.")
 ]
@@ -91,7 +101,9 @@ LayersOption = Annotated[str | None, typer.Option("--layers", help="Only heads o
 OutOption = Annotated[
     list[Path] | None,
     typer.Option(
-        "--out", metavar="FILE", help="Write the result; .json, .csv, .tex, .html, .svg, .png, .pdf. May be repeated."
+        "--out",
+        metavar="FILE",
+        help=f"Write the result; the suffix chooses the form: {', '.join(SAVED_SUFFIXES)}. May be repeated.",
     ),
 ]
 

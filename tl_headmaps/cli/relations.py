@@ -1,12 +1,12 @@
 """Commands that ask about tokens you choose: a grid of a few, and the pairs of relations."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..core.errors import UsageError
 from ..core.types import layer_list
-from ..data.relations import MultiToken
 from .options import (
     BosOption,
     CheckpointOption,
@@ -17,10 +17,12 @@ from .options import (
     HeadsOption,
     LayersOption,
     ModelOption,
+    MultiTokenOption,
     OutOption,
     PresetOption,
     PromptsOption,
     RunDirOption,
+    TopKOption,
     VectorsOption,
     WorkersOption,
     given,
@@ -32,11 +34,6 @@ from .output import check_outputs, comma_parts, parse_head, parse_heads, say, sh
 
 if TYPE_CHECKING:
     from ..data.relations import Relation
-
-MultiTokenOption: TypeAlias = Annotated[
-    MultiToken | None,
-    typer.Option("--multi-token", help="Targets of several tokens: skip, or take the first; default: skip."),
-]
 
 
 def grid(
@@ -80,12 +77,12 @@ def relations(
     ] = None,
     show_list: Annotated[bool, typer.Option("--list", help="List the bundled relations and exit.")] = False,
     category: Annotated[str | None, typer.Option("--category", help="Bundled relations of one category.")] = None,
-    k: Annotated[int | None, typer.Option("--k", help="Top-k; default: each relation's own.")] = None,
+    k: TopKOption = None,
     heads: HeadsOption = None,
     layers: LayersOption = None,
     multi_token: MultiTokenOption = None,
     side_by_side: Annotated[
-        bool, typer.Option("--side-by-side", help="Draw the maps of all relations side by side.")
+        bool, typer.Option("--side-by-side", help="In figures of --out, draw the maps of all relations side by side.")
     ] = False,
     ranks: Annotated[bool, typer.Option("--ranks", help="Also save the exact rank of every pair (slower).")] = False,
     trust: Annotated[
@@ -108,6 +105,11 @@ def relations(
     from ..data.relations import resolve
 
     paths = check_outputs(out)
+    if relations and (category is not None or show_list):
+        option = "--category" if category is not None else "--list"
+        raise UsageError(
+            f"{option} is about the bundled relations, and {relations[0]} was named. Leave out {option}, or the name."
+        )
     if show_list:
         say(_relation_list(load_relations(category), open_weights(model, checkpoint, device)))
         return

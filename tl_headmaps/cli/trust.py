@@ -1,6 +1,5 @@
 """How far what weights tell of a head holds in running text."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -14,6 +13,7 @@ from .options import (
     NoCheckpointOption,
     OutOption,
     PromptsOption,
+    TextsOption,
     given,
     met_options,
 )
@@ -22,11 +22,9 @@ from .output import check_outputs, parse_heads, show_and_save
 
 def trust(
     named_heads: HeadsArgument = None,
-    texts: Annotated[
-        Path | None, typer.Option("--texts", metavar="FILE", help="Documents separated by blank lines.")
-    ] = None,
+    texts: TextsOption = None,
     heads: HeadsOption = None,
-    max_tokens: Annotated[int | None, typer.Option("--max-tokens", help="Cut documents to this many tokens.")] = None,
+    max_tokens: Annotated[int | None, typer.Option("--max-tokens", help="Cut texts to this many tokens.")] = None,
     n_null: Annotated[int | None, typer.Option("--n-null", help="Draws of the null; default: 3.")] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Of the draws and the intervals; default: 0.")] = None,
     prompts: PromptsOption = None,
