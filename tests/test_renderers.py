@@ -372,6 +372,28 @@ def test_print_takes_inches_and_another_title(tmp_path: Path) -> None:
             FIGURES["curve"].save(tmp_path / "x.png", **wrong)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("name", ["flow", "worked_example"])
+def test_a_height_that_follows_from_the_figure_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UsageError, match=r"height=3 was given, but the height of this figure follows from what it"):
+        FIGURES[name].save(tmp_path / "x.pdf", height=3)
+    assert not list(tmp_path.iterdir())
+
+
+def test_notes_of_views_are_printed_and_details_of_grids_shown(tmp_path: Path) -> None:
+    note = "Two tokens are few."
+    views = [
+        attention_view([[[1.0, 0.0], [0.5, 0.5]]], ["a", "b"], note=note),
+        token_groups_view(["a", "b"], [0, 1], note=note),
+        top_tokens_view({"L0H0": [("a", 0.9)]}, note=note),
+    ]
+    for view in views:
+        printed_form = view.data.printed
+        assert note in getattr(printed_form, "note", getattr(printed_form, "text", "")), view
+    layer = MapLayer("", [[1.0]], details={"rank": [[1.0]]})
+    grid = token_grid(layer, ["a"], ["b"], details={"logit": [[2.0]]})
+    assert [name for name, _ in grid.data.layers[0].details] == ["rank", "logit"]
+
+
 def test_cells_are_vectors_in_print(tmp_path: Path) -> None:
     page = FIGURES["head_map"].save(tmp_path / "x.svg").read_text(encoding="utf-8")
     assert page.count("<path") > 2 * 30 * 9 - 42, "a path for each cell, not an image"
@@ -816,6 +838,7 @@ REFUSED = {
     "long flow": (lambda: flow(["a"] * 200, {}), "cannot be read"),
     "matrix": (lambda: flow(["a"], {}, matrix=[[1.0, 2.0]]), "they must agree"),
     "steps": (lambda: worked_example([]), "nothing to draw"),
+    "no tokens": (lambda: flow([], {}), "nothing to draw"),
     "big matrix": (lambda: one_step(np.zeros((30, 2))), "up to 24 rows"),
     "matrix labels": (lambda: one_step(ONE, rows=["a", "b"]), "2 labels"),
     "patterns": (lambda: attention_view(np.ones((1, 2, 3)), ["a", "b"]), r"expected \(head, 2, 2\)"),

@@ -235,6 +235,8 @@ def flow(
     """
     check_choice(labels, LabelSide, "labels")
     names = tuple(map(label, tokens))
+    if not names:
+        raise UsageError("There is nothing to draw: give at least one token.")
     if len(names) > MAX_TOKENS or len(heads) > MAX_HEADS:
         raise UsageError(
             f"A flowchart of {len(heads):,} heads and {len(names):,} tokens cannot be read; it takes up to {MAX_HEADS} "

@@ -192,7 +192,8 @@ def token_grid(
 
     Colours run from light to dark, unless entries below zero matter beside those above.
     """
-    layer = values if isinstance(values, MapLayer) else MapLayer("", values, details=details or {})
+    layer = values if isinstance(values, MapLayer) else MapLayer("", values)
+    layer = replace(layer, details={**layer.details, **(details or {})})
     if signed is None:
         array = np.nan_to_num(checked(layer.values, "values")[0])
         signed = bool(array.min() < -_PALE * np.abs(array).max())

@@ -159,10 +159,13 @@ class _Words:
 
 def _stretch(sheet: Any, height: float | int) -> None:
     """Another height for a drawing that can be stretched."""
-    if sheet.get_layout_engine() is None:
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    # Drawings that place everything themselves switch the layout off, which leaves another engine in its place.
+    if not isinstance(sheet.get_layout_engine(), ConstrainedLayoutEngine):
         raise UsageError(
-            f"height={height} was given, but the height of this figure follows from its text. Leave height out, or "
-            "choose another width."
+            f"height={height} was given, but the height of this figure follows from what it shows. Leave height out, "
+            "or choose another width."
         )
     sheet.set_figheight(height)
     for axes in sheet.axes:

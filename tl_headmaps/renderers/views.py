@@ -107,6 +107,7 @@ def attention_view(
         column_labels=tokens,
         item="pair",
         panels=True,
+        note=note,
     )
     return _view(data, title, text, printed, note)
 
@@ -149,8 +150,8 @@ def token_groups_view(
         for number, name in enumerate(labels)
     ]
     text = f"{visible(title)}: {len(tokens)} tokens in {n_groups} groups.\n" + "\n".join(lines)
-    printed = Listing(visible(title), text)
-    return _view({"element": "ColoredTokens", "props": props, "titles": labels}, title, text, printed, note)
+    data = {"element": "ColoredTokens", "props": props, "titles": labels}
+    return _view(data, title, text, _listing(title, text, note), note)
 
 
 def top_tokens_view(tops: Mapping[Any, Any], *, title: str = "Top tokens", note: str = "") -> Figure:
@@ -193,7 +194,12 @@ def top_tokens_view(tops: Mapping[Any, Any], *, title: str = "Top tokens", note:
     ]
     columns = [("head", "left"), ("token", "left"), ("value", "right")]
     text = f"{visible(title)}: {len(by_head)} heads.\n{table_text(columns, listed[:200])}"
-    return _view({"element": "TopkTokens", "props": [props]}, title, text, Listing(visible(title), text), note)
+    return _view({"element": "TopkTokens", "props": [props]}, title, text, _listing(title, text, note), note)
+
+
+def _listing(title: str, text: str, note: str) -> Listing:
+    """The printed form of a view that is read: its text, and the note below."""
+    return Listing(visible(title), f"{text}\n\n{visible(note)}" if note else text)
 
 
 def _view(data: dict[str, Any], title: str, text: str, printed: Any, note: str) -> Figure:

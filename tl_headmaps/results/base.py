@@ -1,6 +1,6 @@
 """What every result has: a kind, axes, provenance, a picture, and files that load back to an equal result.
 
-A result is a frozen dataclass, and its JSON is its fields. Three things are said beside them:
+A result is a frozen dataclass, and its JSON is its fields. Four things are said beside them:
 
 * ``json_axes``: the axes of its arrays. Labels are those of a field (``{"relation": "relations"}``) or 0, 1, 2, ...
   (``{"layer": None}``, counted in the first array whose annotation has that axis).

@@ -1,13 +1,11 @@
 """Reading saved results with suspicion: parts that do not belong together, and files of newer versions."""
 
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from ..core.errors import OutputError
 from ..core.files import UnreadableError, parse_json, read_text, require_file
 from ..core.provenance import package_versions
-
-_Any_Result = TypeVar("_Any_Result")
 
 
 def read_values(path: Path) -> Any:
@@ -52,5 +50,5 @@ def newer_error(path: Path, version: str, what: str) -> OutputError:
     """What is said about a file that a newer version wrote and this one cannot read."""
     return OutputError(
         f"{path} was saved by tl-headmaps {version:.20}, which is newer than this one "
-        f"({package_versions()['tl-headmaps']}) and does not know {what}. Update it: pip install --upgrade tl-headmaps."
+        f"({package_versions()['tl-headmaps']}): here, {what} is not known. Update: pip install --upgrade tl-headmaps."
     )
