@@ -84,6 +84,7 @@ class TestSeed:
 
     def test_the_worked_example_line_by_line(self, seed: ValueMixing) -> None:
         lines = str(seed.explain("walk", "Birds")).splitlines()
+        assert repr(seed.explain("walk", "Birds")).splitlines() == lines, "a terminal shows no tensors"
         for line in (
             "v2 (sometimes)    -0.8     0.3    -0.1",
             "walk          0.6         0.1    0.4",

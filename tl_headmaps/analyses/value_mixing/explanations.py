@@ -48,7 +48,7 @@ LEAST = 1e-3
 """Terms below this share of the largest are summed, where there are several."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class WorkedExample:
     """How attention changes the association of one query with one key, number by number.
 
@@ -108,6 +108,10 @@ class WorkedExample:
         """What is worked out."""
         query, key = (word(self.tokens[token]) for token in (self.query, self.key))
         return f"What attention does to {query!r}, seen from {key!r}"
+
+    def __repr__(self) -> str:
+        """What a terminal shows is what it prints, not its tensors, as of a result."""
+        return str(self)
 
     def __str__(self) -> str:
         return self._example.text()
