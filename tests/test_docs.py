@@ -4,6 +4,7 @@ import ast
 import inspect
 import re
 import shlex
+import tomllib
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,12 @@ def test_the_readme_is_one_that_people_read() -> None:
 
 def test_every_command_stands_in_the_readme() -> None:
     assert [name for name in commands() if f"tl-headmaps {name}" not in README] == []
+
+
+def test_the_source_archive_has_the_pages_that_lead_to_each_other() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    included = settings["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
+    assert {"README.md", "Makefile", *website.SECTIONS["Project"]} <= set(included)
 
 
 def test_commands_in_the_readme_say_all_they_need() -> None:
