@@ -272,6 +272,9 @@ def test_equal_grids_compare_equal(tmp_path: Path) -> None:
 def test_refusing_nan_is_a_sentence_of_ours(tmp_path: Path) -> None:
     with pytest.raises(HeadMapsError, match="NaN"):
         grid([[1.0, math.nan]]).save(tmp_path / "grid.json")
+    for suffix in (".json", ".safetensors"):  # arrays of tensors may hold it, what stands beside them not
+        with pytest.raises(HeadMapsError, match="score of this token_grid holds NaN or infinity"):
+            replace(grid([[1.0, 2.0]]), score=math.nan).save(tmp_path / f"grid{suffix}")
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])

@@ -168,13 +168,14 @@ class Result(ABC):
 
     def to_json(self) -> str:
         """JSON text; NaN and infinity are refused rather than written."""
-        lines = []
-        for name, value in self.to_dict().items():
+        return "{\n" + ",\n".join(self._json_entries(self.to_dict())) + "\n}\n"
+
+    def _json_entries(self, values: Mapping[str, Any]) -> Iterable[str]:
+        for name, value in values.items():
             try:
-                lines.append(f"{json.dumps(name)}: {json.dumps(value, ensure_ascii=False, allow_nan=False)}")
+                yield f"{json.dumps(name)}: {json.dumps(value, ensure_ascii=False, allow_nan=False)}"
             except ValueError as error:
                 raise OutputError(f"{name} of this {self.kind} holds NaN or infinity, which JSON cannot.") from error
-        return "{\n" + ",\n".join(lines) + "\n}\n"
 
     def to_csv(self) -> str:
         """CSV text with a header; text that a spreadsheet would run as a formula has an apostrophe in front."""
@@ -298,9 +299,9 @@ class Result(ABC):
 
         values = self.to_dict()
         tensors = {name: value.contiguous() for name, value in self.to_torch().items()}
-        header = {name: value for name, value in values.items() if name not in tensors}
+        header = self._json_entries({name: value for name, value in values.items() if name not in tensors})
         # As bytes: the library's own errors about a full disk are not those of Python.
-        path.write_bytes(save(tensors, metadata={"result": json.dumps(header, ensure_ascii=False, allow_nan=False)}))
+        path.write_bytes(save(tensors, metadata={"result": "{" + ", ".join(header) + "}"}))
 
     @classmethod
     def load(cls, path: str | Path) -> "Self":

@@ -23,7 +23,8 @@ def largest_cells(
 ) -> list[tuple[tuple[Any, ...], float]]:
     """The ``n`` largest cells of an array with their labels, NaN left out; ties go to the first."""
     if not isinstance(values, Tensor) or list(values.shape) != [len(labels) for labels in axes.values()]:
-        raise UsageError(f"A {kind.replace('_', ' ')} has no values that could be ranked. Print it, or see to_rows().")
+        what = kind.replace("_", " ")
+        raise UsageError(f"This result ({what}) has no values that could be ranked. Print it, or see to_rows().")
     found = [(tuple(labels.values()), float(values[at])) for at, labels in cells(axes, values)]
     return sorted(found, key=lambda cell: -cell[1])[:n]
 
