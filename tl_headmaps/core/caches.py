@@ -77,13 +77,16 @@ def trim_cache(folder: Path, limit: float, keep: Collection[Path] = ()) -> None:
 
 def _entries(folder: Path) -> Iterator[Path]:
     """The entries of all parts; what a killed process had begun to remove is removed on the way."""
+    listed: list[Path] = []
     for part in PARTS:
         with suppress(OSError):  # nothing was kept there yet
-            for entry in list((folder / part).iterdir()):
-                name = entry.name
-                if _ENTRY.fullmatch(name) and not entry.is_symlink():
-                    yield entry
-                elif name.startswith(".") and name.endswith(_REMOVED) and not _is_recent(entry.lstat().st_mtime):
+            listed += (folder / part).iterdir()
+    for entry in listed:
+        if _ENTRY.fullmatch(entry.name) and not entry.is_symlink():
+            yield entry
+        elif entry.name.startswith(".") and entry.name.endswith(_REMOVED):
+            with suppress(OSError):  # gone by now
+                if not _is_recent(entry.lstat().st_mtime):
                     _delete(entry)
 
 
