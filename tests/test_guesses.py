@@ -582,6 +582,8 @@ class TestDoctor:
         monkeypatch.setenv("TL_HEADMAPS_CACHE_GB", "much")
         done = run("doctor")
         assert done.code == 1 and "broken   cache       TL_HEADMAPS_CACHE_GB='much' is not a size" in done.out
+        monkeypatch.setenv("TL_HEADMAPS_CACHE_GB", "inf")
+        assert "met and activations are kept without a limit" in run("doctor").out
 
     def test_what_is_broken_fails(self, run: Any, tmp_path: Path) -> None:
         done = run("doctor", "--model", str(tmp_path / "nothing"))

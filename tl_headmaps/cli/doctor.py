@@ -1,6 +1,7 @@
 """``tl-headmaps doctor``: is everything here that the commands need?"""
 
 import importlib.util
+import math
 import os
 import shutil
 import stat
@@ -80,7 +81,8 @@ def _cache() -> _Line:
     state = "ok" if existing.is_dir() and os.access(existing, os.W_OK) else "broken"
     unwritable = "" if state == "ok" else "; it cannot be written to: set TL_HEADMAPS_CACHE to another folder"
     size = _size(folder) if there else "empty"
-    kept = f"; {' and '.join(PARTS)} are kept up to {limit / 1e9:g} GB ({LIMIT_VARIABLE})"
+    most = "without a limit" if math.isinf(limit) else f"up to {limit / 1e9:g} GB"
+    kept = f"; {' and '.join(PARTS)} are kept {most} ({LIMIT_VARIABLE})"
     return state, "cache", f"{folder}, {size}{f' ({parts})' if parts else ''}{kept}{unwritable}"
 
 
