@@ -179,6 +179,9 @@ class TestTokenizer:
         text = " ".join(ours.convert_ids_to_tokens(range(20))) + " nobody knows this"
         assert ours(text)["input_ids"] == theirs(text)["input_ids"]
 
+    @pytest.mark.skipif(
+        sys.version_info < (3, 11), reason="the last transformers for Python 3.10 loads scikit-learn; run it on 3.11"
+    )
     def test_scores_from_a_checkpoint_load_no_model_code(self, tmp_path: Path) -> None:
         folder = save_checkpoint(source_model("llama"), tmp_path)
         code = f"""

@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-import tomllib
 import zipfile
 from collections.abc import Iterator, Sequence
 from importlib import import_module
@@ -20,6 +19,11 @@ from calls import traced
 
 import tl_headmaps
 from tl_headmaps.cli import doctor
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "tl_headmaps"

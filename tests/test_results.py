@@ -22,7 +22,7 @@ from tl_headmaps import results as base
 from tl_headmaps.analyses.describe_model import ModelDescription
 from tl_headmaps.core import files
 from tl_headmaps.core.errors import OutputError, UsageError
-from tl_headmaps.core.files import csv_rows
+from tl_headmaps.core.files import NUL_IN_CSV, csv_rows
 from tl_headmaps.core.provenance import Provenance
 from tl_headmaps.renderers.tables import paper_table
 from tl_headmaps.renderers.text import latex
@@ -127,7 +127,9 @@ def test_csv_holds_every_cell(parts: dict[str, Any]) -> None:
     result = grid(**parts)
     rows = csv_records(result.to_csv())
     assert [(row["source"], row["target"]) for row in rows] == [
-        (source, target) for source in result.sources for target in result.targets
+        (source.replace("\0", NUL_IN_CSV), target.replace("\0", NUL_IN_CSV))
+        for source in result.sources
+        for target in result.targets
     ]
     assert [float(row["value"]) for row in rows] == result.values.flatten().tolist()
     assert [int(row["rank"]) for row in rows] == result.ranks.flatten().tolist()

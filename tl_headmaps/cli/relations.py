@@ -133,7 +133,7 @@ def relations(
     show_and_save(result, paths, side_by_side=side_by_side)
 
 
-def _relation_list(listed: list["Relation"], model: Any) -> str:
+def _relation_list(listed: "list[Relation]", model: Any) -> str:
     from ..data.relations import kept_pairs
     from ..renderers.text import table_text
 

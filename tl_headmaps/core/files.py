@@ -244,8 +244,16 @@ def csv_text(columns: Sequence[str], rows: Iterable[Iterable[Any]]) -> str:
     # CRLF as in RFC 4180: then a carriage return inside a field is quoted too.
     writer = csv.writer(stream, lineterminator="\r\n")
     for row in (columns, *rows):
-        writer.writerow([f"'{cell}" if isinstance(cell, str) and _needs_mark(cell) else cell for cell in row])
+        writer.writerow([_marked(cell) if isinstance(cell, str) else cell for cell in row])
     return stream.getvalue()
+
+
+NUL_IN_CSV = "\0" if sys.version_info >= (3, 11) else "\u2400"
+"""The csv module of Python 3.10 neither writes nor reads the character zero; its symbol stands for it there."""
+
+
+def _marked(cell: str) -> str:
+    return ("'" if _needs_mark(cell) else "") + cell.replace("\0", NUL_IN_CSV)
 
 
 def _needs_mark(cell: str) -> bool:
