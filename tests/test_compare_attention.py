@@ -208,6 +208,12 @@ class TestStatistics:
         p = largest_difference_p_values(attention, own, deals)
         assert (p <= 0.05).nonzero().flatten().tolist() == [17]
 
+    def test_attention_that_is_the_same_in_all_heads_separates_nothing(self) -> None:
+        """Over one head there is no correlation, so no p-value either."""
+        own = torch.tensor([True, True, True, False, False, False])
+        deals, _ = other_deals(own, 99)
+        assert math.isnan(separation_p_value(torch.rand(6, 1), own, deals))
+
     def test_the_order_of_heads_and_words_does_not_matter(self) -> None:
         generator = torch.Generator().manual_seed(1)
         x = torch.rand(8, 30, generator=generator, dtype=torch.float64)

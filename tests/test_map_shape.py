@@ -53,6 +53,14 @@ def test_renumbering_keeps_layers_and_moves_heads() -> None:
     assert len({tuple(one.flatten().tolist()) for one in drawn}) == 20
 
 
+def test_a_map_that_no_permutation_changes_is_as_common_as_can_be() -> None:
+    """Heads of a layer count alike, so that every permuted map is the map itself; sums in float32 tell them apart."""
+    rows = torch.rand(3, 30, 1, generator=torch.Generator().manual_seed(0)).expand(3, 30, 9)
+    shapes = MapShapes.of(("a", "b", "c"), (rows / rows.sum((1, 2), keepdim=True)).contiguous(), n_null=499)
+    assert shapes.corner_p.tolist() == shapes.diagonal_p.tolist() == [1.0] * 3
+    assert shapes.corners.dtype == shapes.diagonal.dtype == torch.float32
+
+
 def test_a_diagonal_is_found_and_one_bright_layer_is_none() -> None:
     diagonal, layer = torch.eye(8) / 8, torch.zeros(8, 8)
     layer[5] = 1 / 8

@@ -171,14 +171,16 @@ def q_values(p_values: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
 def rank_p_value(own: float, draws: Sequence[float] | Tensor, side: Literal["greater", "less"] = "greater") -> float:
     """Share of the draws, the own value counted as one of them, that are at least as extreme as the own value.
 
-    Never smaller than ``1 / (1 + number of draws)``; NaN without draws. With all sets there are it is exact.
+    Never smaller than ``1 / (1 + number of draws)``; NaN without draws, and where the own value or a draw is NaN. With
+    all sets there are it is exact.
 
     Example:
         >>> rank_p_value(3.0, [1.0, 2.0, 3.0])
         0.5
     """
     drawn = torch.as_tensor(draws, dtype=torch.float64)
-    if not len(drawn):
+    # NaN is neither more nor less extreme: counted as less, a value that is not defined would be the rarest of all.
+    if not len(drawn) or math.isnan(own) or bool(drawn.isnan().any()):
         return float("nan")
     # Equal values that were added up in another order count as equal.
     slack = 1e-9 * max(1.0, abs(own))

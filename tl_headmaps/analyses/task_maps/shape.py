@@ -69,7 +69,8 @@ class MapShapes:
         """Shapes of maps whose heads add up to one; rows of NaN are layers without heads."""
         if n_null < 1:
             raise UsageError(f"n_null={n_null} is too few: a shape needs its null. Use 1 or more.")
-        maps = shares.nan_to_num(nan=0.0)
+        # In float64: in float32 a map that no permutation changes differs from itself by rounding, and ties are lost.
+        maps = shares.nan_to_num(nan=0.0).double()
         generator = np.random.default_rng(seed)
         corners, diagonal = corner_shares(maps), diagonal_correlation(maps)
         corner_p, diagonal_p = [], []
@@ -80,11 +81,11 @@ class MapShapes:
         return cls(
             functions=tuple(functions),
             n_heads=int((~shares[0].isnan()).sum()),
-            n_effective=effective_number(maps),
-            centre=centre_of_mass(maps),
-            corners=corners,
+            n_effective=effective_number(maps).float(),
+            centre=centre_of_mass(maps).float(),
+            corners=corners.float(),
             corner_p=torch.tensor(corner_p),
-            diagonal=diagonal,
+            diagonal=diagonal.float(),
             diagonal_p=torch.tensor(diagonal_p),
         )
 
