@@ -49,6 +49,7 @@ from tl_headmaps.scorers.probe import (
     word_counts,
     word_products,
 )
+from tl_headmaps.scorers.statistics import rank_p_value
 from tl_headmaps.scorers.tasks import (
     Features,
     cells_of,
@@ -625,22 +626,42 @@ def test_heads_are_chosen_without_the_item_they_are_ablated_for(planted: Any, pl
 
 def test_draws_are_sets_like_the_own_heads_fold_by_fold() -> None:
     own = torch.zeros(3, 4, 5, dtype=torch.bool)
-    own[0, 1, 2] = own[0, 3, 0] = own[1, 1, 1] = own[1, 1, 3] = own[2, 0, 0] = own[2, 2, 4] = True
+    own[0, 1, 2] = own[0, 3, 0] = own[1, 1, 2] = own[1, 1, 3] = own[2, 0, 0] = own[2, 2, 4] = True
     everything = [HeadIndex(layer, head) for layer in range(4) for head in range(5)]
     draws = _matched(own, everything, 12, 0)
-    # Two heads of a layer of five have nine other pairs, too few: in the second fold a neighbour is pooled with it.
-    assert draws.masks.shape == (12, 3, 4, 5) and draws.n_moved == 2
-    for fold in range(3):
-        sets = draws.masks[:, fold]
-        assert len(sets.unique(dim=0)) == 12 and not bool((sets == own[fold]).all((-1, -2)).any()), "different sets"
-        layers = sets.sum(-1)
-        assert torch.equal(layers.sum(-1), torch.full((12,), 2))
-        if fold != 1:
-            assert torch.equal(layers, own[fold].sum(-1).expand(12, -1))
+    assert draws.masks.shape == (12, 3, 4, 5) and draws.n_moved == 0
+    assert len(draws.masks.unique(dim=0)) == 12 and not bool((draws.masks == own).all((-1, -2, -3)).any())
+    assert torch.equal(draws.masks.sum(-1), own.sum(-1).expand(12, -1, -1)), "as many of each layer, in each fold"
+    shared = draws.masks.flatten(2).double() @ draws.masks.flatten(2).double().mT
+    assert torch.equal(shared[0], own.flatten(1).double() @ own.flatten(1).double().T), "folds share as many heads"
+    assert torch.equal(shared, shared[:1].expand(12, -1, -1))
     assert bool((draws.masks[:, 0] & own[0]).any()), "they may share heads with the own set, which is one like them"
-    assert not bool(draws.masks[:, 1, 3].any()), "the layer farthest off stays out"
+    # Two heads of a layer of five have nine other pairs, too few: a neighbour is pooled with it, the farthest is not.
+    pooled = _matched(own[1:2], everything, 12, 0)
+    assert pooled.n_moved == 2 and len(pooled.masks) == 12 and not bool(pooled.masks[:, 0, 3].any())
     alone = _matched(own[:1, :, :1] | torch.tensor([[[False], [True], [False], [False]]]), everything[::5], 12, 0)
     assert alone.n_moved == 2 and len(alone.masks) == 5, "all other pairs of four heads"
+
+
+def test_random_heads_that_are_the_same_in_all_folds_get_no_small_p_values() -> None:
+    """What heads are worth is drawn at random, their margin is the mean over folds.
+
+    With draws of their own in each fold, other sets would average out what the own set does not: .14 of these p-values
+    would be at most .05.
+    """
+    generator = np.random.default_rng(0)
+    everything = [HeadIndex(layer, head) for layer in range(3) for head in range(9)]
+    p_values = []
+    for seed in range(400):
+        worth = torch.from_numpy(generator.normal(size=(3, 9)))
+        own = torch.zeros(5, 3, 9, dtype=torch.bool)
+        own[:, torch.arange(3), torch.from_numpy(generator.integers(9, size=3))] = True
+        # In one fold another head was chosen.
+        own[4] = own[4].roll(1, -1)
+        masks = _matched(own, everything, 39, seed).masks
+        lost, others = ((mask * worth).sum((-1, -2)).mean(-1) for mask in (own, masks))
+        p_values.append(rank_p_value(float(lost), others, "less"))
+    assert np.mean(np.array(p_values) <= 0.05) < 0.08
 
 
 def test_the_p_value_is_the_rank_of_the_own_heads_not_of_the_items(planted: Any, planted_maps: TaskMaps) -> None:

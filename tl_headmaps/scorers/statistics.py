@@ -6,7 +6,8 @@ target or a stem, documents of a text, heads of the same layers. Items inside a 
 
 import itertools
 import math
-from collections.abc import Hashable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import EllipsisType
 from typing import Literal
@@ -390,55 +391,125 @@ def sets_like(
         >>> len(found.sets), found.exact, found.moved  # 15 twos of the first layer, 6 heads of the second
         (89, True, ())
     """
+    found = renamed_sets([own], everything, n, least=least, seed=seed)
+    return MatchedSets(tuple(sets[0] for sets in found.sets), found.exact, found.moved)
+
+
+@dataclass(frozen=True)
+class RenamedSets:
+    """Several own sets with heads renamed: ``sets[draw][number]`` is like own set ``number``.
+
+    Attributes:
+        sets: What each renaming makes of the own sets.
+        exact: Whether these are all there are.
+        moved: Own heads of pooled layers.
+    """
+
+    sets: tuple[tuple[tuple[HeadIndex, ...], ...], ...]
+    exact: bool
+    moved: tuple[HeadIndex, ...]
+
+
+def renamed_sets(
+    owns: Sequence[Sequence[HeadIndex]], everything: Iterable[HeadIndex], n: int, *, least: int = 19, seed: int = 0
+) -> RenamedSets:
+    """Up to ``n`` different renamings of heads within their layers, each applied to all own sets at once.
+
+    What own sets have in common, their renamed forms have in common too. That matters where something is averaged over
+    the sets (the heads of a function, chosen anew for each fold): independent draws for each would average out what
+    nearly equal sets do not, and a random choice of heads would look rare too often.
+
+    Layers are pooled as in :func:`sets_like`, which is the case of one set: while a pool has a single arrangement of
+    own heads, or all pools together fewer than ``least`` others.
+
+    Example:
+        >>> heads = [HeadIndex(0, head) for head in range(3)]
+        >>> found = renamed_sets([heads[:1], heads[:2]], heads, 99)
+        >>> len(found.sets), found.exact  # the first set is in the second, whatever the names
+        (5, True)
+        >>> [str(head) for one in found.sets[0] for head in one]
+        ['L0H0', 'L0H0', 'L0H2']
+    """
     by_layer: dict[int, list[HeadIndex]] = {}
     for head in everything:
         by_layer.setdefault(head.layer, []).append(head)
-    pools = [{layer} for layer in dict.fromkeys(head.layer for head in own)]
+    members_of = {head: tuple(number for number, own in enumerate(owns) if head in own) for own in owns for head in own}
+    own_layers = [head.layer for head in members_of]
+    pools = [{layer} for layer in dict.fromkeys(own_layers)]
     pooled: set[int] = set()
 
-    def sizes() -> list[tuple[int, int]]:
-        """Heads of each pool, and how many of them are own."""
-        return [(sum(len(by_layer[x]) for x in pool), sum(head.layer in pool for head in own)) for pool in pools]
+    def heads_of(pool: set[int]) -> list[HeadIndex]:
+        return [head for layer in sorted(pool) for head in by_layer[layer]]
 
-    def n_sets() -> int:
-        return math.prod(math.comb(size, count) for size, count in sizes())
+    def n_ways(pool: set[int]) -> int:
+        """Different arrangements of the own heads of a pool: heads of the same own sets are interchangeable."""
+        heads = heads_of(pool)
+        alike = Counter(members_of.get(head) for head in heads).values()
+        return math.factorial(len(heads)) // math.prod(map(math.factorial, alike))
 
     def nearest(pool: set[int]) -> int:
         """The layer outside that is nearest to a layer of own heads in the pool."""
-        inside = [head.layer for head in own if head.layer in pool]
+        inside = [layer for layer in own_layers if layer in pool]
         outside = (layer for layer in by_layer if layer not in pool)
         return min(outside, key=lambda layer: (min(abs(layer - one) for one in inside), layer))
 
     while True:
-        # First those whose heads are all own: no other set has others of theirs.
-        tight = [pool for pool, (size, count) in zip(pools, sizes(), strict=True) if size == count]
-        narrow = [pool for pool in tight or (pools if n_sets() - 1 < least else []) if len(pool) < len(by_layer)]
+        # First those that can be arranged in one way only: no other set has others of theirs.
+        ways = [n_ways(pool) for pool in pools]
+        tight = [pool for pool, count in zip(pools, ways, strict=True) if count == 1]
+        narrow = [pool for pool in tight or (pools if math.prod(ways) - 1 < least else []) if len(pool) < len(by_layer)]
         if not narrow:
             break
         for pool in narrow:
             pool.add(nearest(pool))
             pooled |= pool
         pools = _joined(pools)
-    moved = tuple(head for head in own if head.layer in pooled)
-    members = [[head for layer in sorted(pool) for head in by_layer[layer]] for pool in pools]
-    counts = [count for _, count in sizes()]
-    chosen = frozenset(own)
-    exact = n_sets() - 1 <= n
+    heads = [heads_of(pool) for pool in pools]
+    own_arrangement = tuple(tuple(members_of.get(head, ()) for head in pool) for pool in heads)
+    # Heads of no own set come last.
+    sorts = [sorted(pool, key=lambda kind: (not kind, kind)) for pool in own_arrangement]
+    exact = math.prod(ways) - 1 <= n
+    arranged: Iterable[tuple[tuple[tuple[int, ...], ...], ...]]
     if exact:
-        parts = itertools.product(*(itertools.combinations(*pair) for pair in zip(members, counts, strict=True)))
-        sets = [tuple(itertools.chain(*part)) for part in parts]
-        return MatchedSets(tuple(one for one in sets if frozenset(one) != chosen), exact, moved)
-    generator = np.random.default_rng(seed)
-    different: dict[frozenset[HeadIndex], tuple[HeadIndex, ...]] = {}
-    while len(different) < n:
-        drawn = [
-            pool[place]
-            for pool, count in zip(members, counts, strict=True)
-            for place in sorted(generator.permutation(len(pool))[:count].tolist())
+        arranged = (one for one in itertools.product(*map(_arrangements, sorts)) if one != own_arrangement)
+    else:
+        arranged = _drawn_arrangements(sorts, own_arrangement, n, np.random.default_rng(seed))
+
+    def renamed(arrangement: tuple[tuple[tuple[int, ...], ...], ...]) -> tuple[tuple[HeadIndex, ...], ...]:
+        placed = [
+            (head, kind) for pair in zip(heads, arrangement, strict=True) for head, kind in zip(*pair, strict=True)
         ]
-        if frozenset(drawn) != chosen:
-            different.setdefault(frozenset(drawn), tuple(drawn))
-    return MatchedSets(tuple(different.values()), exact, moved)
+        return tuple(tuple(head for head, kind in placed if number in kind) for number in range(len(owns)))
+
+    return RenamedSets(tuple(map(renamed, arranged)), exact, tuple(head for head in members_of if head.layer in pooled))
+
+
+def _arrangements(kinds: Sequence[tuple[int, ...]]) -> Iterator[tuple[tuple[int, ...], ...]]:
+    """Every different order of some things, of which several may be alike."""
+    if not kinds:
+        yield ()
+    for kind in dict.fromkeys(kinds):
+        rest = list(kinds)
+        rest.remove(kind)
+        yield from ((kind, *others) for others in _arrangements(rest))
+
+
+def _drawn_arrangements(
+    sorts: Sequence[Sequence[tuple[int, ...]]],
+    own: tuple[tuple[tuple[int, ...], ...], ...],
+    n: int,
+    generator: np.random.Generator,
+) -> Iterable[tuple[tuple[tuple[int, ...], ...], ...]]:
+    """So many different ones at random, pool by pool, none of them the own one."""
+    different: dict[tuple[tuple[tuple[int, ...], ...], ...], None] = {}
+    while len(different) < n:
+        drawn = []
+        for kinds in sorts:
+            places = generator.permutation(len(kinds)).tolist()
+            drawn.append(tuple(kind for _, kind in sorted(zip(places, kinds, strict=True))))
+        if tuple(drawn) != own:
+            different[tuple(drawn)] = None
+    return different
 
 
 def _joined(pools: list[set[int]]) -> list[set[int]]:
