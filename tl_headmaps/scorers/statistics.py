@@ -47,7 +47,7 @@ class RunningRatio:
     """Ratio of two means over units (texts, batches) with its 95% interval, in constant memory.
 
     With ``y = 1`` it is the mean of x. The interval is Student's, with the spread of ``x - ratio * y`` over units
-    (delta method); it needs two units.
+    (delta method); it needs two units. A unit may count for some places only: the others know nothing of it.
 
     Example:
         >>> mean = RunningRatio()
@@ -59,7 +59,7 @@ class RunningRatio:
     """
 
     def __init__(self, *shape: int) -> None:
-        self._count = 0
+        self._count = torch.zeros((), dtype=torch.float64)
         self._sums = {name: torch.zeros(shape, dtype=torch.float64) for name in ("x", "y", "xx", "xy", "yy")}
 
     def add(self, x: Tensor, y: Tensor | float = 1.0, *, at: int | tuple[int, slice] | EllipsisType = ...) -> None:
@@ -68,9 +68,9 @@ class RunningRatio:
         for name, value in (("x", x), ("y", y), ("xx", x * x), ("xy", x * y), ("yy", y * y)):
             self._sums[name][at] += value
 
-    def next_unit(self) -> None:
-        """The unit is complete."""
-        self._count += 1
+    def next_unit(self, counted: Tensor | float = 1.0) -> None:
+        """The unit is complete; ``counted`` is 0 where it has no say (its x and y are 0 there, too)."""
+        self._count = self._count + torch.as_tensor(counted, dtype=torch.float64)
 
     def ratio(self) -> Tensor:
         """Mean of x over mean of y; NaN where y is 0."""
@@ -78,15 +78,15 @@ class RunningRatio:
 
     def half_width(self) -> Tensor:
         """Half of the 95% interval; NaN for fewer than two units."""
-        ratio, n = self.ratio(), self._count
-        if n < 2:
-            return torch.full_like(ratio, float("nan"))
-        from scipy.stats import t as student
+        from scipy.special import stdtrit
 
+        ratio, n = self.ratio(), self._count
         # Residuals x - ratio * y have mean zero, so their sum of squares is their spread.
         squares = self._sums["xx"] - 2 * ratio * self._sums["xy"] + ratio.square() * self._sums["yy"]
-        spread = (squares.clamp_min(0) * n / (n - 1)).sqrt()
-        return float(student.ppf(0.975, n - 1)) * spread / self._sums["y"]
+        freedom = (n - 1).clamp_min(1)
+        spread = (squares.clamp_min(0) * n / freedom).sqrt()
+        quantile = torch.as_tensor(stdtrit(freedom.numpy(), 0.975))
+        return torch.where(n < 2, float("nan"), quantile * spread / self._sums["y"])
 
     def p_value(self) -> Tensor:
         """One-sided p-value of a ratio above 0 (Student's); NaN for fewer than four units, or if all are alike.
@@ -99,14 +99,13 @@ class RunningRatio:
             >>> round(float(mean.p_value()), 4)
             0.0081
         """
-        n, ratio = self._count, self.ratio()
-        if n < LEAST_UNITS:
-            return torch.full_like(ratio, float("nan"))
         from scipy.special import stdtr, stdtrit
 
-        error = self.half_width() / float(stdtrit(n - 1, 0.975))
-        known = error > 1e-12 * (1 + ratio.abs())
-        p = torch.from_numpy(np.asarray(stdtr(n - 1, -(ratio / error.clamp_min(1e-300)).numpy())))
+        n, ratio = self._count, self.ratio()
+        freedom = (n - 1).clamp_min(1).numpy()
+        error = self.half_width() / torch.as_tensor(stdtrit(freedom, 0.975))
+        known = (n >= LEAST_UNITS) & (error > 1e-12 * (1 + ratio.abs()))
+        p = torch.as_tensor(stdtr(freedom, -(ratio / error.clamp_min(1e-300)).numpy()))
         return torch.where(known, p, float("nan"))
 
 
