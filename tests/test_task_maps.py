@@ -278,6 +278,20 @@ def test_labels_are_exchanged_among_items_that_differ_in_nothing_else() -> None:
     assert groups.tolist() == [0, 0, 1, 1, 2, 2] and kinds == ("contents", "folds", "matched sets")
 
 
+def test_labels_are_exchanged_where_every_function_has_formats_of_its_own() -> None:
+    """Formats a0 and a1 of one function, b0 and b1 of the other: within a format all labels are equal."""
+    labels = torch.arange(40) % 2
+    items = [
+        TaskItem(f"{word(5 + n)}", word(4), NAMES[n % 2], content=f"c{n}", format=f"{'ab'[n % 2]}{n // 2 % 2}")
+        for n in range(40)
+    ]
+    design = _Design.of(Tasks(tuple(items)), 5, 0)
+    assert int(design.wordings.max()) == 3 and design.exchanged == ("folds",)
+    for group in design.groups.unique():
+        own = design.groups == group
+        assert len(labels[own].unique()) == 2 and len(design.folds[own].unique()) == 1
+
+
 def test_shuffled_labels_stay_inside_matched_sets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every null has, in every set, the functions that the set has; and it is not always the same null."""
     tasks = load_tasks().sample(12)
