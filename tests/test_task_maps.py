@@ -156,6 +156,49 @@ def test_words_that_give_the_label_away_leave_nothing_to_the_heads(tmp_path: Pat
     assert float(found.importance_plain.max()) > 4 * float(found.importance.max())
 
 
+def test_stability_is_told_from_two_halves_of_the_contents(planted_maps: TaskMaps) -> None:
+    """Disjoint contents, so other items; the number is SciPy's, and the text says what it is not."""
+    from scipy.stats import spearmanr
+
+    tasks = slot_tasks()
+    first, second = (folds >= 0 for folds in _Design.of(tasks, 5, 0).halves)
+    assert torch.equal(first, ~second) and 40 <= int(first.sum()) <= 80
+    contents = [
+        {item.content for item, own in zip(tasks.items, half.tolist(), strict=True) if own} for half in (first, second)
+    ]
+    assert not contents[0] & contents[1]
+    one, other = planted_maps.importance_halves
+    expected = [spearmanr(a.flatten(), b.flatten()).statistic for a, b in zip(one, other, strict=True)]
+    np.testing.assert_allclose(planted_maps.stability, expected, atol=1e-6)
+    assert planted_maps.stable == (min(expected) >= 0.8)
+    text = " ".join(str(planted_maps).split())
+    assert "stability: rank correlation of the maps from two disjoint halves of the contents, not of two seeds" in text
+    for function, value in zip(planted_maps.functions, expected, strict=True):
+        row = next(line for line in str(planted_maps).splitlines() if line.startswith(function))
+        assert f" {value:.2f} " in row, "the table shows it"
+
+
+@pytest.mark.once
+def test_maps_of_heads_that_know_one_half_of_the_contents_are_unstable_though_seeds_agree() -> None:
+    """Head 0 tells functions apart in one half of the contents, head 1 in the other: reseeding would not show it."""
+    tasks = slot_tasks()
+    design = _Design.of(tasks, 5, 0)
+    noise = 0.1 * torch.randn(len(tasks), 8, generator=torch.Generator().manual_seed(0))
+    known = torch.stack([(folds >= 0).float() for folds in design.halves], 1).repeat_interleave(4, 1)
+    values = noise + known * one_hot(design.labels, 4).float().repeat(1, 2)
+
+    def probed(seed: int) -> Any:
+        with_seed = replace(_Design.of(tasks, 5, seed), halves=design.halves)
+        return _probed(Features(lambda layer: values, 1, 2), with_seed, n_null=1, seed=seed, progress=lambda n: None)
+
+    found, again = probed(0), probed(1)
+    for half in (0, 1):
+        own, other = found.halves[half, :, 0, half], found.halves[half, :, 0, 1 - half]
+        assert bool((own > 4 * other.abs()).all())
+    assert rank_correlations(*found.halves).tolist() == [-1.0] * 4
+    torch.testing.assert_close(found.importance, again.importance, rtol=0.2, atol=0.0)
+
+
 def test_the_last_position_finds_them_too(planted: Any, tmp_path: Path) -> None:
     found = task_maps(planted, slot_tasks(), positions="last", n_null=1, cache_dir=tmp_path, progress=False)
     assert float(found.probe_accuracy.min()) > 0.9
