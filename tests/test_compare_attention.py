@@ -145,9 +145,10 @@ class TestTheCall:
         with pytest.raises(HeadMapsError, match=sentence):
             compare_attention(shared_model("llama"), phrases, key, control=control, prepend_bos=False)
 
-    def test_no_other_deal_is_refused(self) -> None:
-        with pytest.raises(HeadMapsError, match="n_null=0 tries no other deal"):
-            compare_attention(shared_model("llama"), {**FIRST, **SECOND}, "word9", n_null=0)
+    def test_no_other_deal_or_too_many_are_refused(self) -> None:
+        for n in (0, 10**15):
+            with pytest.raises(HeadMapsError, match=f"n_null={n} is impossible; it must be from 1 to 100,000"):
+                compare_attention(shared_model("llama"), {**FIRST, **SECOND}, "word9", n_null=n)
         with pytest.raises(HeadMapsError, match="'word6' was not asked about"):
             compare_attention(shared_model("llama"), {**FIRST, **SECOND}, "word9").mean("word6")
 

@@ -78,7 +78,7 @@ def test_a_diagonal_is_found_and_one_bright_layer_is_none() -> None:
     assert "diagonal has a diagonal" in said and "over 4 tests" in said
     assert " ".join(said.split()) in " ".join(text.split())
     assert "none of 2 maps has a diagonal or a full corner. The most" in shapes.verdict(q=0.001)
-    with pytest.raises(UsageError, match="n_null=0 is too few"):
+    with pytest.raises(UsageError, match="n_null=0 is impossible; it must be from 1 to 100,000"):
         MapShapes.of(("one",), torch.eye(2)[None], n_null=0)
     nothing = MapShapes.of(("none",), torch.zeros(1, 2, 2), n_null=9)
     assert nothing.n_effective.tolist() == [0.0] and not bool(nothing.corners.isnan().any())

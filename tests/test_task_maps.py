@@ -611,7 +611,7 @@ def test_ablating_the_heads_of_a_function_breaks_that_function_alone(planted_map
     assert "4 of 4 functions are testable: the model answers them above chance\n" in str(found)
     sure = replace(found, q_value=torch.full((4,), 0.04))
     assert sure.verdicts == ("worse",) * 4 and "Worse without own heads than without others" in sure.figure().data.note
-    with pytest.raises(UsageError, match="n_random=0 must be at least 1"):
+    with pytest.raises(UsageError, match="n_random=0 is impossible; it must be from 1 to 100,000"):
         verify_tasks(model, maps, tasks, n_random=0, **options)
 
 
@@ -645,9 +645,9 @@ def test_verification_needs_the_items_and_the_model_of_the_maps(planted: Any, pl
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"max_heads": 0}, "max_heads=0 must be at least 1"),
-        ({"n_random": 0}, "n_random=0 must be at least 1"),
-        ({"n_items": 0}, "n_items=0 must be at least 1"),
+        ({"max_heads": 0}, "max_heads=0 is impossible; it must be at least 1"),
+        ({"n_random": 10**15}, "n_random=1000000000000000 is impossible; it must be from 1 to 100,000"),
+        ({"n_items": 0}, "n_items=0 is impossible; it must be at least 1"),
     ],
 )
 def test_bad_options_of_a_verification_are_refused(
@@ -826,7 +826,8 @@ def test_tables_selections_and_text(planted: Any, planted_maps: TaskMaps, tmp_pa
     ("options", "message"),
     [
         ({"positions": "first"}, "positions='first' is not known"),
-        ({"n_null": 0}, "n_null=0 is too few: a map needs its null"),
+        ({"n_null": 0}, "n_null=0 is impossible; it must be from 1 to 10,000"),
+        ({"n_null": 10**15}, "n_null=1000000000000000 is impossible; it must be from 1 to 10,000"),
         ({"n_folds": 2}, "n_folds=2 is too few"),
         ({"n_folds": 11}, "have 10 contents, which cannot be split into 11 folds"),
     ],

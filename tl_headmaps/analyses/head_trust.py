@@ -29,7 +29,7 @@ from ..core.ambient import steady
 from ..core.errors import UsageError
 from ..core.progress import Progress
 from ..core.provenance import Provenance
-from ..core.types import HeadIndex, HeadLike, Model, Preset, by_layer
+from ..core.types import HeadIndex, HeadLike, Model, Preset, by_layer, check_count
 from ..data.prompts import neutral_prompts
 from ..data.texts import Sample, describe_source, split_texts
 from ..renderers.figure import Figure
@@ -45,6 +45,9 @@ VECTORS: tuple[str, ...] = ("folded", "met")
 """Which vectors of a token predict what is written: without context, or as met behind neutral prompts."""
 
 _MIN_DOCUMENTS = 4
+_MOST_NULL = 1000
+"""Draws of the null, at most: only their mean is told, and each is as much work as the shares themselves."""
+
 _N_PROMPTS = 2
 """Prompts behind which tokens are met: there are thousands of tokens in a text."""
 
@@ -200,8 +203,7 @@ def head_trust(
         1.0
     """
     check_runs(model)
-    if n_null < 1:
-        raise UsageError(f"n_null={n_null} must be at least 1.")
+    check_count("n_null", n_null, most=_MOST_NULL)
     if max_tokens is not None and max_tokens < 3:
         raise UsageError(f"max_tokens={max_tokens} is too short. A document needs at least 3 tokens.")
     weights = HeadWeights.from_model(model)

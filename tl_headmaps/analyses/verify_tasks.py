@@ -25,7 +25,7 @@ from ..core.ambient import steady
 from ..core.errors import UsageError
 from ..core.progress import Progress
 from ..core.provenance import Provenance
-from ..core.types import HeadIndex, Model
+from ..core.types import MOST_DRAWS, HeadIndex, Model, check_count
 from ..data.tasks import FUNCTIONS, Tasks, with_alternatives
 from ..renderers import heat
 from ..renderers.figure import Figure
@@ -250,10 +250,9 @@ class TaskVerification(Result):
 
 
 def check_verification(**counts: int | None) -> None:
-    """Refuse numbers of items, draws or heads below 1, before the long work whose result is verified."""
+    """Refuse impossible numbers of items, draws or heads, before the long work whose result is verified."""
     for name, value in counts.items():
-        if value is not None and value < 1:
-            raise UsageError(f"{name}={value} must be at least 1. Give a larger number, or leave it out.")
+        check_count(name, value, most=MOST_DRAWS if name == "n_random" else None)
 
 
 @steady

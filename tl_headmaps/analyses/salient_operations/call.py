@@ -18,7 +18,7 @@ from ...circuits.maps import CircuitMaps, MetSources
 from ...circuits.ov import ov_maps
 from ...core.ambient import steady
 from ...core.errors import UsageError
-from ...core.types import Circuit, HeadLike, LayerLike, Model, Preset, by_layer, check_choice
+from ...core.types import Circuit, HeadLike, LayerLike, Model, Preset, by_layer, check_choice, check_count
 from ...core.vocabulary import token_strings
 from ...data.prompts import neutral_prompts
 from ...naming.namer import NAMING_TARGETS, NAMING_TOKENS, Describe, HeadName, Namer
@@ -82,9 +82,8 @@ def salient_operations(
     """
     check_choice(circuit, Circuit, "circuit")
     check_choice(preset, Preset, "preset")
-    for name, value in (("n_tokens", n_tokens), ("n_targets", n_targets)):
-        if value < 1:
-            raise UsageError(f"{name}={value} is impossible; it must be at least 1.")
+    check_count("n_tokens", n_tokens)
+    check_count("n_targets", n_targets)
     weights = HeadWeights.of(model)
     named = None if heads is None else weights.named_heads(heads)
     chosen = weights.chosen_heads(named, layers)
