@@ -186,3 +186,5 @@ def test_few_documents_have_no_interval() -> None:
     result = trust(random_model("llama"), documents(8))
     assert result.n_documents == 2
     assert bool(result.interval_low["met"].isnan().all()) and not bool(result.token_share["met"].isnan().any())
+    rows = [line.split() for line in str(result).splitlines() if line.startswith(("folded", "met"))]
+    assert [row[3] for row in rows] == ["-", "-"], "no count of heads above their nulls without an interval"

@@ -121,7 +121,8 @@ class HeadTrust(HeadMaps):
         columns += [(f"heads that tokens explain best, of {self.n_measured}", "left")]
         rows = []
         for name, shares in self.token_share.items():
-            above = int((self.interval_low[name] > self.null[name]).sum())
+            known = not bool(self.interval_low[name].isnan().all())
+            above = int((self.interval_low[name] > self.null[name]).sum()) if known else "-"
             best = ", ".join(f"{head} {decimal(value)}" for head, value in self.top(4, name))
             rows.append(
                 [name, decimal(float(shares.nanmean())), decimal(float(self.null[name].nanmean())), above, best]
