@@ -1,5 +1,6 @@
 """Two words and one key: attention against the model's own, statistics against loops, planted differences, refusals."""
 
+import inspect
 import itertools
 import json
 import math
@@ -15,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planted import shared_model
 
-from tl_headmaps import AttentionComparison, Result, compare_attention
+from tl_headmaps import AttentionComparison, Result, association_heads, compare_attention
 from tl_headmaps.core.errors import HeadMapsError
 from tl_headmaps.scorers.attention_comparison import (
     difference_of,
@@ -144,6 +145,16 @@ class TestTheCall:
     def test_bad_input_is_one_sentence(self, phrases: Any, key: str, control: Any, sentence: str) -> None:
         with pytest.raises(HeadMapsError, match=sentence):
             compare_attention(shared_model("llama"), phrases, key, control=control, prepend_bos=False)
+
+    def test_a_name_is_refused_where_there_is_one_map(self) -> None:
+        model = shared_model("llama")
+        pair = association_heads(model, " word3 word4 word5", 2, 1)
+        for result in (pair, compare_attention(model, {**FIRST, **SECOND}, "word9")):
+            with pytest.raises(HeadMapsError, match=r"one map, and none of a name such as 'induction'\. Leave"):
+                result.top(3, "induction")
+        # Past the type checker of the tests, which would refuse it first.
+        with pytest.raises(HeadMapsError, match="measure='angle' is not known"):
+            inspect.unwrap(type(pair).gain)(pair, "angle")
 
     def test_no_other_deal_or_too_many_are_refused(self) -> None:
         for n in (0, 10**15):

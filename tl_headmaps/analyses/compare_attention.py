@@ -108,9 +108,8 @@ class AttentionComparison(HeadMaps):
 
     def top(self, n: int = 5, label: str | None = None) -> list[tuple[HeadIndex, float]]:
         """The ``n`` heads whose attention differs most, either way (ties: lower layer, then lower head)."""
-        return [
-            (head, float(self.difference[head.layer, head.head])) for head, _ in largest_heads(self.values.abs(), n)
-        ]
+        differences = self.head_map(label)
+        return [(head, float(differences[head.layer, head.head])) for head, _ in largest_heads(differences.abs(), n)]
 
     def differ(self, alpha: float = _ALPHA) -> list[HeadIndex]:
         """The heads whose difference is larger than that of any head in all but a share ``alpha`` of other deals."""

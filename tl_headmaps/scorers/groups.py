@@ -2,7 +2,7 @@
 
 *Are the groups of a head sharper than chance?* Attention that falls with distance has modular groups too. So they are
 compared with those found, by the same steps, in draws that keep the head's own distance profile and its sinks
-(:mod:`.distance`). Draws end early where the answer is clear (at least 10 draws as modular, so p is above .05).
+(:mod:`.distance`). Draws end once 10 of them are as modular: the p-value, ten in as many as that took, is valid.
 
 :class:`Grouping` puts these together for many heads, which it visits one at a time, twice: first for the mean over
 heads, which shows the sink and the groups of the combination, then for each head's own groups. Only a few
@@ -44,7 +44,7 @@ none for so few tokens that there is hardly anything to exchange."""
 
 _ENOUGH = 10
 _FIRST_DRAWS = 20
-"""Draws at least as modular after which a head is clearly not special, and draws of the first round; then doubled."""
+"""Draws at least as modular after which a head is not drawn on, and draws of the first round; then doubled."""
 
 _BLOCK = 1 << 21
 """Entries of drawn patterns made at once, if one head does not need more."""

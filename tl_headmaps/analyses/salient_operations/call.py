@@ -113,8 +113,9 @@ def salient_operations(
     if preset == "met":
         met = _MetSalience.of(weights, by_number, usable.mask.cpu(), circuit, n_named, prompts, prepend_bos, progress)
         options, data = options | met.sources.options, met.sources.data
-    elif prompts is not None:
-        raise UsageError(f"prompts= goes with preset='met'; preset={preset!r} puts tokens behind nothing.")
+    elif prompts is not None or prepend_bos is not None:
+        name = "prepend_bos" if prompts is None else "prompts"
+        raise UsageError(f"{name}= goes with preset='met'; preset={preset!r} puts tokens behind nothing.")
     task = _SalientLayers(
         weights,
         by_number,

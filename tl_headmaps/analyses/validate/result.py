@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...core.errors import UsageError
 from ...core.provenance import Provenance
-from ...core.types import HeadIndex
+from ...core.types import HeadIndex, check_choice
 from ...renderers.charts import scatter
 from ...renderers.figure import Figure
 from ...renderers.text import in_words, interval, number, table_text, visible
@@ -133,6 +133,8 @@ class Validation(HeadMaps):
             context: Attention as it is (``"with"``) or wholly on the source (``"without"``); by default both for one
                 relation, and without context for several.
         """
+        if context is not None:
+            check_choice(context, Context, "context")
         names = list(self.relations) if relation is None else [self.relations[self.index_of(relation)]]
         contexts = [context] if context is not None else ["without", "with"] if len(names) == 1 else ["without"]
         n_layers, n_heads = self.static_promote.shape[1:]
