@@ -39,12 +39,12 @@ from ..renderers.text import number as decimal
 from ..renderers.text import table_text
 from ..results import HeadMaps, cells
 from ..scorers.ablation import masks_of
+from ..scorers.statistics import LEAST_UNITS
 from ..scorers.trust import Fit, WriteSums, permuted_within_deciles, share_with_interval, sinks, unexplained
 
 VECTORS: tuple[str, ...] = ("folded", "met")
 """Which vectors of a token predict what is written: without context, or as met behind neutral prompts."""
 
-_MIN_DOCUMENTS = 4
 _MOST_NULL = 1000
 """Draws of the null, at most: only their mean is told, and each is as much work as the shares themselves."""
 
@@ -393,7 +393,7 @@ class _Sums:
         documents = [unexplained(sums, fit, gram) for sums in self.tested[layer, name, draw]]
         left, total = (torch.stack(column) for column in zip(*documents, strict=True))
         share, low, high = share_with_interval(left, total, seed=self.seed)
-        if len(documents) < _MIN_DOCUMENTS:
+        if len(documents) < LEAST_UNITS:
             # Too few to resample: the share stands, its interval does not.
             low, high = torch.full_like(low, torch.nan), torch.full_like(high, torch.nan)
         return share, low, high

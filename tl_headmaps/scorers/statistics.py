@@ -24,7 +24,7 @@ from ..core.types import HeadIndex
 _Z95 = 1.959963984540054
 
 LEAST_UNITS = 4
-"""Documents or clusters that a test needs."""
+"""Documents or clusters that an interval or a test over them needs: fewer say too little about others."""
 
 
 def wilson_interval(share: Float[Tensor, "*shape"], n: Tensor | int, quantile: float = _Z95) -> tuple[Tensor, Tensor]:
@@ -193,9 +193,10 @@ class MatchedSets:
     """Sets of heads to compare a set with.
 
     Attributes:
-        sets: Each with as many heads of each layer as the own set, aligned with it, and none of its heads.
+        sets: Each with as many heads of each layer as the own set. Of :func:`matched_sets`: aligned with it, and with
+            none of its heads; of :func:`sets_like`: layer by layer, with at least one other.
         exact: Whether these are all the sets there are.
-        moved: Heads of the own set whose layer has too few others, so that a neighbouring layer gives one.
+        moved: Heads of the own set whose layer has too few others, so that neighbouring layers give some.
     """
 
     sets: tuple[tuple[HeadIndex, ...], ...]

@@ -16,7 +16,7 @@ from ...renderers.charts import scatter
 from ...renderers.figure import Figure
 from ...renderers.text import in_words, interval, number, table_text, visible
 from ...results import HeadMaps, cells
-from ...scorers.validation import LEAST_CLUSTERS
+from ...scorers.statistics import LEAST_UNITS
 
 if TYPE_CHECKING:
     from typing import Self
@@ -196,9 +196,9 @@ class Validation(HeadMaps):
             "Intervals are over clusters of pairs that\nshare a target or the beginning of their sources.\n"
             "without context: the last position attends to the source alone; with: what the head really writes there"
         )
-        few = [name for name, n in zip(self.relations, self.agreement["n_clusters"], strict=True) if n < LEAST_CLUSTERS]
+        few = [name for name, n in zip(self.relations, self.agreement["n_clusters"], strict=True) if n < LEAST_UNITS]
         if few:
-            note += f"\nno interval for {', '.join(few)}: fewer than {LEAST_CLUSTERS} clusters of pairs"
+            note += f"\nno interval for {', '.join(few)}: fewer than {LEAST_UNITS} clusters of pairs"
         templates = "\n".join(f"  {visible(template)}" for template in self.templates)
         return self._noted(f"{title}\n\n{table_text(columns, rows)}\n\n{note}\ntemplates:\n{templates}")
 
