@@ -479,6 +479,7 @@ BAD = [
     ({"template": "The capital is"}, UsageError, "must contain <X> exactly once"),
     ({"max_heads": 0}, UsageError, "max_heads=0 is impossible"),
     ({"n_random": -1}, UsageError, "n_random=-1 is impossible"),
+    ({"n_random": 10**15}, UsageError, "n_random=1000000000000000 is impossible; it must be from 0 to 100,000"),
     ({"method": "noise"}, UsageError, "method='noise' is not known"),
     ({"heads": []}, UsageError, "heads= is empty"),
     ({"heads": ["L9H9"]}, UsageError, "There is no head L9H9"),

@@ -1,5 +1,6 @@
 """Two words and one key: attention against the model's own, statistics against loops, planted differences, refusals."""
 
+import inspect
 import itertools
 import json
 import math
@@ -15,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planted import shared_model
 
-from tl_headmaps import AttentionComparison, Result, compare_attention
+from tl_headmaps import AttentionComparison, Result, association_heads, compare_attention
 from tl_headmaps.core.errors import HeadMapsError
 from tl_headmaps.scorers.attention_comparison import (
     difference_of,
@@ -145,9 +146,20 @@ class TestTheCall:
         with pytest.raises(HeadMapsError, match=sentence):
             compare_attention(shared_model("llama"), phrases, key, control=control, prepend_bos=False)
 
-    def test_no_other_deal_is_refused(self) -> None:
-        with pytest.raises(HeadMapsError, match="n_null=0 tries no other deal"):
-            compare_attention(shared_model("llama"), {**FIRST, **SECOND}, "word9", n_null=0)
+    def test_a_name_is_refused_where_there_is_one_map(self) -> None:
+        model = shared_model("llama")
+        pair = association_heads(model, " word3 word4 word5", 2, 1)
+        for result in (pair, compare_attention(model, {**FIRST, **SECOND}, "word9")):
+            with pytest.raises(HeadMapsError, match=r"one map, and none of a name such as 'induction'\. Leave"):
+                result.top(3, "induction")
+        # Past the type checker of the tests, which would refuse it first.
+        with pytest.raises(HeadMapsError, match="measure='angle' is not known"):
+            inspect.unwrap(type(pair).gain)(pair, "angle")
+
+    def test_no_other_deal_or_too_many_are_refused(self) -> None:
+        for n in (0, 10**15):
+            with pytest.raises(HeadMapsError, match=f"n_null={n} is impossible; it must be from 1 to 100,000"):
+                compare_attention(shared_model("llama"), {**FIRST, **SECOND}, "word9", n_null=n)
         with pytest.raises(HeadMapsError, match="'word6' was not asked about"):
             compare_attention(shared_model("llama"), {**FIRST, **SECOND}, "word9").mean("word6")
 
@@ -207,6 +219,12 @@ class TestStatistics:
         deals, _ = other_deals(own, 2000)
         p = largest_difference_p_values(attention, own, deals)
         assert (p <= 0.05).nonzero().flatten().tolist() == [17]
+
+    def test_attention_that_is_the_same_in_all_heads_separates_nothing(self) -> None:
+        """Over one head there is no correlation, so no p-value either."""
+        own = torch.tensor([True, True, True, False, False, False])
+        deals, _ = other_deals(own, 99)
+        assert math.isnan(separation_p_value(torch.rand(6, 1), own, deals))
 
     def test_the_order_of_heads_and_words_does_not_matter(self) -> None:
         generator = torch.Generator().manual_seed(1)

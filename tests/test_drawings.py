@@ -1,5 +1,6 @@
 """Every kind of result has a picture that says what the result says."""
 
+import inspect
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from tl_headmaps import (
     grouping_profile,
     validate,
 )
+from tl_headmaps.core.errors import UsageError
 from tl_headmaps.results import Result, kinds
 
 V = torch.tensor([[0.1, 0.2, 0.3], [-0.8, 0.3, -0.1], [0.5, -0.1, -0.4]])
@@ -48,6 +50,9 @@ def values_of(figure: Any, name: str) -> torch.Tensor:
 
 def test_validation(model: Any, relation: Relation) -> None:
     found = validate(model, relation, progress=False, preset="folded")
+    # Past the type checker of the tests, which would refuse it first.
+    with pytest.raises(UsageError, match="context='both' is not known"):
+        inspect.unwrap(type(found).figure)(found, context="both")
     figure = found.figure()
     assert isinstance(figure, Figure)
     series = {one.name: one for one in figure.data.series}
@@ -98,6 +103,9 @@ def test_attention_groups() -> None:
     figure = found.figure()
     assert "It" in figure.html and "H0" in figure.html
     assert "ColoredTokens" in found.figure(view="tokens").html
+    for ignored in ({"head": "L0H1"}, {"names": ["a", "b", "c"]}):
+        with pytest.raises(UsageError, match="head= and names= have no say in it"):
+            found.figure(view="tokens", **ignored)
 
 
 def test_grouping_profile(model: Any) -> None:

@@ -155,6 +155,23 @@ class TestRunningRatio:
         one.next_unit()
         assert float(one.ratio()) == 0.5 and bool(one.half_width().isnan().all())
 
+    def test_units_that_do_not_count_for_a_place_are_as_good_as_not_there(self) -> None:
+        values = torch.tensor([[0.1, 0.2], [0.3, 0.0], [0.2, 0.0], [0.4, 0.0], [0.6, 0.9]])
+        counted = torch.tensor([[1.0, 1.0], [1.0, 0.0], [1.0, 0.0], [1.0, 0.0], [1.0, 1.0]])
+        both = RunningRatio(2)
+        for x, y in zip(values, counted, strict=True):
+            both.add(x, y)
+            both.next_unit(y)
+        for place in range(2):
+            alone = RunningRatio()
+            for x in values[counted[:, place] > 0, place]:
+                alone.add(x)
+                alone.next_unit()
+            for name in ("ratio", "half_width", "p_value"):
+                one, other = getattr(both, name)()[place], getattr(alone, name)()
+                torch.testing.assert_close(one, other, equal_nan=True)
+        assert float(both.half_width()[1]) > 4 and bool(both.p_value()[1].isnan()), "two units, not five"
+
 
 def sentence(*ids: int) -> str:
     return "".join(f" {word(token)}" for token in ids)
@@ -217,6 +234,21 @@ class TestModels:
         assert isinstance(loaded, GroupingProfile) and loaded == found and str(loaded) == str(found)
         assert json.loads(found.to_json())["kind"] == "grouping_profile"
         assert len(list(found.to_rows())) == 6 * 3 * 4
+
+    def test_random_tokens_lend_no_certainty_to_the_scores_of_sentences(self) -> None:
+        """Sentences are read in the one text of prose alone, whatever number of random sequences stand beside it."""
+        found = grouping_profile(shared_model("llama"), max_texts=1, progress=False)
+        assert found.n_repeated and found.n_texts == found.n_repeated + 1
+        for name in ("interval_low", "interval_high", "where_possible_low", "where_possible_high", "p_value"):
+            values = getattr(found, name)
+            assert bool(values[found.index_of("sentence_block")].isnan().all()), name
+            assert not bool(values[found.index_of("previous_token")].isnan().any()), name
+
+    def test_heads_that_were_not_asked_for_are_empty_in_every_map(self) -> None:
+        found = grouping_profile(shared_model("llama"), [sentence(3, 9, 4, 9, 5)] * 2, heads="L1H2", progress=False)
+        for name in ("values", "null", "where_possible", "where_possible_null"):
+            known = (~getattr(found, name).isnan()).any(0).nonzero().tolist()
+            assert known == [[1, 2]], name
 
     def test_bad_input(self) -> None:
         model = shared_model("llama")

@@ -607,10 +607,31 @@ class TestBadInput:
             ({"n_groups": 0}, "n_groups=0"),
             ({"n_groups": 4}, "3 of 3 tokens are grouped, sinks are not. Give 3 or fewer"),
             ({"n_groups": 2, "method": "components"}, "method='components' is impossible"),
-            ({"n_null": -1}, "n_null=-1 is impossible: give 0 or more"),
+            ({"n_null": -1}, "n_null=-1 is impossible; it must be from 0 to 100,000"),
+            ({"n_null": 10**15}, "n_null=1000000000000000 is impossible; it must be from 0 to 100,000"),
         ):
             with pytest.raises(UsageError, match=sentence):
                 AttentionGroups.from_pattern(torch.ones(3, 3), **options)
+
+    def test_rounds_of_draws_do_not_outgrow_memory_and_change_no_p_value(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Draws of one head used to double without end: half of all draws were made at once."""
+        from tl_headmaps.scorers import groups as scored
+
+        group = torch.tensor([0, 1, 2, 0, 0, 1, 2, 2, 1, 0, 1, 2])
+        pattern = torch.where(group[:, None] == group[None, :], 1.0, 0.05)
+        whole = AttentionGroups.from_pattern(pattern, n_null=399)
+        sizes: list[int] = []
+        plain = scored.DistanceNull.draw
+
+        def draw(self: Any, generator: Any, n_draws: int, *heads: Any) -> Any:
+            sizes.append(n_draws)
+            return plain(self, generator, n_draws, *heads)
+
+        monkeypatch.setattr(scored.DistanceNull, "draw", draw)
+        monkeypatch.setattr(scored, "_MOST_OF_A_HEAD", 30 * 12**2)
+        found = AttentionGroups.from_pattern(pattern, n_null=399)
+        assert max(sizes) == 30
+        assert torch.equal(found.p_value, whole.p_value) and not bool(found.p_value.isnan().any())
 
     def test_an_unknown_method_is_refused_with_a_sentence(self) -> None:
         # Past the type checker of the tests, which would refuse it first.

@@ -172,7 +172,8 @@ def test_shown_beside_relation_scores(preset: Any, tmp_path: Path) -> None:
     ("texts", "options", "sentence"),
     [
         (["word20 word21 word22"] * 3, {}, "documents are too few"),
-        (None, {"n_null": 0}, "n_null=0 must be at least 1"),
+        (None, {"n_null": 0}, "n_null=0 is impossible; it must be from 1 to 1,000"),
+        (None, {"n_null": 10**15}, "n_null=1000000000000000 is impossible; it must be from 1 to 1,000"),
         (None, {"prompts": []}, "prompts= is empty"),
     ],
 )
@@ -185,3 +186,5 @@ def test_few_documents_have_no_interval() -> None:
     result = trust(random_model("llama"), documents(8))
     assert result.n_documents == 2
     assert bool(result.interval_low["met"].isnan().all()) and not bool(result.token_share["met"].isnan().any())
+    rows = [line.split() for line in str(result).splitlines() if line.startswith(("folded", "met"))]
+    assert [row[3] for row in rows] == ["-", "-"], "no count of heads above their nulls without an interval"

@@ -53,6 +53,14 @@ def test_renumbering_keeps_layers_and_moves_heads() -> None:
     assert len({tuple(one.flatten().tolist()) for one in drawn}) == 20
 
 
+def test_a_map_that_no_permutation_changes_is_as_common_as_can_be() -> None:
+    """Heads of a layer count alike, so that every permuted map is the map itself; sums in float32 tell them apart."""
+    rows = torch.rand(3, 30, 1, generator=torch.Generator().manual_seed(0)).expand(3, 30, 9)
+    shapes = MapShapes.of(("a", "b", "c"), (rows / rows.sum((1, 2), keepdim=True)).contiguous(), n_null=499)
+    assert shapes.corner_p.tolist() == shapes.diagonal_p.tolist() == [1.0] * 3
+    assert shapes.corners.dtype == shapes.diagonal.dtype == torch.float32
+
+
 def test_a_diagonal_is_found_and_one_bright_layer_is_none() -> None:
     diagonal, layer = torch.eye(8) / 8, torch.zeros(8, 8)
     layer[5] = 1 / 8
@@ -70,7 +78,7 @@ def test_a_diagonal_is_found_and_one_bright_layer_is_none() -> None:
     assert "diagonal has a diagonal" in said and "over 4 tests" in said
     assert " ".join(said.split()) in " ".join(text.split())
     assert "none of 2 maps has a diagonal or a full corner. The most" in shapes.verdict(q=0.001)
-    with pytest.raises(UsageError, match="n_null=0 is too few"):
+    with pytest.raises(UsageError, match="n_null=0 is impossible; it must be from 1 to 100,000"):
         MapShapes.of(("one",), torch.eye(2)[None], n_null=0)
     nothing = MapShapes.of(("none",), torch.zeros(1, 2, 2), n_null=9)
     assert nothing.n_effective.tolist() == [0.0] and not bool(nothing.corners.isnan().any())

@@ -523,6 +523,7 @@ class TestBadInput:
             ({"vectors": "nowhere", "prompts": [" word5"]}, "Give either the vectors or the prompts"),
             ({"vectors": "nowhere", "prepend_bos": True}, "Give either the vectors or the prompts"),
             ({"preset": "folded", "prompts": [" word5"]}, "prompts= goes with preset='met'"),
+            ({"preset": "folded", "prepend_bos": True}, "prepend_bos= goes with preset='met'"),
         ],
     )
     def test_one_sentence_each(self, options: dict[str, Any], sentence: str) -> None:

@@ -316,6 +316,44 @@ class TestTwins:
     def test_float_twins_tie_after_rows_have_left_given_factors(self) -> None:
         self.check_phases("factor")
 
+    @pytest.mark.parametrize("columns", ["product", "factor"])
+    @pytest.mark.parametrize(("n_heads", "rank"), [(3, 2), (3, 8), (2, 16)])
+    def test_float_twins_tie_at_a_glance_and_with_few_dimensions(
+        self, columns: str, n_heads: int, rank: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Every token twice, and heads so narrow that BLAS rounds the factor of one head other than those of several.
+
+        Targets are among the first of their rows and so are the favoured columns, their twins with them: a twin that
+        came out above its target by rounding would take the place of the last one that counts.
+        """
+        from tl_headmaps.circuits import ranking
+
+        glances = []
+        plain = ranking._Scan.glance
+        monkeypatch.setattr(ranking._Scan, "glance", lambda scan: (glances.append(1), plain(scan)))
+        half, n_rows = 2100, 48
+        shape = {"n_rows": n_rows, "n_columns": half, "rank": rank, "d_model": 48, "n_heads": n_heads}
+        maps = make_maps(1, columns=columns, exact=False, **shape)
+        maps = replace(maps, left=maps.left + 2)
+        right: Any = maps.columns
+        if columns == "product":
+            tokens = right.tokens.repeat(2, 1)
+            order = tokens.norm(dim=-1).argsort(descending=True, stable=True)
+            right = replace(right, tokens=tokens, large_first=order)
+        else:
+            right = replace(right, factors=right.factors.repeat(1, 2, 1))
+        whole, rows = dense(maps), torch.arange(n_rows)
+        for place in range(4):
+            targets = whole.mean(0).topk(4, dim=1).indices[:, place]
+            greater, _ = dense_ranks(whole, rows, targets)
+            certain = near_ties(whole, rows, targets) == 0
+            assert certain.float().mean() > 0.5
+            for limit in (3, 5, 10):
+                for side in ("both", "greater"):
+                    found = ranks(replace(maps, columns=right), rows, targets, limit=limit, side=side)
+                    assert torch.equal(found.greater[certain], (2 * greater).clamp(max=limit)[certain])
+        assert len(glances) == 4 * 3 * 2
+
     @staticmethod
     def check_phases(columns: str) -> None:
         """Targets asked for alone in a map of several phases, against float64 ranks among one of each pair."""

@@ -486,6 +486,9 @@ def test_asking_a_result_for_what_it_does_not_hold() -> None:
         scores.top(3)
     with pytest.raises(UsageError, match="no relation 'c'; it has a, b"):
         scores.top(3, "c")
+    # Past the type checker of the tests, which would refuse it first; q_value is a map too, but no direction.
+    with pytest.raises(UsageError, match="direction='q_value' is not known"):
+        inspect.unwrap(type(scores).head_map)(scores, scores.relations[0], "q_value")
 
 
 @pytest.mark.model

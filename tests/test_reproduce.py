@@ -279,6 +279,8 @@ def test_bad_input_is_refused_before_anything_is_written(model: Any, data: Path,
         run(model, out, data, relations=[])
     with pytest.raises(UsageError, match="n_random=-1 is impossible"):
         reproduce(model, out, data_dir=data, n_random=-1)
+    with pytest.raises(UsageError, match="n_random=1000000000000000 is impossible; it must be from 0 to 100,000"):
+        reproduce(model, out, data_dir=data, n_random=10**15)
     with pytest.raises(WeightBasisError, match="needs raw weights"):
         run(shared_model("llama", processed=True), out, data)
     assert not out.exists()

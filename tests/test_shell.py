@@ -289,7 +289,7 @@ class TestPrinting:
 
     def test_options_of_the_verification_are_checked_first(self, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(tl_headmaps, "load_model", lambda *_: pytest.fail("the long work was started"))
-        run("tasks", "--verify", "--n-items", "0").assert_refused(2, "n_items=0 must be at least 1")
+        run("tasks", "--verify", "--n-items", "0").assert_refused(2, "n_items=0 is impossible; it must be at least 1")
 
 
 @pytest.mark.once

@@ -1,6 +1,7 @@
 """Ranks, matched sets, clusters, resamples: against brute force and by their properties."""
 
 import itertools
+import math
 from math import comb
 
 import numpy as np
@@ -51,6 +52,12 @@ def test_rank_p_values_count_the_own_value_and_ties() -> None:
     assert rank_p_value(0.1 + 0.2, [0.3, 0.0]) == pytest.approx(2 / 3), "rounding does not break a tie"
     assert rank_p_value(-5.0, [1.0] * 39, side="less") == pytest.approx(1 / 40)
     assert np.isnan(rank_p_value(1.0, []))
+
+
+def test_what_is_not_defined_has_no_rank() -> None:
+    """NaN exceeds nothing and is exceeded by nothing: counting comparisons would call it the rarest of all."""
+    assert np.isnan(rank_p_value(math.nan, [1.0] * 39)) and np.isnan(rank_p_value(math.nan, [1.0] * 39, side="less"))
+    assert np.isnan(rank_p_value(1.0, [0.0, math.nan]))
 
 
 @given(st.lists(st.integers(0, 5), min_size=2, max_size=12))

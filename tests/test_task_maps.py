@@ -50,6 +50,7 @@ from tl_headmaps.scorers.probe import (
     word_counts,
     word_products,
 )
+from tl_headmaps.scorers.statistics import rank_p_value
 from tl_headmaps.scorers.tasks import (
     Features,
     cells_of,
@@ -154,6 +155,49 @@ def test_words_that_give_the_label_away_leave_nothing_to_the_heads(tmp_path: Pat
     found = task_maps(slot_model(MARKERS), Tasks(tuple(items)), cache_dir=tmp_path, progress=False)
     assert found.overall_accuracy["words"] == found.overall_accuracy["probe"] == 1.0
     assert float(found.importance_plain.max()) > 4 * float(found.importance.max())
+
+
+def test_stability_is_told_from_two_halves_of_the_contents(planted_maps: TaskMaps) -> None:
+    """Disjoint contents, so other items; the number is SciPy's, and the text says what it is not."""
+    from scipy.stats import spearmanr
+
+    tasks = slot_tasks()
+    first, second = (folds >= 0 for folds in _Design.of(tasks, 5, 0).halves)
+    assert torch.equal(first, ~second) and 40 <= int(first.sum()) <= 80
+    contents = [
+        {item.content for item, own in zip(tasks.items, half.tolist(), strict=True) if own} for half in (first, second)
+    ]
+    assert not contents[0] & contents[1]
+    one, other = planted_maps.importance_halves
+    expected = [spearmanr(a.flatten(), b.flatten()).statistic for a, b in zip(one, other, strict=True)]
+    np.testing.assert_allclose(planted_maps.stability, expected, atol=1e-6)
+    assert planted_maps.stable == (min(expected) >= 0.8)
+    text = " ".join(str(planted_maps).split())
+    assert "stability: rank correlation of the maps from two disjoint halves of the contents, not of two seeds" in text
+    for function, value in zip(planted_maps.functions, expected, strict=True):
+        row = next(line for line in str(planted_maps).splitlines() if line.startswith(function))
+        assert f" {value:.2f} " in row, "the table shows it"
+
+
+@pytest.mark.once
+def test_maps_of_heads_that_know_one_half_of_the_contents_are_unstable_though_seeds_agree() -> None:
+    """Head 0 tells functions apart in one half of the contents, head 1 in the other: reseeding would not show it."""
+    tasks = slot_tasks()
+    design = _Design.of(tasks, 5, 0)
+    noise = 0.1 * torch.randn(len(tasks), 8, generator=torch.Generator().manual_seed(0))
+    known = torch.stack([(folds >= 0).float() for folds in design.halves], 1).repeat_interleave(4, 1)
+    values = noise + known * one_hot(design.labels, 4).float().repeat(1, 2)
+
+    def probed(seed: int) -> Any:
+        with_seed = replace(_Design.of(tasks, 5, seed), halves=design.halves)
+        return _probed(Features(lambda layer: values, 1, 2), with_seed, n_null=1, seed=seed, progress=lambda n: None)
+
+    found, again = probed(0), probed(1)
+    for half in (0, 1):
+        own, other = found.halves[half, :, 0, half], found.halves[half, :, 0, 1 - half]
+        assert bool((own > 4 * other.abs()).all())
+    assert rank_correlations(*found.halves).tolist() == [-1.0] * 4
+    torch.testing.assert_close(found.importance, again.importance, rtol=0.2, atol=0.0)
 
 
 def test_the_last_position_finds_them_too(planted: Any, tmp_path: Path) -> None:
@@ -276,6 +320,20 @@ def test_labels_are_exchanged_among_items_that_differ_in_nothing_else() -> None:
     labels, folds = torch.tensor([0, 1, 0, 1, 0, 0]), torch.tensor([0, 0, 0, 0, 1, 1])
     groups, kinds = exchange_groups(["s", "s", "", "", "", ""], ["a", "a", "b", "b", "c", "d"], labels, folds, zeros)
     assert groups.tolist() == [0, 0, 1, 1, 2, 2] and kinds == ("contents", "folds", "matched sets")
+
+
+def test_labels_are_exchanged_where_every_function_has_formats_of_its_own() -> None:
+    """Formats a0 and a1 of one function, b0 and b1 of the other: within a format all labels are equal."""
+    labels = torch.arange(40) % 2
+    items = [
+        TaskItem(f"{word(5 + n)}", word(4), NAMES[n % 2], content=f"c{n}", format=f"{'ab'[n % 2]}{n // 2 % 2}")
+        for n in range(40)
+    ]
+    design = _Design.of(Tasks(tuple(items)), 5, 0)
+    assert int(design.wordings.max()) == 3 and design.exchanged == ("folds",)
+    for group in design.groups.unique():
+        own = design.groups == group
+        assert len(labels[own].unique()) == 2 and len(design.folds[own].unique()) == 1
 
 
 def test_shuffled_labels_stay_inside_matched_sets(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -568,7 +626,7 @@ def test_ablating_the_heads_of_a_function_breaks_that_function_alone(planted_map
     assert "4 of 4 functions are testable: the model answers them above chance\n" in str(found)
     sure = replace(found, q_value=torch.full((4,), 0.04))
     assert sure.verdicts == ("worse",) * 4 and "Worse without own heads than without others" in sure.figure().data.note
-    with pytest.raises(UsageError, match="n_random=0 must be at least 1"):
+    with pytest.raises(UsageError, match="n_random=0 is impossible; it must be from 1 to 100,000"):
         verify_tasks(model, maps, tasks, n_random=0, **options)
 
 
@@ -602,9 +660,9 @@ def test_verification_needs_the_items_and_the_model_of_the_maps(planted: Any, pl
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"max_heads": 0}, "max_heads=0 must be at least 1"),
-        ({"n_random": 0}, "n_random=0 must be at least 1"),
-        ({"n_items": 0}, "n_items=0 must be at least 1"),
+        ({"max_heads": 0}, "max_heads=0 is impossible; it must be at least 1"),
+        ({"n_random": 10**15}, "n_random=1000000000000000 is impossible; it must be from 1 to 100,000"),
+        ({"n_items": 0}, "n_items=0 is impossible; it must be at least 1"),
     ],
 )
 def test_bad_options_of_a_verification_are_refused(
@@ -640,22 +698,42 @@ def test_heads_are_chosen_without_the_item_they_are_ablated_for(planted: Any, pl
 
 def test_draws_are_sets_like_the_own_heads_fold_by_fold() -> None:
     own = torch.zeros(3, 4, 5, dtype=torch.bool)
-    own[0, 1, 2] = own[0, 3, 0] = own[1, 1, 1] = own[1, 1, 3] = own[2, 0, 0] = own[2, 2, 4] = True
+    own[0, 1, 2] = own[0, 3, 0] = own[1, 1, 2] = own[1, 1, 3] = own[2, 0, 0] = own[2, 2, 4] = True
     everything = [HeadIndex(layer, head) for layer in range(4) for head in range(5)]
     draws = _matched(own, everything, 12, 0)
-    # Two heads of a layer of five have nine other pairs, too few: in the second fold a neighbour is pooled with it.
-    assert draws.masks.shape == (12, 3, 4, 5) and draws.n_moved == 2
-    for fold in range(3):
-        sets = draws.masks[:, fold]
-        assert len(sets.unique(dim=0)) == 12 and not bool((sets == own[fold]).all((-1, -2)).any()), "different sets"
-        layers = sets.sum(-1)
-        assert torch.equal(layers.sum(-1), torch.full((12,), 2))
-        if fold != 1:
-            assert torch.equal(layers, own[fold].sum(-1).expand(12, -1))
+    assert draws.masks.shape == (12, 3, 4, 5) and draws.n_moved == 0
+    assert len(draws.masks.unique(dim=0)) == 12 and not bool((draws.masks == own).all((-1, -2, -3)).any())
+    assert torch.equal(draws.masks.sum(-1), own.sum(-1).expand(12, -1, -1)), "as many of each layer, in each fold"
+    shared = draws.masks.flatten(2).double() @ draws.masks.flatten(2).double().mT
+    assert torch.equal(shared[0], own.flatten(1).double() @ own.flatten(1).double().T), "folds share as many heads"
+    assert torch.equal(shared, shared[:1].expand(12, -1, -1))
     assert bool((draws.masks[:, 0] & own[0]).any()), "they may share heads with the own set, which is one like them"
-    assert not bool(draws.masks[:, 1, 3].any()), "the layer farthest off stays out"
+    # Two heads of a layer of five have nine other pairs, too few: a neighbour is pooled with it, the farthest is not.
+    pooled = _matched(own[1:2], everything, 12, 0)
+    assert pooled.n_moved == 2 and len(pooled.masks) == 12 and not bool(pooled.masks[:, 0, 3].any())
     alone = _matched(own[:1, :, :1] | torch.tensor([[[False], [True], [False], [False]]]), everything[::5], 12, 0)
     assert alone.n_moved == 2 and len(alone.masks) == 5, "all other pairs of four heads"
+
+
+def test_random_heads_that_are_the_same_in_all_folds_get_no_small_p_values() -> None:
+    """What heads are worth is drawn at random, their margin is the mean over folds.
+
+    With draws of their own in each fold, other sets would average out what the own set does not: .14 of these p-values
+    would be at most .05.
+    """
+    generator = np.random.default_rng(0)
+    everything = [HeadIndex(layer, head) for layer in range(3) for head in range(9)]
+    p_values = []
+    for seed in range(400):
+        worth = torch.from_numpy(generator.normal(size=(3, 9)))
+        own = torch.zeros(5, 3, 9, dtype=torch.bool)
+        own[:, torch.arange(3), torch.from_numpy(generator.integers(9, size=3))] = True
+        # In one fold another head was chosen.
+        own[4] = own[4].roll(1, -1)
+        masks = _matched(own, everything, 39, seed).masks
+        lost, others = ((mask * worth).sum((-1, -2)).mean(-1) for mask in (own, masks))
+        p_values.append(rank_p_value(float(lost), others, "less"))
+    assert np.mean(np.array(p_values) <= 0.05) < 0.08
 
 
 def test_the_p_value_is_the_rank_of_the_own_heads_not_of_the_items(planted: Any, planted_maps: TaskMaps) -> None:
@@ -763,7 +841,8 @@ def test_tables_selections_and_text(planted: Any, planted_maps: TaskMaps, tmp_pa
     ("options", "message"),
     [
         ({"positions": "first"}, "positions='first' is not known"),
-        ({"n_null": 0}, "n_null=0 is too few: a map needs its null"),
+        ({"n_null": 0}, "n_null=0 is impossible; it must be from 1 to 10,000"),
+        ({"n_null": 10**15}, "n_null=1000000000000000 is impossible; it must be from 1 to 10,000"),
         ({"n_folds": 2}, "n_folds=2 is too few"),
         ({"n_folds": 11}, "have 10 contents, which cannot be split into 11 folds"),
     ],

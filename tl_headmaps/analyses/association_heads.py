@@ -77,14 +77,16 @@ class AssociationHeads(HeadMaps):
 
     def gain(self, measure: Measure) -> Float[Tensor, "layer head"]:
         """The gain in one measure."""
+        check_choice(measure, Measure, "measure")
         after: Tensor = getattr(self, f"after_{measure}")
         before: Tensor = getattr(self, f"before_{measure}")
         return after - before
 
     def specific(self, measure: Measure) -> Float[Tensor, "layer head"]:
         """The gain above the mean gain with the other tokens."""
-        others: Tensor = getattr(self, f"others_{measure}")
-        return self.gain(measure) - others.nan_to_num(nan=0.0)
+        gain, others = self.gain(measure), getattr(self, f"others_{measure}")
+        specific: Tensor = gain - others.nan_to_num(nan=0.0)
+        return specific
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -185,8 +187,7 @@ def association_heads(
     weights = HeadWeights.of(model)
     weights.require_own_values("value vectors and their associations")
     weights.require_plain_mixing("Associations", up_to_values=True)
-    names = ("before_dot", "after_dot", "others_dot", "before_cosine", "after_cosine", "others_cosine", "attention")
-    maps = {name: torch.full((weights.n_layers, weights.n_heads), float("nan")) for name in names}
+    maps = {name: torch.full((weights.n_layers, weights.n_heads), float("nan")) for name in _MAPS}
     others = [token for token in range(q) if token != k]
 
     def reduce(seen: LayerActivations) -> None:

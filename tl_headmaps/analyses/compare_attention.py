@@ -14,7 +14,7 @@ from ..capture.weights import HeadWeights
 from ..core.ambient import steady
 from ..core.errors import TokenError, UsageError
 from ..core.provenance import Provenance
-from ..core.types import HeadIndex, Model
+from ..core.types import MOST_DRAWS, HeadIndex, Model, check_count
 from ..core.vocabulary import TokenLike, token_position, word_place
 from ..renderers.charts import scatter
 from ..renderers.figure import Figure
@@ -108,9 +108,8 @@ class AttentionComparison(HeadMaps):
 
     def top(self, n: int = 5, label: str | None = None) -> list[tuple[HeadIndex, float]]:
         """The ``n`` heads whose attention differs most, either way (ties: lower layer, then lower head)."""
-        return [
-            (head, float(self.difference[head.layer, head.head])) for head, _ in largest_heads(self.values.abs(), n)
-        ]
+        differences = self.head_map(label)
+        return [(head, float(differences[head.layer, head.head])) for head, _ in largest_heads(differences.abs(), n)]
 
     def differ(self, alpha: float = _ALPHA) -> list[HeadIndex]:
         """The heads whose difference is larger than that of any head in all but a share ``alpha`` of other deals."""
@@ -264,8 +263,7 @@ def compare_attention(
         >>> round(float(found.correlation[0, 1]), 2), round(float(found.correlation[0, 2]), 2)
         (0.13, -0.02)
     """
-    if n_null < 1:
-        raise UsageError(f"n_null={n_null} tries no other deal. Give at least 1; 2000 is the default.")
+    check_count("n_null", n_null, most=MOST_DRAWS)
     asked, others = (
         {text: query if isinstance(query, str) else _token_at(model, text, query, prepend_bos) for text, query in items}
         for items in (phrases.items(), (control or {}).items())

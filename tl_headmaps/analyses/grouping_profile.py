@@ -65,7 +65,7 @@ class GroupingProfile(HeadMaps):
         scores: Names of the scores: previous_token, duplicate_token, first_token, induction, syntactic_neighbour,
             sentence_block.
         values: Mean share of a head's attention on the pairs each score is about.
-        interval_low, interval_high: 95% interval of that mean over texts (Student's); NaN for a single text. Few texts
+        interval_low, interval_high: 95% interval of that mean over the texts scored (Student's); NaN for one. Few texts
             repeat a token, so those of duplicate_token and induction are too narrow (85% with 20 texts, above 90% with
             100).
         where_possible: Mean attention on such pairs of the queries that have one (NaN if there is none in any text).
@@ -73,7 +73,7 @@ class GroupingProfile(HeadMaps):
         null: What ``values`` would be if the head's attention depended on distance alone: its own distance profile,
             text by text, with sinks as they are. The previous and the first token are positions themselves; their null
             is even attention.
-        p_value: Of a share above its null, over texts (Student's, one-sided); NaN for fewer than four texts.
+        p_value: Of a share above its null, over the texts scored (Student's, one-sided); NaN for fewer than four.
         q_value: False discovery rate over all scores and heads of this result (Benjamini-Hochberg).
         where_possible_null: What ``where_possible`` would be, likewise.
         even: What even attention would score, a baseline.
@@ -346,7 +346,8 @@ class _Tally:
             self.texts += counted
             self.tokens += counted * pairs_of_text.shape[-1]
             for running in (self.shares, self.possible, self.null, self.excess, self.possible_null):
-                running.next_unit()
+                # Texts that a score leaves out say nothing about how sure it is.
+                running.next_unit(counted)
         self.n_texts += len(prompts)
         self.n_tokens += sum(map(len, prompts))
 
@@ -405,7 +406,7 @@ class _Tally:
             null=null.float(),
             p_value=p_value.float(),
             q_value=q_values(p_value.contiguous()).float(),
-            where_possible_null=self.possible_null.ratio().permute(2, 0, 1).float(),
+            where_possible_null=by_score(self.possible_null.ratio()).float(),
             even=(self.even / self.texts).float(),
             possible=(self.queries / self.tokens).float(),
             n_texts=self.n_texts,

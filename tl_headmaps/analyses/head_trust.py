@@ -29,7 +29,7 @@ from ..core.ambient import steady
 from ..core.errors import UsageError
 from ..core.progress import Progress
 from ..core.provenance import Provenance
-from ..core.types import HeadIndex, HeadLike, Model, Preset, by_layer
+from ..core.types import HeadIndex, HeadLike, Model, Preset, by_layer, check_count
 from ..data.prompts import neutral_prompts
 from ..data.texts import Sample, describe_source, split_texts
 from ..renderers.figure import Figure
@@ -39,12 +39,15 @@ from ..renderers.text import number as decimal
 from ..renderers.text import table_text
 from ..results import HeadMaps, cells
 from ..scorers.ablation import masks_of
+from ..scorers.statistics import LEAST_UNITS
 from ..scorers.trust import Fit, WriteSums, permuted_within_deciles, share_with_interval, sinks, unexplained
 
 VECTORS: tuple[str, ...] = ("folded", "met")
 """Which vectors of a token predict what is written: without context, or as met behind neutral prompts."""
 
-_MIN_DOCUMENTS = 4
+_MOST_NULL = 1000
+"""Draws of the null, at most: only their mean is told, and each is as much work as the shares themselves."""
+
 _N_PROMPTS = 2
 """Prompts behind which tokens are met: there are thousands of tokens in a text."""
 
@@ -118,7 +121,8 @@ class HeadTrust(HeadMaps):
         columns += [(f"heads that tokens explain best, of {self.n_measured}", "left")]
         rows = []
         for name, shares in self.token_share.items():
-            above = int((self.interval_low[name] > self.null[name]).sum())
+            known = not bool(self.interval_low[name].isnan().all())
+            above = int((self.interval_low[name] > self.null[name]).sum()) if known else "-"
             best = ", ".join(f"{head} {decimal(value)}" for head, value in self.top(4, name))
             rows.append(
                 [name, decimal(float(shares.nanmean())), decimal(float(self.null[name].nanmean())), above, best]
@@ -200,8 +204,7 @@ def head_trust(
         1.0
     """
     check_runs(model)
-    if n_null < 1:
-        raise UsageError(f"n_null={n_null} must be at least 1.")
+    check_count("n_null", n_null, most=_MOST_NULL)
     if max_tokens is not None and max_tokens < 3:
         raise UsageError(f"max_tokens={max_tokens} is too short. A document needs at least 3 tokens.")
     weights = HeadWeights.from_model(model)
@@ -390,7 +393,7 @@ class _Sums:
         documents = [unexplained(sums, fit, gram) for sums in self.tested[layer, name, draw]]
         left, total = (torch.stack(column) for column in zip(*documents, strict=True))
         share, low, high = share_with_interval(left, total, seed=self.seed)
-        if len(documents) < _MIN_DOCUMENTS:
+        if len(documents) < LEAST_UNITS:
             # Too few to resample: the share stands, its interval does not.
             low, high = torch.full_like(low, torch.nan), torch.full_like(high, torch.nan)
         return share, low, high

@@ -21,7 +21,7 @@ from ..core.ambient import steady
 from ..core.files import replacing, sha256_of
 from ..core.provenance import Provenance
 from ..core.runs import RunFolder, RunRecord, identity_of, open_run, pack
-from ..core.types import Model
+from ..core.types import MOST_DRAWS, Model, check_count
 from ..data.relations import Relation, RelationLike, load_relations, relations_in, resolve_relations, writable
 from ..renderers.figure import Figure
 from ..renderers.listing import tables_figure
@@ -29,7 +29,7 @@ from ..renderers.tables import Table
 from ..renderers.text import number, percent
 from ..results import Result
 from ..scorers.ablation import default_max_heads
-from .ablate.call import AblationExperiment, AblationSettings, check_at_least
+from .ablate.call import AblationExperiment, AblationSettings
 from .ablate.result import AblationCurves
 from .validate.call import ValidationSettings, common_templates, runnable_weights, validate_with_weights
 from .validate.result import Validation
@@ -250,7 +250,7 @@ def reproduce(
         >>> tables.rows[0].relation, tables.rows[0].status
         ('capitals', 'tested')
     """
-    check_at_least("n_random", n_random, 0)
+    check_count("n_random", n_random, 0, MOST_DRAWS)
     weights = runnable_weights(model)
     weights.require("maps", needs_mlp=max(weights.layers_with_heads) > 0)
     if relations is None:

@@ -2,9 +2,10 @@
 
 The heads of each function are ablated (z set to zero at every position) and all functions' items asked again: an 8 x 8
 matrix for the eight functions. Heads are chosen anew for every fold, by maps made without its contents, so each item is
-held out. The control are as many heads of the same layers, drawn many times: the p-value is the rank of the own
-heads among these draws. Items only say how sure an accuracy is: that one set of heads is worse than another on the same
-items is no evidence, since any two sets differ. Where the whole model is at chance, nothing can be said.
+held out. The control are as many heads of the same layers, drawn many times, heads exchanged alike in all folds: the
+p-value is the rank of the own heads among these draws. Items only say how sure an accuracy is: that one set of heads is
+worse than another on the same items is no evidence, since any two sets differ. Where the whole model is at chance,
+nothing can be said.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,13 +25,14 @@ from ..core.ambient import steady
 from ..core.errors import UsageError
 from ..core.progress import Progress
 from ..core.provenance import Provenance
-from ..core.types import HeadIndex, Model
+from ..core.types import MOST_DRAWS, HeadIndex, Model, check_count
 from ..data.tasks import FUNCTIONS, Tasks, with_alternatives
 from ..renderers import heat
 from ..renderers.figure import Figure
 from ..renderers.text import interval, table_text
 from ..results import Result, cells
-from ..scorers.statistics import clustered_interval, clusters_of, q_values, rank_p_value, sets_like
+from ..scorers.ablation import masks_of
+from ..scorers.statistics import clustered_interval, clusters_of, q_values, rank_p_value, renamed_sets
 from .task_maps.call import resolve_tasks
 from .task_maps.result import TaskMaps
 
@@ -74,7 +76,7 @@ class TaskVerification(Result):
         n_items: Items of each function that were asked.
         n_ablated: Heads ablated for each function.
         n_random: Sets of as many heads of the same layers, for each function.
-        n_moved: Own heads whose layer had too few others, so that a neighbouring layer gave one; over all folds.
+        n_moved: Own heads whose layer had too few others, so that heads of neighbouring layers stand in for them.
         accuracy: After ablating the heads of the row's function, on the items of the column's.
         accuracy_low, accuracy_high: Its interval.
         clean: With all heads.
@@ -248,10 +250,9 @@ class TaskVerification(Result):
 
 
 def check_verification(**counts: int | None) -> None:
-    """Refuse numbers of items, draws or heads below 1, before the long work whose result is verified."""
+    """Refuse impossible numbers of items, draws or heads, before the long work whose result is verified."""
     for name, value in counts.items():
-        if value is not None and value < 1:
-            raise UsageError(f"{name}={value} must be at least 1. Give a larger number, or leave it out.")
+        check_count(name, value, most=MOST_DRAWS if name == "n_random" else None)
 
 
 @steady
@@ -394,25 +395,21 @@ def _own_heads(
 
 @dataclass(frozen=True)
 class _Draws:
-    """Sets like the own heads of a function, fold by fold, and how many of these heads are of pooled layers."""
+    """Sets like the own heads of a function, for each fold, and how many of these heads are of pooled layers."""
 
     masks: Bool[Tensor, "draw fold layer head"]
     n_moved: int
 
 
 def _matched(own: Bool[Tensor, "fold layer head"], everything: Sequence[HeadIndex], n_random: int, seed: int) -> _Draws:
-    """Sets of as many heads of the same layers: one for each fold in each draw, since each fold has its own heads."""
-    by_fold = [
-        sets_like([HeadIndex(*head) for head in heads.nonzero().tolist()], everything, n_random, seed=seed + fold)
-        for fold, heads in enumerate(own)
-    ]
-    n_draws = min(len(matched.sets) for matched in by_fold)
-    masks = torch.zeros(n_draws, *own.shape, dtype=torch.bool)
-    for fold, matched in enumerate(by_fold):
-        for draw, heads in enumerate(matched.sets[:n_draws]):
-            for head in heads:
-                masks[draw, fold, head.layer, head.head] = True
-    return _Draws(masks, sum(len(matched.moved) for matched in by_fold))
+    """Sets of as many heads of the same layers, which overlap between folds as the own heads do.
+
+    A margin is a mean over the items of all folds. Their own heads are nearly the same, so those of a draw must be too.
+    """
+    by_fold = [[HeadIndex(*head) for head in heads.nonzero().tolist()] for heads in own]
+    renamed = renamed_sets(by_fold, everything, n_random, seed=seed)
+    masks = [masks_of(sets, *own.shape[1:]) for sets in renamed.sets]
+    return _Draws(torch.stack(masks) if masks else own[None][:0], len(renamed.moved))
 
 
 def _result(

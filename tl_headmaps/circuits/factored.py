@@ -74,6 +74,10 @@ _LARGEST = 1e38
 _FAVOURED = 128
 """Columns at either end of a head's mean row that a scan looks at first."""
 
+_LEAST_WIDTH = 32
+"""Column factors made at once, in columns, at least. BLAS rounds otherwise in a narrow product, and the factor of one
+head of 8 dimensions must equal the one made together with those of other heads: else equal tokens would not tie."""
+
 _AT_A_TIME = 8192
 """Columns of a mean row multiplied out at a time."""
 
@@ -138,7 +142,11 @@ class ProductColumns:
         if not chosen:
             return _ProductBlock(tokens, self.middle, {})
         # One product for all heads: BLAS is fastest with a tall matrix times a square one.
-        joint = tokens @ self.middle[chosen].reshape(-1, d_model).T
+        factors = self.middle[chosen].reshape(-1, d_model)
+        narrow = _LEAST_WIDTH - len(factors)
+        if narrow > 0:
+            factors = torch.cat([factors, factors.new_zeros(narrow, d_model)])
+        joint = (tokens @ factors.T)[:, : len(chosen) * rank]
         return _ProductBlock(tokens, self.middle, dict(zip(chosen, joint.split(rank, dim=1), strict=True)))
 
     def factor(self, head: int) -> Tensor:

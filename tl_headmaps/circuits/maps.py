@@ -61,7 +61,7 @@ class MetSources:
             progress: Show progress bars on a terminal.
         """
         if preset != "met":
-            for name, value in (("prompts", prompts), ("vectors", vectors)):
+            for name, value in (("prompts", prompts), ("vectors", vectors), ("prepend_bos", prepend_bos)):
                 if value is not None:
                     raise UsageError(f"{name}= goes with preset='met'; preset={preset!r} puts tokens behind nothing.")
             return None

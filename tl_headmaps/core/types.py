@@ -244,6 +244,26 @@ def check_seed(seed: Any) -> None:
         raise UsageError(f"seed={shown!r:.40} is not a seed. Give a whole number from 0 to {2**63 - 1}.")
 
 
+MOST_DRAWS = 100_000
+"""Draws of a null, at most: p-values down to 1e-5. More would take days, or all memory, before anything is told."""
+
+
+def check_count(name: str, value: Any, least: int = 1, most: int | None = None) -> None:
+    """Raise a UsageError for a count that is no whole number, too small, or too large; None is left to the call.
+
+    Example:
+        >>> check_count("n_null", 10**15, most=MOST_DRAWS)
+        Traceback (most recent call last):
+        ...
+        tl_headmaps.core.errors.UsageError: n_null=1000000000000000 is impossible; it must be from 1 to 100,000.
+    """
+    if value is None or (is_index(value) and least <= value and (most is None or value <= most)):
+        return
+    shown = value if not isinstance(value, int) or abs(value) < 10**30 else "a number of more than 30 digits"
+    allowed = f"at least {least}" if most is None else f"from {least} to {most:,}"
+    raise UsageError(f"{name}={shown!r:.40} is impossible; it must be {allowed}.")
+
+
 def check_choice(value: object, choices: object, name: str) -> None:
     """Raise a UsageError unless ``value`` is one of the choices of a Literal."""
     allowed = get_args(choices)

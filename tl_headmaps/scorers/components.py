@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ..core.errors import UsageError
 from .spectra import WeightMatrix, entropy_rank, random_matrix
-from .statistics import jackknife_half_width
+from .statistics import LEAST_UNITS, jackknife_half_width
 
 Kind: TypeAlias = Literal["weights", "change", "gradients", "outputs"]
 
@@ -230,9 +230,6 @@ def random_baseline(measured: Metric, rows: int, columns: int, seed: int) -> flo
 Share: TypeAlias = Literal["map", "layer"]
 """What the values of a map are shares of: the sum of all of them, or of those of the same layer."""
 
-LEAST_DOCUMENTS = 4
-"""Fewer documents say too little about others for an interval."""
-
 
 @dataclass(frozen=True)
 class Estimate:
@@ -288,7 +285,7 @@ def over_documents(
         return mean / whole
 
     values = signed(sums.sum(0), tokens.sum())
-    if n < LEAST_DOCUMENTS:
+    if n < LEAST_UNITS:
         return Estimate(values.abs())
     without = signed(sums.sum(0) - sums, _like(tokens.sum() - tokens, sums))
     half = jackknife_half_width(without)

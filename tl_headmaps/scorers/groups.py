@@ -2,7 +2,7 @@
 
 *Are the groups of a head sharper than chance?* Attention that falls with distance has modular groups too. So they are
 compared with those found, by the same steps, in draws that keep the head's own distance profile and its sinks
-(:mod:`.distance`). Draws end early where the answer is clear (at least 10 draws as modular, so p is above .05).
+(:mod:`.distance`). Draws end once 10 of them are as modular: the p-value, ten in as many as that took, is valid.
 
 :class:`Grouping` puts these together for many heads, which it visits one at a time, twice: first for the mean over
 heads, which shows the sink and the groups of the combination, then for each head's own groups. Only a few
@@ -20,7 +20,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ..core.errors import UsageError
-from ..core.types import Combine, GroupMethod, HeadIndex, check_choice
+from ..core.types import MOST_DRAWS, Combine, GroupMethod, HeadIndex, check_choice, check_count
 from .affinity import (
     affinity,
     is_causal,
@@ -44,10 +44,13 @@ none for so few tokens that there is hardly anything to exchange."""
 
 _ENOUGH = 10
 _FIRST_DRAWS = 20
-"""Draws at least as modular after which a head is clearly not special, and draws of the first round; then doubled."""
+"""Draws at least as modular after which a head is not drawn on, and draws of the first round; then doubled."""
 
 _BLOCK = 1 << 21
-"""Entries of drawn patterns made at once."""
+"""Entries of drawn patterns made at once, if one head does not need more."""
+
+_MOST_OF_A_HEAD = 1 << 22
+"""Entries of one head's draws made at once: rounds are not doubled beyond that."""
 
 _MOST_PATTERNS = 1 << 18
 """Entries up to which the heads' attention is kept."""
@@ -86,8 +89,7 @@ class GroupOptions:
             )
         if not 0 < self.threshold <= 1:
             raise UsageError(f"threshold={self.threshold} is impossible: it is a share, above 0 and at most 1.")
-        if self.n_null is not None and self.n_null < 0:
-            raise UsageError(f"n_null={self.n_null} is impossible: give 0 or more.")
+        check_count("n_null", self.n_null, 0, MOST_DRAWS)
 
 
 class Grouping:
@@ -290,7 +292,7 @@ class Grouping:
                     drawn[head] = torch.cat([drawn[head], values])
             as_large = [int(exceeding(float(own[head]), drawn[head]).sum()) for head in open_heads.tolist()]
             open_heads = open_heads[torch.tensor(as_large) < _ENOUGH]
-            done, size = done + size, 2 * size
+            done, size = done + size, min(2 * size, max(_FIRST_DRAWS, _MOST_OF_A_HEAD // self._n**2))
         return drawn
 
     def _tokens_of(self, labels: Tensor) -> Groups:

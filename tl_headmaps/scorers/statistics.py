@@ -6,7 +6,8 @@ target or a stem, documents of a text, heads of the same layers. Items inside a 
 
 import itertools
 import math
-from collections.abc import Hashable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import EllipsisType
 from typing import Literal
@@ -23,7 +24,7 @@ from ..core.types import HeadIndex
 _Z95 = 1.959963984540054
 
 LEAST_UNITS = 4
-"""Documents or clusters that a test needs."""
+"""Documents or clusters that an interval or a test over them needs: fewer say too little about others."""
 
 
 def wilson_interval(share: Float[Tensor, "*shape"], n: Tensor | int, quantile: float = _Z95) -> tuple[Tensor, Tensor]:
@@ -46,7 +47,7 @@ class RunningRatio:
     """Ratio of two means over units (texts, batches) with its 95% interval, in constant memory.
 
     With ``y = 1`` it is the mean of x. The interval is Student's, with the spread of ``x - ratio * y`` over units
-    (delta method); it needs two units.
+    (delta method); it needs two units. A unit may count for some places only: the others know nothing of it.
 
     Example:
         >>> mean = RunningRatio()
@@ -58,7 +59,7 @@ class RunningRatio:
     """
 
     def __init__(self, *shape: int) -> None:
-        self._count = 0
+        self._count = torch.zeros((), dtype=torch.float64)
         self._sums = {name: torch.zeros(shape, dtype=torch.float64) for name in ("x", "y", "xx", "xy", "yy")}
 
     def add(self, x: Tensor, y: Tensor | float = 1.0, *, at: int | tuple[int, slice] | EllipsisType = ...) -> None:
@@ -67,9 +68,9 @@ class RunningRatio:
         for name, value in (("x", x), ("y", y), ("xx", x * x), ("xy", x * y), ("yy", y * y)):
             self._sums[name][at] += value
 
-    def next_unit(self) -> None:
-        """The unit is complete."""
-        self._count += 1
+    def next_unit(self, counted: Tensor | float = 1.0) -> None:
+        """The unit is complete; ``counted`` is 0 where it has no say (its x and y are 0 there, too)."""
+        self._count = self._count + torch.as_tensor(counted, dtype=torch.float64)
 
     def ratio(self) -> Tensor:
         """Mean of x over mean of y; NaN where y is 0."""
@@ -77,15 +78,15 @@ class RunningRatio:
 
     def half_width(self) -> Tensor:
         """Half of the 95% interval; NaN for fewer than two units."""
-        ratio, n = self.ratio(), self._count
-        if n < 2:
-            return torch.full_like(ratio, float("nan"))
-        from scipy.stats import t as student
+        from scipy.special import stdtrit
 
+        ratio, n = self.ratio(), self._count
         # Residuals x - ratio * y have mean zero, so their sum of squares is their spread.
         squares = self._sums["xx"] - 2 * ratio * self._sums["xy"] + ratio.square() * self._sums["yy"]
-        spread = (squares.clamp_min(0) * n / (n - 1)).sqrt()
-        return float(student.ppf(0.975, n - 1)) * spread / self._sums["y"]
+        freedom = (n - 1).clamp_min(1)
+        spread = (squares.clamp_min(0) * n / freedom).sqrt()
+        quantile = torch.as_tensor(stdtrit(freedom.numpy(), 0.975))
+        return torch.where(n < 2, float("nan"), quantile * spread / self._sums["y"])
 
     def p_value(self) -> Tensor:
         """One-sided p-value of a ratio above 0 (Student's); NaN for fewer than four units, or if all are alike.
@@ -98,14 +99,13 @@ class RunningRatio:
             >>> round(float(mean.p_value()), 4)
             0.0081
         """
-        n, ratio = self._count, self.ratio()
-        if n < LEAST_UNITS:
-            return torch.full_like(ratio, float("nan"))
         from scipy.special import stdtr, stdtrit
 
-        error = self.half_width() / float(stdtrit(n - 1, 0.975))
-        known = error > 1e-12 * (1 + ratio.abs())
-        p = torch.from_numpy(np.asarray(stdtr(n - 1, -(ratio / error.clamp_min(1e-300)).numpy())))
+        n, ratio = self._count, self.ratio()
+        freedom = (n - 1).clamp_min(1).numpy()
+        error = self.half_width() / torch.as_tensor(stdtrit(freedom, 0.975))
+        known = (n >= LEAST_UNITS) & (error > 1e-12 * (1 + ratio.abs()))
+        p = torch.as_tensor(stdtr(freedom, -(ratio / error.clamp_min(1e-300)).numpy()))
         return torch.where(known, p, float("nan"))
 
 
@@ -171,14 +171,16 @@ def q_values(p_values: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
 def rank_p_value(own: float, draws: Sequence[float] | Tensor, side: Literal["greater", "less"] = "greater") -> float:
     """Share of the draws, the own value counted as one of them, that are at least as extreme as the own value.
 
-    Never smaller than ``1 / (1 + number of draws)``; NaN without draws. With all sets there are it is exact.
+    Never smaller than ``1 / (1 + number of draws)``; NaN without draws, and where the own value or a draw is NaN. With
+    all sets there are it is exact.
 
     Example:
         >>> rank_p_value(3.0, [1.0, 2.0, 3.0])
         0.5
     """
     drawn = torch.as_tensor(draws, dtype=torch.float64)
-    if not len(drawn):
+    # NaN is neither more nor less extreme: counted as less, a value that is not defined would be the rarest of all.
+    if not len(drawn) or math.isnan(own) or bool(drawn.isnan().any()):
         return float("nan")
     # Equal values that were added up in another order count as equal.
     slack = 1e-9 * max(1.0, abs(own))
@@ -191,9 +193,10 @@ class MatchedSets:
     """Sets of heads to compare a set with.
 
     Attributes:
-        sets: Each with as many heads of each layer as the own set, aligned with it, and none of its heads.
+        sets: Each with as many heads of each layer as the own set. Of :func:`matched_sets`: aligned with it, and with
+            none of its heads; of :func:`sets_like`: layer by layer, with at least one other.
         exact: Whether these are all the sets there are.
-        moved: Heads of the own set whose layer has too few others, so that a neighbouring layer gives one.
+        moved: Heads of the own set whose layer has too few others, so that neighbouring layers give some.
     """
 
     sets: tuple[tuple[HeadIndex, ...], ...]
@@ -388,55 +391,125 @@ def sets_like(
         >>> len(found.sets), found.exact, found.moved  # 15 twos of the first layer, 6 heads of the second
         (89, True, ())
     """
+    found = renamed_sets([own], everything, n, least=least, seed=seed)
+    return MatchedSets(tuple(sets[0] for sets in found.sets), found.exact, found.moved)
+
+
+@dataclass(frozen=True)
+class RenamedSets:
+    """Several own sets with heads renamed: ``sets[draw][number]`` is like own set ``number``.
+
+    Attributes:
+        sets: What each renaming makes of the own sets.
+        exact: Whether these are all there are.
+        moved: Own heads of pooled layers.
+    """
+
+    sets: tuple[tuple[tuple[HeadIndex, ...], ...], ...]
+    exact: bool
+    moved: tuple[HeadIndex, ...]
+
+
+def renamed_sets(
+    owns: Sequence[Sequence[HeadIndex]], everything: Iterable[HeadIndex], n: int, *, least: int = 19, seed: int = 0
+) -> RenamedSets:
+    """Up to ``n`` different renamings of heads within their layers, each applied to all own sets at once.
+
+    What own sets have in common, their renamed forms have in common too. That matters where something is averaged over
+    the sets (the heads of a function, chosen anew for each fold): independent draws for each would average out what
+    nearly equal sets do not, and a random choice of heads would look rare too often.
+
+    Layers are pooled as in :func:`sets_like`, which is the case of one set: while a pool has a single arrangement of
+    own heads, or all pools together fewer than ``least`` others.
+
+    Example:
+        >>> heads = [HeadIndex(0, head) for head in range(3)]
+        >>> found = renamed_sets([heads[:1], heads[:2]], heads, 99)
+        >>> len(found.sets), found.exact  # the first set is in the second, whatever the names
+        (5, True)
+        >>> [str(head) for one in found.sets[0] for head in one]
+        ['L0H0', 'L0H0', 'L0H2']
+    """
     by_layer: dict[int, list[HeadIndex]] = {}
     for head in everything:
         by_layer.setdefault(head.layer, []).append(head)
-    pools = [{layer} for layer in dict.fromkeys(head.layer for head in own)]
+    members_of = {head: tuple(number for number, own in enumerate(owns) if head in own) for own in owns for head in own}
+    own_layers = [head.layer for head in members_of]
+    pools = [{layer} for layer in dict.fromkeys(own_layers)]
     pooled: set[int] = set()
 
-    def sizes() -> list[tuple[int, int]]:
-        """Heads of each pool, and how many of them are own."""
-        return [(sum(len(by_layer[x]) for x in pool), sum(head.layer in pool for head in own)) for pool in pools]
+    def heads_of(pool: set[int]) -> list[HeadIndex]:
+        return [head for layer in sorted(pool) for head in by_layer[layer]]
 
-    def n_sets() -> int:
-        return math.prod(math.comb(size, count) for size, count in sizes())
+    def n_ways(pool: set[int]) -> int:
+        """Different arrangements of the own heads of a pool: heads of the same own sets are interchangeable."""
+        heads = heads_of(pool)
+        alike = Counter(members_of.get(head) for head in heads).values()
+        return math.factorial(len(heads)) // math.prod(map(math.factorial, alike))
 
     def nearest(pool: set[int]) -> int:
         """The layer outside that is nearest to a layer of own heads in the pool."""
-        inside = [head.layer for head in own if head.layer in pool]
+        inside = [layer for layer in own_layers if layer in pool]
         outside = (layer for layer in by_layer if layer not in pool)
         return min(outside, key=lambda layer: (min(abs(layer - one) for one in inside), layer))
 
     while True:
-        # First those whose heads are all own: no other set has others of theirs.
-        tight = [pool for pool, (size, count) in zip(pools, sizes(), strict=True) if size == count]
-        narrow = [pool for pool in tight or (pools if n_sets() - 1 < least else []) if len(pool) < len(by_layer)]
+        # First those that can be arranged in one way only: no other set has others of theirs.
+        ways = [n_ways(pool) for pool in pools]
+        tight = [pool for pool, count in zip(pools, ways, strict=True) if count == 1]
+        narrow = [pool for pool in tight or (pools if math.prod(ways) - 1 < least else []) if len(pool) < len(by_layer)]
         if not narrow:
             break
         for pool in narrow:
             pool.add(nearest(pool))
             pooled |= pool
         pools = _joined(pools)
-    moved = tuple(head for head in own if head.layer in pooled)
-    members = [[head for layer in sorted(pool) for head in by_layer[layer]] for pool in pools]
-    counts = [count for _, count in sizes()]
-    chosen = frozenset(own)
-    exact = n_sets() - 1 <= n
+    heads = [heads_of(pool) for pool in pools]
+    own_arrangement = tuple(tuple(members_of.get(head, ()) for head in pool) for pool in heads)
+    # Heads of no own set come last.
+    sorts = [sorted(pool, key=lambda kind: (not kind, kind)) for pool in own_arrangement]
+    exact = math.prod(ways) - 1 <= n
+    arranged: Iterable[tuple[tuple[tuple[int, ...], ...], ...]]
     if exact:
-        parts = itertools.product(*(itertools.combinations(*pair) for pair in zip(members, counts, strict=True)))
-        sets = [tuple(itertools.chain(*part)) for part in parts]
-        return MatchedSets(tuple(one for one in sets if frozenset(one) != chosen), exact, moved)
-    generator = np.random.default_rng(seed)
-    different: dict[frozenset[HeadIndex], tuple[HeadIndex, ...]] = {}
-    while len(different) < n:
-        drawn = [
-            pool[place]
-            for pool, count in zip(members, counts, strict=True)
-            for place in sorted(generator.permutation(len(pool))[:count].tolist())
+        arranged = (one for one in itertools.product(*map(_arrangements, sorts)) if one != own_arrangement)
+    else:
+        arranged = _drawn_arrangements(sorts, own_arrangement, n, np.random.default_rng(seed))
+
+    def renamed(arrangement: tuple[tuple[tuple[int, ...], ...], ...]) -> tuple[tuple[HeadIndex, ...], ...]:
+        placed = [
+            (head, kind) for pair in zip(heads, arrangement, strict=True) for head, kind in zip(*pair, strict=True)
         ]
-        if frozenset(drawn) != chosen:
-            different.setdefault(frozenset(drawn), tuple(drawn))
-    return MatchedSets(tuple(different.values()), exact, moved)
+        return tuple(tuple(head for head, kind in placed if number in kind) for number in range(len(owns)))
+
+    return RenamedSets(tuple(map(renamed, arranged)), exact, tuple(head for head in members_of if head.layer in pooled))
+
+
+def _arrangements(kinds: Sequence[tuple[int, ...]]) -> Iterator[tuple[tuple[int, ...], ...]]:
+    """Every different order of some things, of which several may be alike."""
+    if not kinds:
+        yield ()
+    for kind in dict.fromkeys(kinds):
+        rest = list(kinds)
+        rest.remove(kind)
+        yield from ((kind, *others) for others in _arrangements(rest))
+
+
+def _drawn_arrangements(
+    sorts: Sequence[Sequence[tuple[int, ...]]],
+    own: tuple[tuple[tuple[int, ...], ...], ...],
+    n: int,
+    generator: np.random.Generator,
+) -> Iterable[tuple[tuple[tuple[int, ...], ...], ...]]:
+    """So many different ones at random, pool by pool, none of them the own one."""
+    different: dict[tuple[tuple[tuple[int, ...], ...], ...], None] = {}
+    while len(different) < n:
+        drawn = []
+        for kinds in sorts:
+            places = generator.permutation(len(kinds)).tolist()
+            drawn.append(tuple(kind for _, kind in sorted(zip(places, kinds, strict=True))))
+        if tuple(drawn) != own:
+            different[tuple(drawn)] = None
+    return different
 
 
 def _joined(pools: list[set[int]]) -> list[set[int]]:

@@ -113,20 +113,22 @@ def exchange_groups(
     """Among which items labels may be exchanged if heads know nothing, and what these groups are.
 
     Items of a matched set; without one, items of a content and its format, if they have several functions; else items
-    of the same fold and group of formats, which is right only if every content has one such item.
+    of the same fold and group of formats, which is right only if every content has one such item. Where formats of one
+    group all belong to one function there is nothing to exchange in it: then items of the same fold, whatever format.
     """
-    functions: dict[tuple[str, int], set[int]] = {}
-    for content, wording, label in zip(contents, wordings.tolist(), labels.tolist(), strict=True):
-        functions.setdefault((content, wording), set()).add(label)
+    fold_of, wording_of, label_of = folds.tolist(), wordings.tolist(), labels.tolist()
+    functions: dict[tuple[object, int], set[int]] = {}
+    for content, fold, wording, label in zip(contents, fold_of, wording_of, label_of, strict=True):
+        for key in ((content, wording), (fold, wording)):
+            functions.setdefault(key, set()).add(label)
     keys: list[tuple[str, object]] = []
-    for item, (name, content) in enumerate(zip(matched, contents, strict=True)):
-        wording = int(wordings[item])
+    for name, content, fold, wording in zip(matched, contents, fold_of, wording_of, strict=True):
         if name:
             keys.append(("matched sets", name))
         elif len(functions[content, wording]) > 1:
             keys.append(("contents", (content, wording)))
         else:
-            keys.append(("folds", (int(folds[item]), wording)))
+            keys.append(("folds", (fold, wording) if len(functions[fold, wording]) > 1 else fold))
     numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
     return torch.tensor([numbers[key] for key in keys]), tuple(sorted({kind for kind, _ in keys}))
 

@@ -46,13 +46,10 @@ from ..circuits.factored import LayerMaps
 from ..circuits.ov import constant_values, written_maps
 from ..circuits.ranking import ranks
 from ..core.types import Preset
-from .statistics import jackknife_half_width, permuted_within, rank_p_value, resamples
+from .statistics import LEAST_UNITS, jackknife_half_width, permuted_within, rank_p_value, resamples
 
 CONFIRMED = 0.15
 """Score from which a head counts, in the weights and in prompts."""
-
-LEAST_CLUSTERS = 4
-"""Clusters of pairs below which there is no interval."""
 
 _N_DRAWS = 999
 _NEARLY_ONE = 1 - 1e-12
@@ -183,7 +180,7 @@ def agreement(
     ones = [np.ones((1, len(side.sizes))) for side in sides]
     x, y = (side.scores(one) for side, one in zip(sides, ones, strict=True))
     values = _correlations(x, y, groups)[0]
-    enough = min(len(side.sizes) for side in sides) >= LEAST_CLUSTERS
+    enough = min(len(side.sizes) for side in sides) >= LEAST_UNITS
     half = np.full(2, np.nan)
     if enough:
         # Without each cluster in turn: of both sides together, or of one after the other.

@@ -17,7 +17,7 @@ from ...capture.weights import HeadWeights
 from ...core.ambient import steady
 from ...core.errors import UsageError
 from ...core.progress import Progress
-from ...core.types import AblationMethod, HeadIndex, HeadLike, Model, Preset, check_choice
+from ...core.types import MOST_DRAWS, AblationMethod, HeadIndex, HeadLike, Model, Preset, check_choice, check_count
 from ...data.relations import (
     Encoded,
     MultiToken,
@@ -130,8 +130,8 @@ def ablate(
     """
     check_choice(method, AblationMethod, "method")
     check_choice(multi_token, MultiToken, "multi_token")
-    check_at_least("max_heads", max_heads, 1)
-    check_at_least("n_random", n_random, 0)
+    check_count("max_heads", max_heads)
+    check_count("n_random", n_random, 0, MOST_DRAWS)
     resolved = resolve(relation, data_dir)
     templates = eliciting_templates(resolved, template)
     choose = isinstance(controls, str) and controls == "auto"
@@ -159,12 +159,6 @@ def ablate(
         all_candidates=given_controls is not None,
         n_random=n_random,
     )
-
-
-def check_at_least(name: str, value: int | None, least: int) -> None:
-    """Raise a UsageError for a count that is too small."""
-    if value is not None and value < least:
-        raise UsageError(f"{name}={value} is impossible; it must be at least {least}.")
 
 
 def eliciting_templates(relation: Relation, template: str | None = None) -> tuple[str, ...]:

@@ -44,7 +44,7 @@ def attention_groups(
         threshold: Strong edges are at least this share of the strongest edge of one of their tokens.
         n_groups: Make this many groups instead of letting the eigengap decide (spectral).
         n_null: Most draws to compare each head's modularity with. They keep its distance profile and its sinks, and end
-            early where the answer is clear. By default up to 3,999 for 8 to 32 tokens, 199 up to 64, else none.
+            once ten are as modular. By default up to 3,999 for 8 to 32 tokens, 199 up to 64, else none.
         combine: What the groups of all heads together are found in: the mean over heads, or the maximum.
         prepend_bos: Begin the text with BOS; by default as the model does. Token ids are taken as they are.
         cache: An ``ActivationCache`` of this very text, from ``model.run_with_cache``; the model is then not run.

@@ -65,7 +65,7 @@ class AttentionGroups(Result):
         null_modularity, z_score, p_value: The same for groups found, in the same way, in draws that keep the head's
             distance profile and sinks (mean of the draws), how far the head is above them, and how many of them are as
             modular; NaN where none were drawn (or, for ``z_score``, all are alike). Draws end once ten are as modular:
-            p is then above .05.
+            p is then ten in as many as it took.
         q_value: False discovery rate over the heads of this result (Benjamini-Hochberg).
         sink_share: Share of attention that later tokens give to the first token.
         self_share: Share of attention that tokens give to themselves.
@@ -360,6 +360,11 @@ class AttentionGroups(Result):
             labels: Names of the matrix' columns under it, or on top.
         """
         if view == "tokens":
+            if head is not None or names is not None:
+                raise UsageError(
+                    "view='tokens' colours the text by the groups of all heads together, so head= and names= have no "
+                    "say in it. Leave them out, or use view='flow'."
+                )
             return token_groups_view(self.tokens, self.labels, title="Token groups")
         check_choice(view, View, "view")
         if names is not None and len(names) != len(self.heads):

@@ -18,8 +18,8 @@ from ...renderers.figure import Figure
 from ...renderers.grids import MapLayer
 from ...renderers.text import interval, number, significant, table_text, true_minus, visible, wrapped
 from ...results import HeadMaps, Result, cells
-from ...scorers.components import LEAST_DOCUMENTS, attention_share, find_metric, thirds_of, trend_over_layers
-from ...scorers.statistics import jackknife_half_width
+from ...scorers.components import attention_share, find_metric, thirds_of, trend_over_layers
+from ...scorers.statistics import LEAST_UNITS, jackknife_half_width
 
 _MAPS = ("values", "interval_low", "interval_high", "baseline")
 _MARK = "95% interval includes 0"
@@ -119,7 +119,7 @@ class MeasuredComponents(Result):
     def _no_interval(self) -> str:
         if self.interval_low is not None:
             return ""
-        return f" No intervals: they need {LEAST_DOCUMENTS} documents."
+        return f" No intervals: they need {LEAST_UNITS} documents."
 
     def _text(self, what: str, table: str, note: str) -> str:
         """A table under its title, with the colour bar in words below."""

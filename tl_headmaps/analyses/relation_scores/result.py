@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ...core.provenance import Provenance
-from ...core.types import Circuit, HeadIndex
+from ...core.types import Circuit, HeadIndex, check_choice
 from ...renderers import heat
 from ...renderers.figure import Figure
 from ...renderers.grids import MapLayer
@@ -157,6 +157,7 @@ class RelationScores(HeadMaps):
         self, relation: str | None = None, direction: ScoreDirection = "promote"
     ) -> Float[Tensor, "layer head"]:
         """The scores of one relation."""
+        check_choice(direction, ScoreDirection, "direction")
         scores: Tensor = getattr(self, direction)
         return scores[self.index_of(relation)]
 

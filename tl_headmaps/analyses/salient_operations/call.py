@@ -18,7 +18,7 @@ from ...circuits.maps import CircuitMaps, MetSources
 from ...circuits.ov import ov_maps
 from ...core.ambient import steady
 from ...core.errors import UsageError
-from ...core.types import Circuit, HeadLike, LayerLike, Model, Preset, by_layer, check_choice
+from ...core.types import Circuit, HeadLike, LayerLike, Model, Preset, by_layer, check_choice, check_count
 from ...core.vocabulary import token_strings
 from ...data.prompts import neutral_prompts
 from ...naming.namer import NAMING_TARGETS, NAMING_TOKENS, Describe, HeadName, Namer
@@ -82,9 +82,8 @@ def salient_operations(
     """
     check_choice(circuit, Circuit, "circuit")
     check_choice(preset, Preset, "preset")
-    for name, value in (("n_tokens", n_tokens), ("n_targets", n_targets)):
-        if value < 1:
-            raise UsageError(f"{name}={value} is impossible; it must be at least 1.")
+    check_count("n_tokens", n_tokens)
+    check_count("n_targets", n_targets)
     weights = HeadWeights.of(model)
     named = None if heads is None else weights.named_heads(heads)
     chosen = weights.chosen_heads(named, layers)
@@ -114,8 +113,9 @@ def salient_operations(
     if preset == "met":
         met = _MetSalience.of(weights, by_number, usable.mask.cpu(), circuit, n_named, prompts, prepend_bos, progress)
         options, data = options | met.sources.options, met.sources.data
-    elif prompts is not None:
-        raise UsageError(f"prompts= goes with preset='met'; preset={preset!r} puts tokens behind nothing.")
+    elif prompts is not None or prepend_bos is not None:
+        name = "prepend_bos" if prompts is None else "prompts"
+        raise UsageError(f"{name}= goes with preset='met'; preset={preset!r} puts tokens behind nothing.")
     task = _SalientLayers(
         weights,
         by_number,

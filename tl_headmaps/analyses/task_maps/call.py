@@ -26,7 +26,7 @@ from ...capture.weights import HeadWeights
 from ...core.ambient import steady
 from ...core.errors import UsageError
 from ...core.progress import Progress
-from ...core.types import HeadIndex, Model, Positions, check_choice
+from ...core.types import HeadIndex, Model, Positions, check_choice, check_count
 from ...data.tasks import TaskItem, Tasks, load_tasks
 from ...scorers.probe import (
     WORD_PENALTY,
@@ -53,6 +53,9 @@ from ...scorers.tasks import (
     wording_folds,
 )
 from .result import SIGNIFICANT, TaskMaps
+
+_MOST_SHUFFLES = 10_000
+"""Shuffles, at most: the probes of all of them are in memory at once, 6 GB of them for the bundled items."""
 
 _PLAIN, _BEYOND = 0, 1
 """The first two fits: on heads alone, and beyond words. Shuffled ones follow."""
@@ -98,8 +101,7 @@ def task_maps(
         (('retrieval', 'math_calculation'), [1.0, 1.0])
     """
     check_choice(positions, Positions, "positions")
-    if n_null < 1:
-        raise UsageError(f"n_null={n_null} is too few: a map needs its null. Use 1 or more.")
+    check_count("n_null", n_null, most=_MOST_SHUFFLES)
     chosen = resolve_tasks(tasks)
     design = _Design.of(chosen, n_folds, seed)
     weights = HeadWeights.from_model(model)

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ...core.errors import UsageError
+from ...core.types import MOST_DRAWS, check_count
 from ...renderers.text import table_text, wrapped
 from ...scorers.map_shape import (
     CORNERS,
@@ -67,9 +67,9 @@ class MapShapes:
         cls, functions: Sequence[str], shares: Float[Tensor, "function layer head"], *, n_null: int = 999, seed: int = 0
     ) -> "MapShapes":
         """Shapes of maps whose heads add up to one; rows of NaN are layers without heads."""
-        if n_null < 1:
-            raise UsageError(f"n_null={n_null} is too few: a shape needs its null. Use 1 or more.")
-        maps = shares.nan_to_num(nan=0.0)
+        check_count("n_null", n_null, most=MOST_DRAWS)
+        # In float64: in float32 a map that no permutation changes differs from itself by rounding, and ties are lost.
+        maps = shares.nan_to_num(nan=0.0).double()
         generator = np.random.default_rng(seed)
         corners, diagonal = corner_shares(maps), diagonal_correlation(maps)
         corner_p, diagonal_p = [], []
@@ -80,11 +80,11 @@ class MapShapes:
         return cls(
             functions=tuple(functions),
             n_heads=int((~shares[0].isnan()).sum()),
-            n_effective=effective_number(maps),
-            centre=centre_of_mass(maps),
-            corners=corners,
+            n_effective=effective_number(maps).float(),
+            centre=centre_of_mass(maps).float(),
+            corners=corners.float(),
             corner_p=torch.tensor(corner_p),
-            diagonal=diagonal,
+            diagonal=diagonal.float(),
             diagonal_p=torch.tensor(diagonal_p),
         )
 

@@ -86,7 +86,7 @@ def relations(tour: Tour) -> Finding:
         "relation_scores",
         scores,
         ("relations", *scores.relations, "--side-by-side"),
-        f"{opening}{rest} {len(heads)} of {scores.values[0].numel()} heads implement at least one.{missing}",
+        f"{opening}{rest} {len(heads)} of {scores.n_measured} heads implement at least one.{missing}",
         f"{head} scores {score:.2f} on {first}",
         str(scores),
         {"side_by_side": True},
@@ -133,7 +133,7 @@ def names(tour: Tour) -> Finding:
     """A name for every head, where one is earned."""
     named_heads = name_heads(tour.weights, vocabulary="words")
     named = named_heads.named()
-    count, total = sum(map(len, named.values())), named_heads.values.numel()
+    count, total = sum(map(len, named.values())), sum(map(len, named_heads.names))
     common = ", ".join(f"{name} ({len(heads)})" for name, heads in list(named.items())[:4])
     thirds = ", ".join(f"{share:.0%} of the {part}" for part, share in named_heads.coverage().items() if part != "all")
     frequent = f"; the most frequent: {common}" if common else ""
@@ -314,7 +314,7 @@ def components(tour: Tour) -> Finding:
         shares,
         ("components", "--max-tokens", str(MAX_TOKENS)),
         f"On {shares.n_tokens:,} tokens of text, the largest shares of the map: {cells}. Even shares would be "
-        f"{1 / shares.values.numel():.1%}.",
+        f"{1 / int((~shares.values.isnan()).sum()):.1%}.",
         f"{name} of layer {layer} comes first",
     )
 

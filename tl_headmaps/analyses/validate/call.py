@@ -310,7 +310,7 @@ def _met(
         "ov",
         settings.preset,
         prompts=settings.prompts,
-        prepend_bos=settings.prepend_bos,
+        prepend_bos=settings.prepend_bos if settings.preset == "met" else None,
         progress=progress,
     )
 

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from ...core.errors import UsageError
 from ...core.provenance import Provenance
-from ...core.types import HeadIndex
+from ...core.types import HeadIndex, check_choice
 from ...renderers.charts import scatter
 from ...renderers.figure import Figure
 from ...renderers.text import in_words, interval, number, table_text, visible
 from ...results import HeadMaps, cells
-from ...scorers.validation import LEAST_CLUSTERS
+from ...scorers.statistics import LEAST_UNITS
 
 if TYPE_CHECKING:
     from typing import Self
@@ -133,6 +133,8 @@ class Validation(HeadMaps):
             context: Attention as it is (``"with"``) or wholly on the source (``"without"``); by default both for one
                 relation, and without context for several.
         """
+        if context is not None:
+            check_choice(context, Context, "context")
         names = list(self.relations) if relation is None else [self.relations[self.index_of(relation)]]
         contexts = [context] if context is not None else ["without", "with"] if len(names) == 1 else ["without"]
         n_layers, n_heads = self.static_promote.shape[1:]
@@ -194,9 +196,9 @@ class Validation(HeadMaps):
             "Intervals are over clusters of pairs that\nshare a target or the beginning of their sources.\n"
             "without context: the last position attends to the source alone; with: what the head really writes there"
         )
-        few = [name for name, n in zip(self.relations, self.agreement["n_clusters"], strict=True) if n < LEAST_CLUSTERS]
+        few = [name for name, n in zip(self.relations, self.agreement["n_clusters"], strict=True) if n < LEAST_UNITS]
         if few:
-            note += f"\nno interval for {', '.join(few)}: fewer than {LEAST_CLUSTERS} clusters of pairs"
+            note += f"\nno interval for {', '.join(few)}: fewer than {LEAST_UNITS} clusters of pairs"
         templates = "\n".join(f"  {visible(template)}" for template in self.templates)
         return self._noted(f"{title}\n\n{table_text(columns, rows)}\n\n{note}\ntemplates:\n{templates}")
 
