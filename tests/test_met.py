@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from planted import (
     source_model,
     word,
 )
+from test_vocabulary import TOKENIZERS
 from torch import Tensor
 
 from tl_headmaps import (
@@ -37,6 +39,7 @@ from tl_headmaps.capture.running import met as engine
 from tl_headmaps.capture.running.met import meet, met_vectors
 from tl_headmaps.core.errors import UsageError
 from tl_headmaps.core.runs import pack, unpack
+from tl_headmaps.core.vocabulary import word_ids
 
 PREFIXES = ([2, 5, 9, 4], [2, 7, 3], [2, 11, 6, 8, 10, 12, 3])
 SOURCES = [(13,), (14,), (15,), (20, 21), (22,), (30, 31, 32)]
@@ -443,6 +446,23 @@ class TestBadInput:
         assert prefixes._merging(Tokenizer(), "near", [" France"]) is None
         sentence = prefixes._merging(Tokenizer(), "near", [" France", " Egypt"])
         assert sentence is not None and "merges the source ' Egypt' with the prompt's last token" in sentence
+
+    def test_a_source_is_found_in_a_prompt_whatever_the_tokenizer(self) -> None:
+        """Decoders of the SentencePiece kind drop the space that opens a word: no source was looked for."""
+        for tokenizer in TOKENIZERS.values():
+            model, source = SimpleNamespace(tokenizer=tokenizer), tuple(word_ids(tokenizer, "France"))
+            (problem,) = prefixes.problems_of(model, ["a France a"], [source])
+            assert problem is not None and "contains the source ' France'" in problem
+
+    def test_a_single_source(self, tmp_path: Path) -> None:
+        """A string was taken for a list of its letters."""
+        model, options = shared_model("llama"), {"cache_dir": tmp_path, "progress": False}
+        one = MetVectors.of(model, " word20", " word5", **options)
+        assert one.sources == ((20,),)
+        for sources in ([" word20"], [[20]], [torch.tensor([20])], torch.tensor([[20]])):
+            assert MetVectors.of(model, sources, " word5", **options).sources == one.sources
+        with pytest.raises(UsageError, match=r"2\.5 is not a token id"):
+            MetVectors.of(model, [[20, 2.5]], " word5", **options)
 
     def test_nan_in_a_vector(self, tmp_path: Path) -> None:
         vectors = MetVectors.of(shared_model("llama"), [" word20"], [" word5"], cache_dir=tmp_path, progress=False)

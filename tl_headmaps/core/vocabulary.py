@@ -61,7 +61,7 @@ def word_ids(tokenizer: Any, word: str) -> list[int]:
         return ids
     # A tokenizer that adds a space of its own (SentencePiece with a dummy prefix) doubles ours: '▁', '▁France'.
     bare = _encode(tokenizer, word.lstrip())
-    if len(bare) == 1 and _opens_word(tokenizer, bare[0]):
+    if 0 < len(bare) < len(ids) and _opens_word(tokenizer, bare[0]):
         return bare
     return ids
 
@@ -77,8 +77,13 @@ def _opens_word(tokenizer: Any, token_id: int) -> bool:
 
 def token_string(tokenizer: Any, token_id: int) -> str:
     """Text of one token, leading space included."""
-    text = tokenizer.decode([token_id], clean_up_tokenization_spaces=False)
-    return _with_space(text, tokenizer.convert_ids_to_tokens([token_id])[0])
+    return ids_string(tokenizer, [token_id])
+
+
+def ids_string(tokenizer: Any, ids: Sequence[int]) -> str:
+    """Text of tokens that follow each other, leading space included."""
+    text = tokenizer.decode(list(ids), clean_up_tokenization_spaces=False)
+    return _with_space(text, tokenizer.convert_ids_to_tokens(list(ids[:1]))[0]) if ids else ""
 
 
 def _with_space(text: str, piece: object) -> str:
