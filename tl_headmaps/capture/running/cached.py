@@ -41,7 +41,7 @@ def run_or_read(
         return
     batch, known = PromptBatch(torch.tensor([list(ids)]), (0,)), model.hook_dict
     for layer in readable_layers(model, read) if layers is None else layers:
-        values = {name: _entry(cache, shown_at(known, layer, name), name, len(ids)) for name in read}
+        values: dict[str, Tensor] = {name: _entry(cache, shown_at(known, layer, name), name, len(ids)) for name in read}
         reduce(LayerActivations(layer, batch, values))
 
 
