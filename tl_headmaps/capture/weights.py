@@ -465,7 +465,7 @@ class HeadWeights:
             quantisation=self.quantisation,
             device=str(self.device),
             data=read,
-            mixers={str(layer): mixer for layer, mixer in self.mixers.items() if layer < self.n_layers},
+            mixers={str(layer): mixer for layer, mixer in self.mixers.items()},
             heads={str(layer): shape.n_heads for layer, shape in self.shapes.items()} if self._is_uneven else {},
             notes=list(self.notes),
             seams={} if self.check is None else self.check.record(),
