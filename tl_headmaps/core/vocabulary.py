@@ -22,7 +22,8 @@ TokenLike: TypeAlias = str | int
 Text: TypeAlias = str | tuple[int, ...]
 """A text as the analyses take it: a string, or the ids of its tokens."""
 
-_INDEX = "-?[0-9]{1,9}"
+_INDEX = re.compile("-?[0-9]{1,9}")
+_NUMBERED = re.compile(r"(.+)#([0-9]{1,9})")
 
 
 def as_text(text: Any) -> Text:
@@ -159,7 +160,7 @@ def token_position(tokens: Sequence[str], token: TokenLike) -> int:
             )
         return place % n
     places = _places(tokens, token)
-    numbered = re.fullmatch(r"(.+)#([0-9]+)", token.strip())
+    numbered = _NUMBERED.fullmatch(token.strip())
     if not places and numbered is not None:
         places, number = _places(tokens, numbered[1]), int(numbered[2])
         if 1 <= number <= len(places):
@@ -169,7 +170,7 @@ def token_position(tokens: Sequence[str], token: TokenLike) -> int:
                 f"{token!r}: the text has {numbered[1]!r} {len(places)} time{'s' if len(places) > 1 else ''} "
                 f"({_listed(places)}), counted from #1."
             )
-    if not places and re.fullmatch(_INDEX, token.strip()):
+    if not places and _INDEX.fullmatch(token.strip()):
         return token_position(tokens, int(token))
     pieces = [] if places else _spelled(tokens, token)
     if pieces:
@@ -201,14 +202,14 @@ def word_place(tokens: Sequence[str], word: TokenLike) -> tuple[int, int]:
     """
     if not isinstance(word, str):
         return (token_position(tokens, word),) * 2
-    numbered = re.fullmatch(r"(.+)#([0-9]+)", word.strip())
+    numbered = _NUMBERED.fullmatch(word.strip())
     found = _spelled(tokens, word)
     if numbered is not None and not found:
         found = _spelled(tokens, numbered[1])
         if 1 <= int(numbered[2]) <= len(found):
             return found[int(numbered[2]) - 1]
         found = []
-    if not found and re.fullmatch(_INDEX, word.strip()):
+    if not found and _INDEX.fullmatch(word.strip()):
         return (token_position(tokens, int(word)),) * 2
     if not found:
         raise TokenError(f"{word!r} is not in the text. Its tokens are {_shown(tokens)}. Choose a word of it.")

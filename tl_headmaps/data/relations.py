@@ -280,10 +280,10 @@ def _bundled(data_dir: str | Path | None) -> dict[str, Path]:
     folder = data_folder(data_dir)
     if data_dir is None:
         return {path.stem: path for path in sorted(folder.glob("*/*.json")) if path.parent.name != "tasks"}
-    files = [*folder.glob("*"), *folder.glob("*/*")]
-    # Of two forms of one relation the JSON file says more.
-    own = sorted((path for path in files if path.suffix.lower() in _FILE_SUFFIXES), key=lambda path: path.suffix)
-    return {path.stem: path for path in sorted(reversed(own), key=lambda path: path.parent)}
+    files = [path for path in (*folder.glob("*"), *folder.glob("*/*")) if path.suffix.lower() in _FILE_SUFFIXES]
+    # Of two forms of one relation the JSON file, which says more, comes last and stays.
+    files.sort(key=lambda path: (path.parent, path.stem, path.suffix.lower() == ".json", path.suffix))
+    return {path.stem: path for path in files}
 
 
 def load_relations(
