@@ -152,6 +152,13 @@ class TestCache:
         again = met_vectors(model, SOURCES, PREFIXES, cache_dir=tmp_path, progress=False)
         assert torch.equal(first.layer(1), again.layer(1))
 
+    def test_the_same_weights_under_other_settings_are_met_anew(self, tmp_path: Path) -> None:
+        """Parameters do not say what eps is: vectors of another model were read from disk."""
+        one, other = (random_model("llama", rms_norm_eps=eps) for eps in (1e-6, 0.05))
+        found = [met_vectors(m, SOURCES, PREFIXES, cache_dir=tmp_path, progress=False) for m in (one, other, one)]
+        assert found[0].folder == found[2].folder != found[1].folder
+        assert not torch.allclose(found[0].layer(1), found[1].layer(1), atol=1e-2)
+
     @pytest.mark.parametrize("harm", ["cut", "flip", "gone"])
     def test_a_damaged_file_is_reported_and_made_again(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str], harm: str

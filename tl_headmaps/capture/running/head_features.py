@@ -1,9 +1,9 @@
 """Mean z of every head over a span of each prompt, captured once and saved.
 
 z is a head's mixed values, before W_O; the span is usually the answer's tokens. Prompts are run in chunks of similar
-length. A finished chunk is a file, named after the model's fingerprint, the token ids and the spans: an interrupted run
-resumes with the next chunk, a second run reads them all, and another model, text or position has other names. A file
-carries its checksum: a damaged one is reported and made again.
+length. A finished chunk is a file, named after the model's parameters and settings, the token ids and the spans: an
+interrupted run resumes with the next chunk, a second run reads them all, and another model, text or position has other
+names. A file carries its checksum: a damaged one is reported and made again.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ from tqdm.auto import tqdm
 from ...core.files import cache_folder, home_expanded, replacing
 from ...core.runs import DamagedPieceError, pack, unpack
 from ...core.types import Model
-from ..anatomy import layers_with_heads
+from ..anatomy import layers_with_heads, settings_digest
 from .activations import DEFAULT_BUDGET, LayerActivations, check_prompts, run
 
 _CHUNK = 128
@@ -89,7 +89,7 @@ def capture_head_features(
     """
     check_prompts(model, prompts)
     folder = home_expanded(cache_dir) if cache_dir is not None else cache_folder() / "activations"
-    layers = tuple(layers_with_heads(model))
+    layers, settings = tuple(layers_with_heads(model)), settings_digest(model)
     order = sorted(range(len(prompts)), key=lambda row: (len(prompts[row]), row))
     chunks, n_captured = [], 0
     for start in range(0, len(order), _CHUNK):
@@ -98,6 +98,7 @@ def capture_head_features(
         identity = {
             "version": _VERSION,
             "parameters": parameters,
+            "settings": settings,
             "what": "mean z",
             "sizes": [list(layers), int(model.cfg.n_heads), int(model.cfg.d_head)],
         }
