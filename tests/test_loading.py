@@ -53,6 +53,7 @@ def test_a_sound_folder_opens_with_its_own_numbers(folder: Path) -> None:
     model = load_model(str(folder), "cpu")
     tokens = torch.tensor([[3, 4, 5]])
     assert torch.allclose(model(tokens), source_model("llama")(tokens).logits, atol=1e-5)
+    assert load_model(folder, "cpu").cfg.model_name == model.cfg.model_name, "a path is a name, too"
 
 
 class TestWrongNumbers:

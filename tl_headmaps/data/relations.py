@@ -203,13 +203,18 @@ class Relation:
         cls, dataset: Any, name: str, source: str = "source", target: str = "target", **details: Any
     ) -> "Relation":
         """A relation from two columns of a ``datasets.Dataset``."""
+        if not isinstance(getattr(dataset, "column_names", None), list):
+            raise RelationDataError(
+                f"A {type(dataset).__name__} is not a dataset whose columns are known. Give a datasets.Dataset (of "
+                "several splits one), or a list of pairs to Relation.from_pairs."
+            )
         for column in (source, target):
             if column not in dataset.column_names:
                 raise RelationDataError(
                     f"The dataset has no column {column!r}; its columns are {', '.join(dataset.column_names)}. "
                     "Name them with source= and target=."
                 )
-        return cls.from_pairs(name, zip(dataset[source], dataset[target], strict=True), **details)
+        return cls.from_pairs(name, ((row[source], row[target]) for row in dataset), **details)
 
 
 RelationLike: TypeAlias = Relation | str | Path
