@@ -73,6 +73,7 @@ def assert_same_weights(one: HeadWeights, other: HeadWeights) -> None:
         if layer not in one.mixers:
             assert_same(one.layer(layer), other.layer(layer), f"layer {layer}")
     assert one.fingerprint == other.fingerprint
+    assert one.numbers_digest == other.numbers_digest
 
 
 def without_time_and_place(result: Any) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -201,13 +202,17 @@ def parameters_digest(model: Model) -> str:
     return joint_digest(digests | tensor_digests(loaded))
 
 
-def settings_digest(model: Model) -> str:
+def settings_of(model: Model) -> dict[str, Any]:
+    """The configuration of a model, as its host has it."""
+    config = config_of(model)
+    return dict(vars(model.cfg) if config is None else config.to_dict())
+
+
+def settings_digest(settings: Mapping[str, Any]) -> str:
     """SHA-256 over the configuration of a model: beside its parameters, eps, factors and functions decide its numbers.
 
     Where a model comes from does not count.
     """
-    config = config_of(model)
-    settings = vars(model.cfg) if config is None else config.to_dict()
     deciding = {name: value for name, value in settings.items() if not name.startswith("_") and name not in _NAMING}
     # Twice: only as text can numbers and words among the keys be sorted.
     plain = json.loads(json.dumps(deciding, default=str, skipkeys=True))

@@ -22,7 +22,7 @@ from tqdm.auto import tqdm
 from ...core.files import cache_folder, home_expanded, replacing
 from ...core.runs import DamagedPieceError, pack, unpack
 from ...core.types import Model
-from ..anatomy import layers_with_heads, settings_digest
+from ..anatomy import layers_with_heads, settings_digest, settings_of
 from .activations import DEFAULT_BUDGET, LayerActivations, check_prompts, run
 
 _CHUNK = 128
@@ -89,7 +89,7 @@ def capture_head_features(
     """
     check_prompts(model, prompts)
     folder = home_expanded(cache_dir) if cache_dir is not None else cache_folder() / "activations"
-    layers, settings = tuple(layers_with_heads(model)), settings_digest(model)
+    layers, settings = tuple(layers_with_heads(model)), settings_digest(settings_of(model))
     order = sorted(range(len(prompts)), key=lambda row: (len(prompts[row]), row))
     chunks, n_captured = [], 0
     for start in range(0, len(order), _CHUNK):

@@ -31,7 +31,6 @@ from ...core.progress import Progress
 from ...core.runs import DamagedPieceError, pack, unpack
 from ...core.vocabulary import as_text, word_ids
 from ...data.prompts import neutral_prompts
-from ..anatomy import settings_digest
 from ..parts import LayerWeights
 from ..weights import HeadWeights
 from .activations import check_prompts, encode_prompt, model_device, prepends_bos, state_restored
@@ -324,7 +323,7 @@ def met_vectors(
         "format": _FORMAT,
         "weights": weights.fingerprint,
         "parameters": weights.parameters_digest,
-        "settings": settings_digest(model),
+        "settings": weights.settings_digest,
         "prefixes": [list(prefix) for prefix in prefixes],
         "sources": _sources_digest(sources),
         "kept": list(keep),
