@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 import torch
-from planted import DECODERS, shared_model
+from architectures import ARCHITECTURES, booted
+from planted import DECODERS, TL_MAJOR, shared_model
 
 from tl_headmaps import association_heads, attention_groups, value_mixing
 from tl_headmaps.capture.running import cached
@@ -51,6 +52,17 @@ def test_without_the_batch_axis_and_as_a_plain_mapping(call: str, never_run: Non
     bare = cache.remove_batch_dim() or cache
     assert values_of(CALLS[call](model, cache=bare)) == values_of(expected)
     assert values_of(CALLS[call](model, cache=plain)) == values_of(expected)
+
+
+@pytest.mark.skipif(TL_MAJOR < 4, reason="TransformerLens 3 does not show these heads; run make test")
+@pytest.mark.parametrize("name", ["qwen3_5", "gemma4 31B"])
+def test_gates_and_keys_that_serve_as_values(name: str) -> None:
+    """The gate has an axis less than the others; where keys serve as values a cache has no values."""
+    model = booted(next(row for row in ARCHITECTURES if row.name == name))
+    cache = model.run_with_cache(torch.tensor([IDS]))[1]
+    expected = value_mixing(model, IDS, "L1H3")
+    for given in (cache, dict(cache.items())):
+        assert values_of(value_mixing(model, IDS, "L1H3", cache=given)) == values_of(expected)
 
 
 def test_a_patched_run_shows_the_patched_model(never_run: None) -> None:

@@ -75,6 +75,7 @@ def assert_same_weights(one: HeadWeights, other: HeadWeights) -> None:
         if layer not in one.mixers:
             assert_same(one.layer(layer), other.layer(layer), f"layer {layer}")
     assert one.fingerprint == other.fingerprint
+    assert one.numbers_digest == other.numbers_digest
 
 
 def without_time_and_place(result: Any) -> dict[str, Any]:
@@ -242,6 +243,8 @@ def test_defaults_are_those_of_the_configuration_class(model_type: str) -> None:
         assert not getattr(config, field, False)
     for field in {field for variant in known.variants for field in variant.when}:
         assert bool(known.defaults.get(field)) == bool(getattr(config, field)), field
+    for field in {field for field in known.biases.values() if isinstance(field, str)}:
+        assert bool(known.defaults.get(field)) == getattr(config, field), field
     for ours, theirs in known.aliases.items():
         assert config.attribute_map.get(ours, theirs) == theirs and hasattr(config, theirs)
 

@@ -361,6 +361,29 @@ def test_the_text_half_of_a_model_with_vision(family: str, tmp_path: Path) -> No
     assert_same(first, read.layer(first.layer))
 
 
+@pytest.mark.parametrize(("family", "number"), CASES)
+def test_biases_are_those_of_the_built_model(family: str, number: int, tmp_path: Path) -> None:
+    """Without those it has, or with those it has not, a checkpoint is not the model of its configuration."""
+    known = ARCHITECTURES[family]
+    save_checkpoint(built(family, number), tmp_path, tokenizer=False)
+    tensors = load_file(tmp_path / SINGLE)
+    projections = {name for part, name in known.parts.items() if "norm" not in name and not part.startswith("ln")}
+    owners = {
+        name.removesuffix(".weight") for name in tensors if name.endswith(tuple(f".{p}.weight" for p in projections))
+    }
+    assert owners
+    biased = {owner for owner in owners if f"{owner}.bias" in tensors}
+    biased |= {name.removesuffix(".bias") for name in tensors if "norm" in name and name.endswith(".bias")}
+    for owner in sorted(biased):
+        save_file({name: x for name, x in tensors.items() if name != f"{owner}.bias"}, tmp_path / SINGLE)
+        with pytest.raises(UnsupportedModelError, match=f"has no tensor '{owner}.bias'"):
+            HeadWeights.from_checkpoint(tmp_path)
+    for owner in sorted(owners - biased):
+        save_file(tensors | {f"{owner}.bias": torch.zeros(1)}, tmp_path / SINGLE)
+        with pytest.raises(UnsupportedModelError, match=f"has a tensor '{owner}.bias', which .* does not use"):
+            HeadWeights.from_checkpoint(tmp_path)
+
+
 def test_a_first_mlp_of_experts_leaves_layer_0(tmp_path: Path) -> None:
     read = HeadWeights.from_checkpoint(save_checkpoint(built("mixtral", 0), tmp_path))
     relation = Relation.from_pairs("some", [(3, 4)])

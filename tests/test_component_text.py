@@ -9,16 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from architectures import ARCHITECTURES, booted
 from hypothesis import given
 from hypothesis import strategies as st
 from matrices import HOSTS, SIX, TEXTS, mlp_matrices, token_ids
-from planted import Anatomy, random_model, shared_model, source_model
+from planted import TL_MAJOR, Anatomy, random_model, shared_model, source_model
 from scipy.stats import t as student
 from torch import Tensor
 
 from tl_headmaps import ComponentMap, component_map
 from tl_headmaps.capture.components.gradients import component_gradients
 from tl_headmaps.capture.components.matrices import ModelComponents
+from tl_headmaps.capture.components.outputs import component_outputs
 from tl_headmaps.capture.running import batches as batches_module
 from tl_headmaps.capture.running.batches import TextBatch, TextBatches, token_batches
 from tl_headmaps.core.errors import UsageError
@@ -117,6 +119,26 @@ def test_output_shares_without_a_gate(kind: str) -> None:
 
 
 # Text and batches
+
+
+@pytest.mark.skipif(TL_MAJOR < 4, reason="TransformerLens 3 does not boot all of these; run make test")
+@pytest.mark.parametrize("name", ["llama", "gemma2", "granite", "granite 4", "falcon_h1", "gpt2", "bitnet"])
+def test_heads_write_what_attention_writes(name: str) -> None:
+    """Together, but for biases; heads lacked Granite's factor of what blocks add."""
+    source = ModelComponents(booted(next(row for row in ARCHITECTURES if row.name == name)), attention_only=True)
+    batch = TextBatch(torch.tensor([[5, 9, 17, 30]]), torch.tensor([4]))
+    written: dict[tuple[int, bool], Tensor] = {}
+    for by_head in (False, True):
+
+        def keep(layer: int, component: str, parts: Tensor, stream: Tensor, by_head: bool = by_head) -> None:
+            if component == "attn.o":
+                assert parts.shape[1] == (source.n_heads if by_head else 1)
+                written[layer, by_head] = parts.sum(1)
+
+        component_outputs(source, batch, keep, by_head=by_head)
+    for layer in source.weights.layers_with_heads:
+        together, heads = (written[layer, by_head] for by_head in (False, True))
+        torch.testing.assert_close(heads - heads[0], together - together[0], rtol=1e-4, atol=1e-4)
 
 
 def test_padding_changes_nothing() -> None:

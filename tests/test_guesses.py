@@ -48,7 +48,7 @@ from tl_headmaps.cli.components import METRICS as LISTED_METRICS
 from tl_headmaps.core.errors import HeadMapsWarning, RelationDataError, TokenError, UsageError
 from tl_headmaps.core.fitting import annotations_of
 from tl_headmaps.core.progress import Progress
-from tl_headmaps.core.types import head_list, layer_list
+from tl_headmaps.core.types import Preset, check_choice, head_list, layer_list
 from tl_headmaps.core.vocabulary import as_text, token_position, word_place
 from tl_headmaps.data.texts import read_texts, repeated_tokens, split_texts
 from tl_headmaps.renderers.text import chance, interval, number
@@ -118,6 +118,14 @@ class TestHeads:
             (lambda: head_list(12, []), "12 is not a head. Write 'L23H4' or .*'L23' is all heads of layer 23"),
             (lambda: HeadIndex.parse("L12"), "'L12' is a layer, and one head is needed. Write for example 'L12H0'"),
             (lambda: HeadIndex.of((True, 1)), "is not a head"),
+            (lambda: HeadIndex.of(torch.tensor(12)), r"tensor\(12\) is not a head"),
+            (lambda: head_list(np.array(12), []), r"array\(12\) is not a head"),
+            (lambda: layer_list(torch.tensor(1.5)), r"tensor\(1\.5000\) is not the number of a layer"),
+            (lambda: HeadIndex.parse(f"L{'9' * 5000}H0"), "is not the name of a head"),
+            (lambda: layer_list("9" * 5000), "is not the number of a layer"),
+            (lambda: token_position(["Birds"], f"Birds#{'9' * 5000}"), "is not a token of the text"),
+            (lambda: word_place(["Birds"], f"Birds#{'9' * 5000}"), "is not in the text"),
+            (lambda: check_choice(np.array(["met", "maps"]), Preset, "preset"), "is not known. Choose one of: 'met'"),
             (lambda: head_list("L9", [HeadIndex(0, 0), HeadIndex(1, 0)]), "no heads of layer 9 here; .* layers 0, 1"),
             (lambda: layer_list("x"), "'x' is not the number of a layer"),
             (lambda: layer_list(1.5), "1.5 is not the number of a layer"),
@@ -397,6 +405,12 @@ class TestRelationFiles:
         for templates, sentence in (("no place", "must contain <X> exactly once"), ({"odd": ["<X>"]}, "it may have")):
             with pytest.raises(RelationDataError, match=sentence):
                 Relation.from_file(path, templates=templates)
+
+    def test_of_two_forms_of_a_relation_the_json_file_counts(self, tmp_path: Path) -> None:
+        (tmp_path / "a.csv").write_text("source,target\nFrance,Lyon\n")
+        (tmp_path / "a.json").write_text('[["France", "Paris"]]')
+        (tmp_path / "a.tsv").write_text("source\ttarget\nFrance\tNice\n")
+        assert [relation.pairs for relation in load_relations(data_dir=tmp_path)] == [(("France", "Paris"),)]
 
     def test_a_folder_may_hold_other_files(self, tmp_path: Path) -> None:
         (tmp_path / "own").mkdir()

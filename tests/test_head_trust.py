@@ -56,7 +56,7 @@ def test_shares_equal_a_dense_reference(kind: str, vectors: str) -> None:
         stream = stream - stream.mean(-1, keepdim=True) if kind == "gpt2" else stream
         sink = sinks(stream)
         pattern = cache[f"blocks.{number}.attn.hook_pattern"][0, head].masked_fill(sink, 0)[~sink]
-        value = cache[f"blocks.{number}.attn.hook_v"][0][:, group] - constant_values(weights, layer)[group]
+        value = cache[f"blocks.{number}.attn.hook_v"][0][:, group] - constant_values(layer)[group]
         if vectors == "folded":
             x = token_vectors(weights, ids[0], number, "folded")
             x = x if layer.ln1 is None else layer.ln1.normalised(x)

@@ -53,6 +53,7 @@ def test_a_sound_folder_opens_with_its_own_numbers(folder: Path) -> None:
     model = load_model(str(folder), "cpu")
     tokens = torch.tensor([[3, 4, 5]])
     assert torch.allclose(model(tokens), source_model("llama")(tokens).logits, atol=1e-5)
+    assert load_model(folder, "cpu").cfg.model_name == model.cfg.model_name, "a path is a name, too"
 
 
 class TestWrongNumbers:
@@ -65,6 +66,27 @@ class TestWrongNumbers:
     def test_one_layer_too_many(self, folder: Path) -> None:
         configured(folder, num_hidden_layers=4)
         refused(folder, "has no tensor 'model.layers.3.", "(and 8 more)")
+
+    def test_one_layer_too_few(self, folder: Path) -> None:
+        """The host opened a shorter model, and said so in a log at most."""
+        configured(folder, num_hidden_layers=2)
+        said = ("has a tensor 'model.layers.2.", "(and 8 more)", "counts 2 of 'model.layers'")
+        refused(folder, *said, error=UnsupportedModelError)
+        with pytest.raises(UnsupportedModelError) as caught:
+            HeadWeights.from_checkpoint(folder)
+        assert all(part in str(caught.value) for part in said)
+        # A layer that predicts several tokens at once is not one of those that the configuration counts.
+        retensored(folder, lambda tensors: tensors.update({"model.layers.2.eh_proj.weight": torch.zeros(32, 64)}))
+        assert load_model(str(folder), "cpu").cfg.n_layers == HeadWeights.from_checkpoint(folder).n_layers == 2
+
+    def test_one_layer_too_few_without_the_prefix_of_the_body(self, tmp_path: Path) -> None:
+        save_checkpoint(source_model("gpt2"), tmp_path)
+        tensors = {name.removeprefix("transformer."): x for name, x in load_file(tmp_path / SINGLE).items()}
+        save_file(tensors, tmp_path / SINGLE, metadata={"format": "pt"})
+        configured(tmp_path, n_layer=2)
+        refused(tmp_path, "has a tensor 'h.2.", "counts 2 of 'h'")
+        with pytest.raises(UnsupportedModelError, match=r"has a tensor 'h\.2\..*counts 2 of 'h'"):
+            HeadWeights.from_checkpoint(tmp_path)
 
     def test_another_shape(self, folder: Path) -> None:
         retensored(folder, lambda tensors: tensors.update({MLP: torch.zeros(3, 5)}))

@@ -5,6 +5,7 @@ import os
 import re
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from planted import (
     source_model,
     word,
 )
+from test_vocabulary import TOKENIZERS
 from torch import Tensor
 
 from tl_headmaps import (
@@ -41,6 +43,7 @@ from tl_headmaps.core import caches
 from tl_headmaps.core.caches import cache_limit, trim_cache
 from tl_headmaps.core.errors import UsageError
 from tl_headmaps.core.runs import pack, unpack
+from tl_headmaps.core.vocabulary import word_ids
 
 PREFIXES = ([2, 5, 9, 4], [2, 7, 3], [2, 11, 6, 8, 10, 12, 3])
 SOURCES = [(13,), (14,), (15,), (20, 21), (22,), (30, 31, 32)]
@@ -152,6 +155,13 @@ class TestCache:
         monkeypatch.setattr(engine, "_capture", None)
         again = met_vectors(model, SOURCES, PREFIXES, cache_dir=tmp_path, progress=False)
         assert torch.equal(first.layer(1), again.layer(1))
+
+    def test_the_same_weights_under_other_settings_are_met_anew(self, tmp_path: Path) -> None:
+        """Parameters do not say what eps is: vectors of another model were read from disk."""
+        one, other = (random_model("llama", rms_norm_eps=eps) for eps in (1e-6, 0.05))
+        found = [met_vectors(m, SOURCES, PREFIXES, cache_dir=tmp_path, progress=False) for m in (one, other, one)]
+        assert found[0].folder == found[2].folder != found[1].folder
+        assert not torch.allclose(found[0].layer(1), found[1].layer(1), atol=1e-2)
 
     @pytest.mark.parametrize("harm", ["cut", "flip", "gone"])
     def test_a_damaged_file_is_reported_and_made_again(
@@ -553,6 +563,23 @@ class TestBadInput:
         assert prefixes._merging(Tokenizer(), "near", [" France"]) is None
         sentence = prefixes._merging(Tokenizer(), "near", [" France", " Egypt"])
         assert sentence is not None and "merges the source ' Egypt' with the prompt's last token" in sentence
+
+    def test_a_source_is_found_in_a_prompt_whatever_the_tokenizer(self) -> None:
+        """Decoders of the SentencePiece kind drop the space that opens a word: no source was looked for."""
+        for tokenizer in TOKENIZERS.values():
+            model, source = SimpleNamespace(tokenizer=tokenizer), tuple(word_ids(tokenizer, "France"))
+            (problem,) = prefixes.problems_of(model, ["a France a"], [source])
+            assert problem is not None and "contains the source ' France'" in problem
+
+    def test_a_single_source(self, tmp_path: Path) -> None:
+        """A string was taken for a list of its letters."""
+        model, options = shared_model("llama"), {"cache_dir": tmp_path, "progress": False}
+        one = MetVectors.of(model, " word20", " word5", **options)
+        assert one.sources == ((20,),)
+        for sources in ([" word20"], [[20]], [torch.tensor([20])], torch.tensor([[20]])):
+            assert MetVectors.of(model, sources, " word5", **options).sources == one.sources
+        with pytest.raises(UsageError, match=r"2\.5 is not a token id"):
+            MetVectors.of(model, [[20, 2.5]], " word5", **options)
 
     def test_nan_in_a_vector(self, tmp_path: Path) -> None:
         vectors = MetVectors.of(shared_model("llama"), [" word20"], [" word5"], cache_dir=tmp_path, progress=False)

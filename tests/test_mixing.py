@@ -74,6 +74,11 @@ class TestSeed:
         assert example.notes == ("row 3 of A ('walk') sums to 1.1, not to 1, and is used as it is",)
         assert seed.notes == example.notes
 
+    def test_views_that_run_backwards(self, seed: ValueMixing) -> None:
+        """They were refused as if they were no numbers."""
+        backwards = np.asarray(V)[::-1].copy()[::-1]
+        assert torch.equal(ValueMixing.from_arrays(A, backwards, WORDS).V_hat, seed.V_hat)
+
     def test_normalised(self) -> None:
         found = ValueMixing.from_arrays(A, V, WORDS, normalise=True)
         assert found.V_hat[2].tolist() == pytest.approx([0.18 / 1.1, 0.1, 0.01 / 1.1], **EXACT)

@@ -151,7 +151,7 @@ def test_a_name_cannot_leave_its_folder(name: str) -> None:
 
 
 def test_from_dataset() -> None:
-    from datasets import Dataset
+    from datasets import Dataset, DatasetDict
 
     dataset = Dataset.from_dict({"country": ["France", "Egypt"], "capital": ["Paris", "Cairo"]})
     relation = Relation.from_dataset(dataset, "capitals", source="country", target="capital", k=5)
@@ -159,6 +159,13 @@ def test_from_dataset() -> None:
     assert relation.k == 5
     with pytest.raises(RelationDataError, match="no column 'source'; its columns are country, capital"):
         Relation.from_dataset(dataset, "capitals")
+    streamed = dataset.to_iterable_dataset()
+    assert Relation.from_dataset(streamed, "capitals", source="country", target="capital", k=5) == relation
+    for other in (DatasetDict({"train": dataset}), [("France", "Paris")]):
+        with pytest.raises(
+            RelationDataError, match=f"A {type(other).__name__} is not a dataset whose columns are known"
+        ):
+            Relation.from_dataset(other, "capitals")
 
 
 def test_default_k_grows_with_the_vocabulary() -> None:

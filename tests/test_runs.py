@@ -134,6 +134,7 @@ class TestRunFolder:
         model = hosted(source_model("llama", n_layers=N_LAYERS), "llama")
         loaded = HeadWeights.from_model(model)
         assert (loaded.fingerprint, loaded.quantisation) == (weights.fingerprint, weights.quantisation)
+        assert loaded.numbers_digest == weights.numbers_digest
         computed.clear()
         found = scores(loaded, tmp_path)
         assert computed == []
@@ -272,6 +273,12 @@ class TestRefusals:
     def test_another_model(self, started: Path, tmp_path: Path) -> None:
         folder = save_checkpoint(source_model("llama", n_layers=N_LAYERS, seed=1), tmp_path / "other")
         with pytest.raises(UsageError, match="was started with fingerprint = "):
+            scores(HeadWeights.from_checkpoint(folder), started)
+
+    def test_the_same_tensors_with_other_numbers(self, started: Path, tmp_path: Path) -> None:
+        """The fingerprint is of tensors: layers that were computed with another eps were read as finished."""
+        folder = save_checkpoint(source_model("llama", n_layers=N_LAYERS, rms_norm_eps=0.05), tmp_path / "other")
+        with pytest.raises(UsageError, match="was started with numbers = "):
             scores(HeadWeights.from_checkpoint(folder), started)
 
     def test_another_version(self, started: Path, weights: HeadWeights, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -538,6 +538,10 @@ def test_other_positions_prompts_models_and_damaged_files_are_captured_anew(tmp_
         path.write_bytes(path.read_bytes()[:100])
     assert captured(model, prompts, spans) == 1
     assert captured(model, prompts, spans) == 0
+    # The same parameters under other settings.
+    assert captured(random_model("gpt2"), prompts, spans) == 1
+    assert captured(random_model("gpt2", layer_norm_epsilon=0.05), prompts, spans) == 1
+    assert captured(random_model("gpt2"), prompts, spans) == 0
 
 
 # Answers and ablation

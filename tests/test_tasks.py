@@ -1,6 +1,7 @@
 """Task data: the bundled items keep their promises, users' own are read or refused with a sentence."""
 
 import csv
+import inspect
 import json
 import re
 import runpy
@@ -16,7 +17,7 @@ from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.linear_model import LogisticRegression
 
 from tl_headmaps import TaskItem, Tasks, load_tasks
-from tl_headmaps.core.errors import TaskDataError
+from tl_headmaps.core.errors import TaskDataError, UsageError
 from tl_headmaps.data.relations import data_folder
 from tl_headmaps.data.tasks import FUNCTIONS
 
@@ -336,6 +337,8 @@ def test_duplicates_across_contents_are_refused_with_the_pair() -> None:
     dropped = Tasks.from_records(records, duplicates="drop")
     assert dropped.items == Tasks.from_records(flat()).items
     assert dropped.n_dropped == 1
+    with pytest.raises(UsageError, match=r"duplicates='dropped' is not known\. Choose one of: 'refuse', 'drop'"):
+        inspect.unwrap(Tasks.from_records)(Tasks, records, duplicates="dropped")
     # The same content is never split, so there the same prompt does no harm.
     assert len(Tasks.from_records([{**record, "content": "one"} for record in records])) == 25
 

@@ -172,6 +172,7 @@ def test_datasets_are_read_by_column() -> None:
         (b"bytes", "bytes is not a source of texts"),
         ({"text": "x"}, "dict is not a source of texts"),
         (["fine", 3], "Text 1: 3 is not a text. Give a string"),
+        ([None, "fine"], "Text 0: None is not a text"),
         ([["nested"]], "Text 0: 'nested' is not a token id"),
     ],
 )

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from tl_headmaps.core.errors import TokenError, UsageError
-from tl_headmaps.core.vocabulary import single_id, token_string, word_ids
+from tl_headmaps.core.vocabulary import ids_string, single_id, token_string, word_ids
 
 
 def bpe(words: list[str], alphabet: list[str]) -> models.BPE:
@@ -112,6 +112,15 @@ def test_several_tokens_are_refused_and_shown(family: str) -> None:
     assert "'Parisb' is" in message and "tokens for this model" in message
     assert "' Paris', 'b'" in message
     assert "Choose a word that is a single token" in message
+
+
+@pytest.mark.parametrize("word", ["Parisb", "France Paris", " Parisb"])
+def test_a_word_of_several_tokens_begins_with_its_word_initial_token(family: str, word: str) -> None:
+    """Behind a dummy prefix it began with a lone space, which multi_token="first" then took for the word."""
+    tokenizer = TOKENIZERS[family]
+    ids = word_ids(tokenizer, word)
+    assert tokenizer.convert_ids_to_tokens(ids)[0] == OPENING[family] + ("France" if "France" in word else "Paris")
+    assert ids_string(tokenizer, ids) == f" {word.strip()}"
 
 
 @pytest.mark.parametrize("word", ["", " ", "\t\n"])

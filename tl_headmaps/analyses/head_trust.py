@@ -315,7 +315,7 @@ class _Sums:
         self.draws = [torch.tensor(draw) for draw in draws]
         self.asked = masks_of([heads], weights.n_layers, weights.n_heads)[0]
         layers = {number: weights.layer(number) for number in by_layer(heads)}
-        self.constants = {number: constant_values(weights, layer) for number, layer in layers.items()}
+        self.constants = {number: constant_values(layer) for number, layer in layers.items()}
         # A model that centres never sees the mean over d_model; processing takes it off, so it must not count.
         self.centres = weights.ln_final is not None and weights.ln_final.centres
         writing = {number: _centred(layer.W_O) if self.centres else layer.W_O for number, layer in layers.items()}

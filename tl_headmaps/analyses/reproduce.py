@@ -269,7 +269,8 @@ def reproduce(
         data={relation.name: relation.digest for relation in chosen},
         seed=0,
     )
-    identity = identity_of(Reproduction.kind, provenance, _details(provenance, candidates))
+    details = {**_details(provenance, candidates), "settings": weights.settings_digest}
+    identity = identity_of(Reproduction.kind, provenance, details)
     with open_run(Path(out), RunRecord(identity, (), provenance.to_dict())) as run:
         # Only a complete folder has a manifest.
         (run.folder / _MANIFEST).unlink(missing_ok=True)

@@ -91,7 +91,8 @@ def sweep_layers(
         description: Text of the progress bar.
         progress: Show a progress bar on a terminal, and say how many layers were done before.
     """
-    identity = identity_of(kind, provenance, {**(details or {}), "layers": list(layers)})
+    details = {**(details or {}), "layers": list(layers), "numbers": task.weights.numbers_digest}
+    identity = identity_of(kind, provenance, details)
     record = RunRecord(identity, tuple(layers), provenance.to_dict())
     done: dict[int, Mapping[str, Tensor]] = {}
     with nullcontext() if run_dir is None else open_run(Path(run_dir), record) as run:

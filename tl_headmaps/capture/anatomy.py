@@ -1,5 +1,8 @@
 """The parts of a loaded TransformerLens model: which layers have heads, what the others have, where its MLPs are."""
 
+import hashlib
+import json
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -21,6 +24,9 @@ _MIXERS = {
     "ssm": "a state space model",
 }
 """What TransformerLens calls the part of a block that mixes tokens without heads, and what maps call it."""
+
+_NAMING = ("model_name", "tokenizer_name", "transformers_version", "device", "architectures")
+"""Settings that say where a model comes from or where it is."""
 
 
 def layers_with_heads(model: Model) -> list[int]:
@@ -194,6 +200,23 @@ def parameters_digest(model: Model) -> str:
         else:
             loaded |= _own_tensors(prefix, module)
     return joint_digest(digests | tensor_digests(loaded))
+
+
+def settings_of(model: Model) -> dict[str, Any]:
+    """The configuration of a model, as its host has it."""
+    config = config_of(model)
+    return dict(vars(model.cfg) if config is None else config.to_dict())
+
+
+def settings_digest(settings: Mapping[str, Any]) -> str:
+    """SHA-256 over the configuration of a model: beside its parameters, eps, factors and functions decide its numbers.
+
+    Where a model comes from does not count.
+    """
+    deciding = {name: value for name, value in settings.items() if not name.startswith("_") and name not in _NAMING}
+    # Twice: only as text can numbers and words among the keys be sorted.
+    plain = json.loads(json.dumps(deciding, default=str, skipkeys=True))
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
 
 def _own_tensors(prefix: str, module: torch.nn.Module) -> dict[str, Tensor]:

@@ -1,5 +1,7 @@
 """Opening a model by name: the default model, a folder in Hugging Face format, or a name on the hub."""
 
+from pathlib import Path
+
 from ..core.ambient import steady
 from ..core.errors import HeadMapsError, ModelLoadError
 from ..core.types import Model
@@ -13,7 +15,7 @@ from .tensors import check_device
 
 
 @steady
-def load_model(name: str | None = None, device: str | None = None) -> Model:
+def load_model(name: str | Path | None = None, device: str | None = None) -> Model:
     """A raw TransformerBridge for ``name``; the default model if no name is given.
 
     A multimodal checkpoint is opened as the language model inside it, or refused if that cannot stand alone. The
@@ -33,6 +35,7 @@ def load_model(name: str | None = None, device: str | None = None) -> Model:
     if name is None:
         return load_default_model(device)
     check_device(device)
+    name = str(name)
     folder = sound_folder(name)
     from transformer_lens.model_bridge import TransformerBridge
     from transformer_lens.utilities import get_device

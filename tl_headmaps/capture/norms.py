@@ -63,14 +63,7 @@ class NormReader:
             together = any(parameter.ndim == 2 for parameter in module.parameters())
             output = inner(heads.transpose(1, 2)).transpose(1, 2) if together else inner(heads)
             results.append(output.detach()[0, :, 0].float())
-        up, down, shifted = results
-        eps = self.eps(module)
-        weight = (up - down) / 2 * torch.sqrt(probe.square().mean() + eps) / probe
-        bias = (up + down) / 2
-        centres = bool(torch.allclose(shifted, up, rtol=2e-2, atol=1e-3 * float(up.abs().max())))
-        weight = _exact(weight, weights)
-        bias = torch.zeros_like(bias) if _is_rounding(bias, up) else _exact(bias, biases, up)
-        return Norm(centres, weight.to(self.device), bias.to(self.device), eps)
+        return self._from_outputs(probe, results, self.eps(module), weights, biases)
 
     def measured(self, module: Any, width: int | None) -> Norm:
         stored = getattr(module, "weight", getattr(module, "w", None))
@@ -78,15 +71,17 @@ class NormReader:
             check_finite(parameter.detach(), f"A norm ({getattr(module, 'name', None) or type(module).__name__})")
         like = stored if isinstance(stored, Tensor) else self.sample
         probe = _probe(width or self.d_model, like.device)
-        up, down, shifted = (
-            module(x.to(like.dtype)[None, None]).detach()[0, 0].float() for x in (probe, -probe, probe + 0.5)
-        )
-        eps = self.eps(module)
+        results = [module(x.to(like.dtype)[None, None]).detach()[0, 0].float() for x in (probe, -probe, probe + 0.5)]
+        return self._from_outputs(probe, results, self.eps(module), stored, _bias_of(module))
+
+    def _from_outputs(self, probe: Tensor, results: list[Tensor], eps: float, stored: Any, stored_bias: Any) -> Norm:
+        """The norm that gave these outputs for a probe, its opposite, and the probe shifted by a constant."""
+        up, down, shifted = results
         weight = (up - down) / 2 * torch.sqrt(probe.square().mean() + eps) / probe
         bias = (up + down) / 2
         centres = bool(torch.allclose(shifted, up, rtol=2e-2, atol=1e-3 * float(up.abs().max())))
         weight = _exact(weight, stored)
-        bias = torch.zeros_like(bias) if _is_rounding(bias, up) else _exact(bias, _bias_of(module), up)
+        bias = torch.zeros_like(bias) if _is_rounding(bias, up) else _exact(bias, stored_bias, up)
         return Norm(centres, weight.to(self.device), bias.to(self.device), eps)
 
     def eps(self, module: Any) -> float:

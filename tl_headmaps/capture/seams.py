@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..core.types import Model
+from .anatomy import config_of, inner_part
 from .forward import ForwardPass, weights_loaded
 from .mapped import rows_of
 from .parts import MLP, LayerWeights, Norm
@@ -169,8 +170,8 @@ def _preferences(scores: Tensor, seen: Tensor) -> Tensor:
 
 
 def _score_cap(model: Model, block: Any) -> float | None:
-    inner = getattr(block.attn, "original_component", None)
-    for value in (getattr(inner, "attn_logit_softcapping", None), getattr(model.cfg, "attn_scores_soft_cap", None)):
+    stated = inner_part(block.attn, "attn_logit_softcapping")
+    for value in (stated, getattr(model.cfg, "attn_scores_soft_cap", None)):
         if isinstance(value, int | float) and value > 0:
             return float(value)
     return None
@@ -211,7 +212,7 @@ def output_bias(block: Any) -> Tensor | None:
 
 def stream_scale(block: Any) -> float:
     """A factor of the whole stream after a block (Gemma 4), which the next norm takes off again."""
-    factor = getattr(getattr(block, "original_component", None), "layer_scalar", None)
+    factor = inner_part(block, "layer_scalar")
     # A negative one would turn what heads say into its opposite.
     return float(factor) if isinstance(factor, Tensor) and factor.numel() == 1 and float(factor) > 0 else 1.0
 
@@ -250,8 +251,8 @@ def sampled_logits(
 
 def logit_cap(model: Model) -> float | None:
     """The model's own soft cap of logits."""
-    inner = getattr(getattr(model, "original_model", None), "config", None)
-    for value in (getattr(model.cfg, "output_logits_soft_cap", None), getattr(inner, "final_logit_softcapping", None)):
+    stated = getattr(config_of(model), "final_logit_softcapping", None)
+    for value in (getattr(model.cfg, "output_logits_soft_cap", None), stated):
         if isinstance(value, int | float) and value > 0:
             return float(value)
     return None

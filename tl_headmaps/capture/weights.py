@@ -37,7 +37,7 @@ from ..core.types import (
     head_list,
     layer_list,
 )
-from .anatomy import config_of, host_error, parameters_digest
+from .anatomy import config_of, host_error, parameters_digest, settings_digest, settings_of
 from .checkpoint.reader import CheckpointOrigin, open_checkpoint, shown_name
 from .forward import weights_loaded
 from .host import read_model
@@ -427,6 +427,23 @@ class HeadWeights:
         return parameters_digest(self.model)
 
     @cached_property
+    def settings_digest(self) -> str:
+        """SHA-256 over the configuration of a loaded model: with another eps the same parameters are another model."""
+        assert self.model is not None
+        return settings_digest(settings_of(self.model))
+
+    @cached_property
+    def numbers_digest(self) -> str:
+        """SHA-256 over the numbers beside the tensors: eps of norms, factors, the activation function.
+
+        With the fingerprint it decides whether layers that were computed before belong to these weights. The first
+        and the last layer with heads stand for those between them.
+        """
+        ends = (self.layers_with_heads[0], self.layers_with_heads[-1])
+        numbers = dict(_numbers(self)) | {f"layer {n} {name}": x for n in ends for name, x in _numbers(self.layer(n))}
+        return joint_digest(numbers)
+
+    @cached_property
     def shared_digest(self) -> str:
         """SHA-256 over what all layers share: embedding, unembedding, final norm, and the first MLP with its norms."""
         return self._digest("shared", lambda: self)
@@ -470,7 +487,7 @@ class HeadWeights:
             quantisation=self.quantisation,
             device=str(self.device),
             data=read,
-            mixers={str(layer): mixer for layer, mixer in self.mixers.items() if layer < self.n_layers},
+            mixers={str(layer): mixer for layer, mixer in self.mixers.items()},
             heads={str(layer): shape.n_heads for layer, shape in self.shapes.items()} if self._is_uneven else {},
             notes=list(self.notes),
             seams={} if self.check is None else self.check.record(),
@@ -483,6 +500,19 @@ def _reopened(origin: CheckpointOrigin) -> HeadWeights:
     """Weights of a checkpoint in a process they were sent to, opened once."""
     # Without the tokenizer: tasks for workers contain token ids only.
     return HeadWeights(**origin.fields(with_tokenizer=False))
+
+
+def _numbers(part: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """What a part holds beside tensors, by name."""
+    for entry in fields(part):
+        value = getattr(part, entry.name)
+        if isinstance(value, float):
+            # A loaded model and its checkpoint may round a factor differently.
+            yield f"{prefix}{entry.name}", f"{value:.6g}"
+        elif entry.name in ("centres", "activation"):
+            yield f"{prefix}{entry.name}", str(value)
+        elif isinstance(value, Norm | MLP | Beside):
+            yield from _numbers(value, f"{entry.name}.")
 
 
 def _tensors(part: "HeadWeights | LayerWeights | Norm | MLP", prefix: str = "") -> Iterator[tuple[str, Tensor]]:

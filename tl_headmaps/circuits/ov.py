@@ -42,7 +42,7 @@ def ov_maps(
         layer: The layer's weights, from ``weights.layer(...)``.
         vectors: Source vectors: before ln1, from :func:`.vectors.token_vectors`; those of ``met`` without its weight.
         heads: Head numbers within the layer.
-        preset: ``"folded"`` or ``"maps"``.
+        preset: Which vectors they are; all but ``"maps"`` apply the norms.
     """
     vectors = read_by(layer, vectors, preset)
     groups = sorted({layer.shape.group_of(head) for head in heads})
@@ -71,7 +71,7 @@ def written_maps(
         left: Vectors that W_O multiplies, shared by the heads of a group.
         group: Which of them each head writes.
         heads: Head numbers within the layer.
-        preset: ``"folded"`` or ``"maps"``.
+        preset: Which vectors they are; all but ``"maps"`` apply the norms.
     """
     middle, cache = written(weights, layer, heads, preset), cache_of(weights)
     if preset != "maps":
@@ -107,7 +107,7 @@ def stream_map(weights: HeadWeights, layer: int, vectors: Float[Tensor, "row d_m
     ).checked()
 
 
-def constant_values(weights: HeadWeights, layer: LayerWeights) -> Float[Tensor, "kv_head d_head"]:
+def constant_values(layer: LayerWeights) -> Float[Tensor, "kv_head d_head"]:
     """The part of a value vector that does not depend on the source: b_V, and ln1's bias through W_V."""
     constant = layer.W_V.new_zeros(len(layer.W_V), layer.W_V.shape[-1])
     if layer.ln1 is not None:

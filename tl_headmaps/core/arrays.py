@@ -30,6 +30,8 @@ def given_tensor(values: Any, name: str, expected: str) -> Tensor:
 
 def _from_numpy(values: Any) -> Tensor:
     array = values if isinstance(values, np.ndarray) else np.asarray(values, dtype=np.float64)
+    if any(stride < 0 for stride in array.strides):
+        array = array.copy()  # torch has no views that run backwards
     with warnings.catch_warnings():
         # A memory-mapped file may be read-only, which is fine: nothing here writes to it.
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")

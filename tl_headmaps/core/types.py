@@ -77,8 +77,9 @@ class Model(Protocol, metaclass=_NeverRefuses):
         """A part of the model."""
 
 
-_HEAD_NAME = re.compile(r"[Ll](\d+)[Hh](\d+)")
-_LAYER_NAME = re.compile(r"[Ll]?(\d+)")
+# Python reads no number of thousands of digits.
+_HEAD_NAME = re.compile(r"[Ll](\d{1,9})[Hh](\d{1,9})")
+_LAYER_NAME = re.compile(r"[Ll]?(\d{1,9})")
 
 
 @dataclass(frozen=True, order=True)
@@ -111,7 +112,7 @@ class HeadIndex:
             raise UsageError(f"{name!r} is a layer, and one head is needed. Write for example '{name.strip()}H0'.")
         if match is None:
             raise UsageError(
-                f"{name!r} is not the name of a head. Heads are written like 'L23H4': "
+                f"{name!r:.80} is not the name of a head. Heads are written like 'L23H4': "
                 "layer 23, head 4, both counted from 0."
             )
         return cls(int(match[1]), int(match[2]))
@@ -123,7 +124,7 @@ class HeadIndex:
             return head
         if isinstance(head, str):
             return cls.parse(head)
-        pair = tuple(head) if isinstance(head, Iterable) else ()
+        pair = tuple(head) if _is_listed(head) else ()
         if len(pair) != 2 or not all(map(is_index, pair)):
             raise UsageError(f"{head!r:.80} is not a head. Write 'L23H4' or (23, 4); 'L23' is all heads of layer 23.")
         return cls(*map(index, pair))
@@ -152,6 +153,11 @@ def is_index(value: object) -> bool:
     except TypeError:
         return False
     return True
+
+
+def _is_listed(value: object) -> bool:
+    """Whether a value has several entries: an array without axes only looks like it."""
+    return isinstance(value, Iterable) and getattr(value, "ndim", 1) > 0
 
 
 def _is_layer(name: object) -> bool:
@@ -185,7 +191,7 @@ def check_head_names(heads: str) -> str:
 
 def _heads_and_layers(heads: Any) -> list[HeadIndex | int]:
     """Heads, and numbers of layers that stand for all of theirs."""
-    one = isinstance(heads, str | HeadIndex) or not isinstance(heads, Iterable)
+    one = isinstance(heads, str | HeadIndex) or not _is_listed(heads)
     parts = [heads] if one else list(heads)
     if len(parts) == 2 and all(map(is_index, parts)):
         parts = [parts]
@@ -216,7 +222,7 @@ def layer_list(layers: Any) -> list[int]:
     if isinstance(layers, str):
         layers = _comma_parts(layers)
     numbers = []
-    for layer in [layers] if is_index(layers) or not isinstance(layers, Iterable) else layers:
+    for layer in layers if _is_listed(layers) else [layers]:
         match = _LAYER_NAME.fullmatch(layer.strip()) if isinstance(layer, str) else None
         if match is None and not is_index(layer):
             raise UsageError(f"{layer!r:.80} is not the number of a layer. Write 12, or 'L12'.")
@@ -267,5 +273,5 @@ def check_count(name: str, value: Any, least: int = 1, most: int | None = None) 
 def check_choice(value: object, choices: object, name: str) -> None:
     """Raise a UsageError unless ``value`` is one of the choices of a Literal."""
     allowed = get_args(choices)
-    if value not in allowed:
+    if not isinstance(value, str) or value not in allowed:
         raise UsageError(f"{name}={value!r:.60} is not known. Choose one of: {', '.join(map(repr, allowed))}.")

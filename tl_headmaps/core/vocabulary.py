@@ -22,7 +22,8 @@ TokenLike: TypeAlias = str | int
 Text: TypeAlias = str | tuple[int, ...]
 """A text as the analyses take it: a string, or the ids of its tokens."""
 
-_INDEX = "-?[0-9]{1,9}"
+_INDEX = re.compile("-?[0-9]{1,9}")
+_NUMBERED = re.compile(r"(.+)#([0-9]{1,9})")
 
 
 def as_text(text: Any) -> Text:
@@ -61,7 +62,7 @@ def word_ids(tokenizer: Any, word: str) -> list[int]:
         return ids
     # A tokenizer that adds a space of its own (SentencePiece with a dummy prefix) doubles ours: '▁', '▁France'.
     bare = _encode(tokenizer, word.lstrip())
-    if len(bare) == 1 and _opens_word(tokenizer, bare[0]):
+    if 0 < len(bare) < len(ids) and _opens_word(tokenizer, bare[0]):
         return bare
     return ids
 
@@ -77,8 +78,13 @@ def _opens_word(tokenizer: Any, token_id: int) -> bool:
 
 def token_string(tokenizer: Any, token_id: int) -> str:
     """Text of one token, leading space included."""
-    text = tokenizer.decode([token_id], clean_up_tokenization_spaces=False)
-    return _with_space(text, tokenizer.convert_ids_to_tokens([token_id])[0])
+    return ids_string(tokenizer, [token_id])
+
+
+def ids_string(tokenizer: Any, ids: Sequence[int]) -> str:
+    """Text of tokens that follow each other, leading space included."""
+    text = tokenizer.decode(list(ids), clean_up_tokenization_spaces=False)
+    return _with_space(text, tokenizer.convert_ids_to_tokens(list(ids[:1]))[0]) if ids else ""
 
 
 def _with_space(text: str, piece: object) -> str:
@@ -154,7 +160,7 @@ def token_position(tokens: Sequence[str], token: TokenLike) -> int:
             )
         return place % n
     places = _places(tokens, token)
-    numbered = re.fullmatch(r"(.+)#([0-9]+)", token.strip())
+    numbered = _NUMBERED.fullmatch(token.strip())
     if not places and numbered is not None:
         places, number = _places(tokens, numbered[1]), int(numbered[2])
         if 1 <= number <= len(places):
@@ -164,7 +170,7 @@ def token_position(tokens: Sequence[str], token: TokenLike) -> int:
                 f"{token!r}: the text has {numbered[1]!r} {len(places)} time{'s' if len(places) > 1 else ''} "
                 f"({_listed(places)}), counted from #1."
             )
-    if not places and re.fullmatch(_INDEX, token.strip()):
+    if not places and _INDEX.fullmatch(token.strip()):
         return token_position(tokens, int(token))
     pieces = [] if places else _spelled(tokens, token)
     if pieces:
@@ -196,14 +202,14 @@ def word_place(tokens: Sequence[str], word: TokenLike) -> tuple[int, int]:
     """
     if not isinstance(word, str):
         return (token_position(tokens, word),) * 2
-    numbered = re.fullmatch(r"(.+)#([0-9]+)", word.strip())
+    numbered = _NUMBERED.fullmatch(word.strip())
     found = _spelled(tokens, word)
     if numbered is not None and not found:
         found = _spelled(tokens, numbered[1])
         if 1 <= int(numbered[2]) <= len(found):
             return found[int(numbered[2]) - 1]
         found = []
-    if not found and re.fullmatch(_INDEX, word.strip()):
+    if not found and _INDEX.fullmatch(word.strip()):
         return (token_position(tokens, int(word)),) * 2
     if not found:
         raise TokenError(f"{word!r} is not in the text. Its tokens are {_shown(tokens)}. Choose a word of it.")

@@ -203,13 +203,18 @@ class Relation:
         cls, dataset: Any, name: str, source: str = "source", target: str = "target", **details: Any
     ) -> "Relation":
         """A relation from two columns of a ``datasets.Dataset``."""
+        if not isinstance(getattr(dataset, "column_names", None), list):
+            raise RelationDataError(
+                f"A {type(dataset).__name__} is not a dataset whose columns are known. Give a datasets.Dataset (of "
+                "several splits one), or a list of pairs to Relation.from_pairs."
+            )
         for column in (source, target):
             if column not in dataset.column_names:
                 raise RelationDataError(
                     f"The dataset has no column {column!r}; its columns are {', '.join(dataset.column_names)}. "
                     "Name them with source= and target=."
                 )
-        return cls.from_pairs(name, zip(dataset[source], dataset[target], strict=True), **details)
+        return cls.from_pairs(name, ((row[source], row[target]) for row in dataset), **details)
 
 
 RelationLike: TypeAlias = Relation | str | Path
@@ -280,10 +285,10 @@ def _bundled(data_dir: str | Path | None) -> dict[str, Path]:
     folder = data_folder(data_dir)
     if data_dir is None:
         return {path.stem: path for path in sorted(folder.glob("*/*.json")) if path.parent.name != "tasks"}
-    files = [*folder.glob("*"), *folder.glob("*/*")]
-    # Of two forms of one relation the JSON file says more.
-    own = sorted((path for path in files if path.suffix.lower() in _FILE_SUFFIXES), key=lambda path: path.suffix)
-    return {path.stem: path for path in sorted(reversed(own), key=lambda path: path.parent)}
+    files = [path for path in (*folder.glob("*"), *folder.glob("*/*")) if path.suffix.lower() in _FILE_SUFFIXES]
+    # Of two forms of one relation the JSON file, which says more, comes last and stays.
+    files.sort(key=lambda path: (path.parent, path.stem, path.suffix.lower() == ".json", path.suffix))
+    return {path.stem: path for path in files}
 
 
 def load_relations(

@@ -21,7 +21,7 @@ from typing import Any, Literal, TypeAlias
 
 from ..core.errors import TaskDataError
 from ..core.files import UnreadableError, require_whole_characters
-from ..core.types import check_seed
+from ..core.types import check_choice, check_seed
 from .relations import data_folder
 from .task_files import flat_records, item_fields, listed_records, records_of_file
 
@@ -202,6 +202,7 @@ class Tasks:
             >>> tasks.counts, tasks.items[0].prompt
             ({'knowledge_recall': 10, 'math_calculation': 10}, '0 + 1 =')
         """
+        check_choice(duplicates, Duplicates, "duplicates")
         if template.count("{question}") != 1:
             raise TaskDataError(f"template={template!r} must contain {{question}} exactly once.")
         flat = list(flat_records(listed_records(records), name))

@@ -212,10 +212,9 @@ def _from_dataset(dataset: Any, column: str) -> Iterator[Any]:
 def _listed(source: Iterable[Any]) -> Iterator[Any]:
     """The texts of a list, which may be the token ids of a single one."""
     items = iter(source)
-    first = next(items, None)
-    if first is None:
-        return iter(())
-    return iter([[first, *items]]) if is_index(first) else chain([first], items)
+    for first in items:
+        return iter([[first, *items]]) if is_index(first) else chain([first], items)
+    return iter(())
 
 
 def _checked(texts: Iterator[Any]) -> Iterator[Text]:

@@ -75,7 +75,7 @@ def output_maps(
     group = [layer.shape.group_of(head) for head in heads]
     read = torch.cat([values[:, group], outputs]).float().transpose(0, 1)
     if preset != "maps":
-        read = read - constant_values(weights, layer)[group][:, None]
+        read = read - constant_values(layer)[group][:, None]
     return written_maps(weights, layer, read, tuple(heads), heads, preset)
 
 

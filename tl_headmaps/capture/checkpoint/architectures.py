@@ -1,8 +1,7 @@
 """Where each family of Hugging Face checkpoints keeps its tensors, and what its configuration means.
 
 One entry per ``model_type``, for :mod:`.reader`. Names are relative to a layer or to the body of the model and lack
-their ``.weight``; a part without a name here does not exist in that family. A bias is read wherever the checkpoint has
-one.
+their ``.weight``; a part without a name here does not exist in that family.
 """
 
 from collections.abc import Mapping
@@ -64,6 +63,7 @@ class Architecture:
         experts: Beginnings of the names, within a layer, of a mixture of experts; a layer with any has no plain MLP.
         ignored: Tensors within a layer that are not weights (masks and rotary tables of old files).
         refused: Configuration fields that change the computation when set, with what they do.
+        biases: Parts that have a bias: always (True), or if a configuration field is set (its name). Others have none.
         defaults: Defaults of the family's configuration class, for fields that a file leaves out.
         aliases: The family's own names of configuration fields.
         fixed: Configuration fields with the value that counts, whatever the file says.
@@ -88,6 +88,7 @@ class Architecture:
     experts: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ("self_attn.rotary_emb.inv_freq",)
     refused: Mapping[str, str] = field(default_factory=dict)
+    biases: Mapping[str, str | bool] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
     fixed: Mapping[str, Any] = field(default_factory=dict)
@@ -106,14 +107,24 @@ _FUSED_GATED = {"mlp_gate_in": "mlp.gate_up_proj", "mlp_out": "mlp.down_proj"}
 _UNGATED = {"mlp_in": "mlp.up_proj", "mlp_out": "mlp.down_proj"}
 _QK_NORMS = {"q_norm": "self_attn.q_norm", "k_norm": "self_attn.k_norm"}
 _POST_NORMS = {"ln1_post": "post_attention_layernorm", "ln2_post": "post_feedforward_layernorm"}
+_MLP = ("mlp_in", "mlp_gate", "mlp_out")
+_ATTENTION_BIASES: Mapping[str, str | bool] = dict.fromkeys("qkvo", "attention_bias")
+_MLP_BIASES: Mapping[str, str | bool] = dict.fromkeys(_MLP, "mlp_bias")
+_NORM_BIASES: Mapping[str, str | bool] = dict.fromkeys(("ln1", "ln2", "ln_final"), True)
 _LLAMA = Architecture(
     bodies=("model.",),
     layer="layers.{layer}.",
     shared={"embed": "embed_tokens", "ln_final": "norm"},
     parts={**_QKV, **_NORMS, **_GATED},
+    biases={**_ATTENTION_BIASES, **_MLP_BIASES},
     defaults={"rms_norm_eps": 1e-6, "hidden_act": "silu", "tie_word_embeddings": False},
 )
-_QWEN3 = _like(_LLAMA, parts={**_LLAMA.parts, **_QK_NORMS}, defaults={"num_key_value_heads": 32, "head_dim": 128})
+_QWEN3 = _like(
+    _LLAMA,
+    parts={**_LLAMA.parts, **_QK_NORMS},
+    biases=_ATTENTION_BIASES,
+    defaults={"num_key_value_heads": 32, "head_dim": 128},
+)
 _EXPERTS = ("mlp.experts.", "mlp.gate.", "mlp.shared_expert.", "mlp.shared_experts.", "mlp.shared_expert_gate.")
 _QWEN3_5 = _like(
     _QWEN3,
@@ -121,17 +132,20 @@ _QWEN3_5 = _like(
     parts={**_NORMS, **_GATED, **_QK_NORMS, "q_gate": "self_attn.q_proj", **{part: _QKV[part] for part in "kvo"}},
     norm="rms + 1",
     mixers={"linear_attn.": "linear attention"},
+    biases={"q_gate": "attention_bias", **_ATTENTION_BIASES},
     defaults={"num_key_value_heads": 4, "head_dim": 256},
 )
 _GLM = _like(
     _LLAMA,
     parts={**_QKV, **_NORMS, **_FUSED_GATED},
-    defaults={"rms_norm_eps": 1.5625e-7, "num_key_value_heads": 2, "head_dim": 128},
+    biases=dict.fromkeys("qkv", "attention_bias"),
+    defaults={"rms_norm_eps": 1.5625e-7, "num_key_value_heads": 2, "head_dim": 128, "attention_bias": True},
 )
 _OLMO2 = _like(
     _LLAMA,
     parts={**_QKV, **_POST_NORMS, **_QK_NORMS, **_GATED},
     head_norms="joint",
+    biases=_ATTENTION_BIASES,
     defaults={"rms_norm_eps": 1e-5},
 )
 _COHERE = _like(
@@ -141,6 +155,7 @@ _COHERE = _like(
     eps="layer_norm_eps",
     head_norms="by head",
     factors={"logit_scale": ("logit_scale", 1.0)},
+    biases=_ATTENTION_BIASES,
     defaults={"layer_norm_eps": 1e-5, "tie_word_embeddings": True, "logit_scale": 0.0625},
 )
 _GRANITE = _like(
@@ -179,6 +194,7 @@ _GEMMA = _like(
     activations={"gelu": "gelu_pytorch_tanh"},
     embeds_scaled=True,
     refused={"use_bidirectional_attention": "makes it an encoder"},
+    biases=_ATTENTION_BIASES,
     defaults={
         "hidden_act": "gelu_pytorch_tanh",
         "tie_word_embeddings": True,
@@ -214,17 +230,23 @@ _GPT2 = Architecture(
     fused="in turn",
     ignored=("attn.bias", "attn.masked_bias"),
     refused={"add_cross_attention": "adds attention to an encoder"},
+    biases={**dict.fromkeys(("qkv", "o", *_MLP), True), **_NORM_BIASES},
     defaults={"layer_norm_epsilon": 1e-5, "activation_function": "gelu_new", "tie_word_embeddings": True},
     aliases={"num_attention_heads": "n_head", "num_hidden_layers": "n_layer", "hidden_size": "n_embd"},
 )
 
 ARCHITECTURES: Mapping[str, Architecture] = {
     "llama": _LLAMA,
-    "mistral": _like(_LLAMA, defaults={"num_key_value_heads": 8}),
-    "ministral3": _like(_LLAMA, defaults={"rms_norm_eps": 1e-5, "num_key_value_heads": 8, "head_dim": 128}),
-    "seed_oss": _like(_LLAMA, defaults={"num_key_value_heads": 8, "head_dim": 128}),
+    "mistral": _like(_LLAMA, biases={}, defaults={"num_key_value_heads": 8}),
+    "ministral3": _like(_LLAMA, biases={}, defaults={"rms_norm_eps": 1e-5, "num_key_value_heads": 8, "head_dim": 128}),
+    "seed_oss": _like(
+        _LLAMA,
+        biases={**_LLAMA.biases, "o": "attention_out_bias"},
+        defaults={"num_key_value_heads": 8, "head_dim": 128, "attention_bias": True},
+    ),
     "ernie4_5": _like(
         _LLAMA,
+        biases=dict.fromkeys(("q", "k", "v", "o", *_MLP), "use_bias"),
         defaults={"rms_norm_eps": 1e-5, "tie_word_embeddings": True, "num_key_value_heads": 2, "head_dim": 128},
     ),
     "arcee": _like(
@@ -235,11 +257,17 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         parts={**_QKV, **_NORMS, **_UNGATED},
         norm="layer + 1",
         eps="norm_eps",
+        biases={**_LLAMA.biases, **_NORM_BIASES},
         defaults={"norm_eps": 1e-5, "hidden_act": "relu2"},
     ),
     "smollm3": _like(_LLAMA, defaults={"num_key_value_heads": 4, "tie_word_embeddings": True}),
-    "qwen2": _like(_LLAMA, defaults={"num_key_value_heads": 32}),
-    "qwen2_moe": _like(_LLAMA, experts=_EXPERTS, defaults={"num_key_value_heads": 16}),
+    "qwen2": _like(_LLAMA, biases=dict.fromkeys("qkv", True), defaults={"num_key_value_heads": 32}),
+    "qwen2_moe": _like(
+        _LLAMA,
+        experts=_EXPERTS,
+        biases=dict.fromkeys("qkv", "qkv_bias"),
+        defaults={"num_key_value_heads": 16, "qkv_bias": True},
+    ),
     "qwen3": _QWEN3,
     "qwen3_moe": _like(_QWEN3, experts=_EXPERTS, defaults={"num_key_value_heads": 4, "head_dim": None}),
     "qwen3_next": _like(
@@ -251,6 +279,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         _LLAMA,
         parts={**_QKV, **_NORMS},
         experts=("block_sparse_moe.", "mlp."),
+        biases={},
         defaults={"rms_norm_eps": 1e-5, "num_key_value_heads": 8},
     ),
     "minimax_m2": _like(
@@ -258,6 +287,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         parts={**_QKV, **_NORMS, **_QK_NORMS},
         head_norms="joint",
         experts=("block_sparse_moe.", "mlp."),
+        biases={},
         defaults={"num_key_value_heads": 8, "head_dim": 128},
     ),
     "olmo2": _OLMO2,
@@ -268,19 +298,21 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         experts=_EXPERTS,
         refused={"clip_qkv": "cuts off large queries, keys and values"},
     ),
-    "exaone4": _like(_OLMO2, head_norms="alike", defaults={"num_key_value_heads": 32}),
+    "exaone4": _like(_OLMO2, head_norms="alike", biases={}, defaults={"num_key_value_heads": 32}),
     "granite": _GRANITE,
-    "granitemoe": _like(_GRANITE, parts={**_QKV, **_NORMS}, experts=("block_sparse_moe.",)),
+    "granitemoe": _like(_GRANITE, parts={**_QKV, **_NORMS}, experts=("block_sparse_moe.",), biases=_ATTENTION_BIASES),
     "granitemoehybrid": _like(
         _GRANITE,
         parts={**_QKV, **_NORMS, "mlp_gate_in": "shared_mlp.input_linear", "mlp_out": "shared_mlp.output_linear"},
         mixers={"mamba.": "Mamba"},
         experts=("block_sparse_moe.",),
+        biases=_ATTENTION_BIASES,
     ),
     "bamba": _BAMBA,
     "jamba": _like(
         _BAMBA,
         experts=("feed_forward.experts.", "feed_forward.router."),
+        biases={},
         defaults={"rms_norm_eps": 1e-6},
     ),
     "lfm2": _like(
@@ -299,6 +331,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         },
         eps="norm_eps",
         mixers={"conv.": "convolution"},
+        biases={},
         defaults={"norm_eps": 1e-5, "tie_word_embeddings": True, "num_key_value_heads": 8},
         fixed={"hidden_act": "silu"},
     ),
@@ -308,6 +341,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         _LLAMA,
         parts={"qkv": "self_attn.qkv_proj", "o": "self_attn.o_proj", **_NORMS, **_FUSED_GATED},
         fused="in turn",
+        biases={},
         defaults={"rms_norm_eps": 1e-5},
     ),
     "glm": _GLM,
@@ -315,6 +349,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "glm4_moe": _like(
         _LLAMA,
         experts=_EXPERTS,
+        biases=_GLM.biases,
         defaults={"rms_norm_eps": 1e-5, "num_key_value_heads": 8},
         variants=(Variant({"use_qk_norm": (True,)}, _QK_NORMS),),
     ),
@@ -324,6 +359,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         eps="layer_norm_eps",
         defaults={"layer_norm_eps": 1e-5, "num_key_value_heads": 32},
         head_norms="by head",
+        biases={**dict.fromkeys("qkv", "use_qkv_bias"), **_NORM_BIASES},
         variants=(
             Variant({"use_parallel_residual": (True,)}, {"ln2": "input_layernorm"}),
             Variant(
@@ -337,8 +373,10 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         parts={**_QKV, **_NORMS, "mlp_in": "mlp.c_fc", "mlp_out": "mlp.c_proj"},
         norm="layer",
         eps="norm_epsilon",
+        biases={**dict.fromkeys(("q", "k", "v", "o", *_MLP), "use_bias"), **_NORM_BIASES},
         defaults={
             "norm_epsilon": 1e-5,
+            "use_bias": True,
             "hidden_act": "gelu_pytorch_tanh",
             "tie_word_embeddings": True,
             "num_key_value_heads": 2,
@@ -381,6 +419,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         },
         inputs_first=False,
         refused={},
+        biases={**dict.fromkeys(_MLP, True), **_NORM_BIASES},
         defaults={"tie_word_embeddings": False},
     ),
     "gpt_neo": _like(
@@ -417,7 +456,13 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         eps="layer_norm_eps",
         fused="by group",
         ignored=("attention.bias", "attention.masked_bias", "attention.rotary_emb.inv_freq"),
-        defaults={"layer_norm_eps": 1e-5, "hidden_act": "gelu", "tie_word_embeddings": False},
+        biases={**dict.fromkeys(("qkv", "o"), "attention_bias"), **dict.fromkeys(_MLP, True), **_NORM_BIASES},
+        defaults={
+            "layer_norm_eps": 1e-5,
+            "hidden_act": "gelu",
+            "tie_word_embeddings": False,
+            "attention_bias": True,
+        },
     ),
     "falcon": Architecture(
         bodies=("transformer.",),
@@ -435,6 +480,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         activation=("activation",),
         fused="by group",
         ignored=("self_attention.rotary_emb.inv_freq",),
+        biases={**dict.fromkeys(("qkv", "o", *_MLP), "bias"), **_NORM_BIASES},
         defaults={
             "layer_norm_epsilon": 1e-5,
             "activation": "gelu",
@@ -472,6 +518,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         norm="layer",
         eps="layer_norm_eps",
         refused={"qk_layernorm": "normalises queries and keys with LayerNorms of their own"},
+        biases={**dict.fromkeys(("q", "k", "v", "o", *_MLP), True), **_NORM_BIASES},
         defaults={"layer_norm_eps": 1e-5, "hidden_act": "gelu_new"},
     ),
 }

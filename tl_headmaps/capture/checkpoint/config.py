@@ -6,7 +6,7 @@ family (:mod:`.architectures`); the numbers of heads and layers have none.
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,10 @@ _BASES = ("rope_theta", "rotary_emb_base", "rope_local_base_freq")
 
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder_layers")
 """What configurations call the number of layers."""
+
+PREDICTING = "eh_proj."
+"""A part that only layers for predicting several tokens at once have (DeepSeek, GLM). They come behind those that the
+configuration counts, and transformers leaves them out."""
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -78,6 +82,27 @@ def require_layers(path: Path, config: dict[str, Any], n_tensors: int) -> None:
                     f"{path}: {field} is {n_layers!r:.40}, but a number from 1 to {n_tensors} was expected: the files "
                     f"have {n_tensors} tensors. Use a checkpoint with its own configuration."
                 )
+
+
+def uncounted(name: str, tensors: Sequence[str], stack: str, n_counted: int) -> UnsupportedModelError:
+    """What a user is told about layers that the configuration does not count, which would be left out in silence.
+
+    Args:
+        name: What the checkpoint is called.
+        tensors: The tensors of these layers.
+        stack: What the layers are called in their names.
+        n_counted: How many the configuration counts.
+    """
+    return UnsupportedModelError(
+        f"{name!r} has a tensor {tensors[0]!r}{and_more(tensors)}, but its config.json counts {n_counted} of "
+        f"{stack!r}: the others would be left out, and the rest is another model. Use the configuration that belongs "
+        "to these weights."
+    )
+
+
+def and_more(tensors: Sequence[Any]) -> str:
+    """How many there are beside the first, for a message that names only that."""
+    return f" (and {len(tensors) - 1} more)" if len(tensors) > 1 else ""
 
 
 def _numbers(value: Any, field: str = "") -> Iterator[tuple[str, float]]:
@@ -172,6 +197,11 @@ class Config:
         named = (self.setting(field) for field in self.architecture.activation)
         name = str(next((name for name in named if name), None))
         return self.architecture.activations.get(name, name)
+
+    def has_bias(self, part: str) -> bool:
+        """Whether a part of the family has a bias under this configuration."""
+        stated = self.architecture.biases.get(part, False)
+        return stated if isinstance(stated, bool) else bool(self.setting(stated))
 
     def factor(self, name: str) -> float | None:
         """One of the model's factors, if the family has it."""

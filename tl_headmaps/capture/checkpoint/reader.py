@@ -21,7 +21,7 @@ from ...core.errors import UnsupportedModelError, UsageError
 from ...core.files import UnreadableError, home_expanded, require_file
 from ..parts import ACTIVATIONS, MLP, LayerWeights, Norm, basis_of
 from ..tensors import check_finite
-from .config import Config, require_layers
+from .config import PREDICTING, Config, require_layers, uncounted
 from .digests import DigestFile
 from .hub import fetched
 from .shards import Shards
@@ -162,8 +162,7 @@ class _Checkpoint:
         table = self.architecture.shared if layer is None else self.architecture.parts
         if part not in table:
             return None
-        inside = "" if layer is None else self.architecture.layer.format(layer=layer)
-        return f"{self.body}{inside}{table[part]}"
+        return f"{self.body}{table[part]}" if layer is None else self._in_layer(layer, table[part])
 
     def within_layer(self, part: str) -> list[str]:
         """Names within a layer of the tensors of a part; more than one if each head has its own."""
@@ -206,11 +205,28 @@ class _Checkpoint:
 
     def _layer_tensors(self) -> Iterator[tuple[int, str]]:
         """Layer and name within it of every tensor of a layer that the configuration counts."""
-        pattern = re.escape(self.body) + re.escape(self.architecture.layer).replace(r"\{layer\}", r"(\d+)") + "(.*)"
+        return ((layer, name) for layer, name in self._stored_layers() if layer < self.n_layers)
+
+    def _stored_layers(self) -> Iterator[tuple[int, str]]:
+        """Layer and name within it of every tensor of a layer."""
+        pattern = re.escape(self.body) + re.escape(self.architecture.layer).replace(r"\{layer\}", r"(\d{1,9})") + "(.*)"
         for name in self.shards.files:
             match = re.fullmatch(pattern, name)
-            if match and int(match[1]) < self.n_layers:
+            if match:
                 yield int(match[1]), match[2]
+
+    def _in_layer(self, layer: int, name: str) -> str:
+        """Full name of something within a layer."""
+        return f"{self.body}{self.architecture.layer.format(layer=layer)}{name}"
+
+    def _require_counted(self) -> None:
+        """Refuse layers that the configuration does not count, but for those that predict several tokens at once."""
+        beyond = [(layer, name) for layer, name in self._stored_layers() if layer >= self.n_layers]
+        predicting = {layer for layer, name in beyond if name.startswith(PREDICTING)}
+        left = sorted(self._in_layer(*tensor) for tensor in beyond if tensor[0] not in predicting)
+        if left:
+            stack = f"{self.body}{self.architecture.layer.partition('.')[0]}"
+            raise uncounted(self.name, left, stack, self.n_layers)
 
     def needed_tensors(self) -> Iterator[str]:
         """Names of all tensors that weight-only analyses read."""
@@ -222,8 +238,8 @@ class _Checkpoint:
             left_out = first if layer else mlp if 0 in self.mixtures else set()
             if layer in self.mixers:
                 left_out = left_out | (parts.keys() - first - {"ln1"})
-            inside = self.body + self.architecture.layer.format(layer=layer)
-            shared += [f"{inside}{name}" for part in parts if part not in left_out for name in self.within_layer(part)]
+            names = (name for part in parts if part not in left_out for name in self.within_layer(part))
+            shared += [self._in_layer(layer, name) for name in names]
         for name in dict.fromkeys(shared):
             if f"{name}.weight" not in self.shards:
                 raise self._missing(f"{name}.weight")
@@ -239,23 +255,32 @@ class _Checkpoint:
         known = {*self.architecture.ignored, *(f"{name}.{kind}" for name in parts for kind in ("weight", "bias"))}
         for layer, name in self._layer_tensors():
             if name not in known and not name.startswith((*self.architecture.experts, *self.architecture.mixers)):
-                full = f"{self.body}{self.architecture.layer.format(layer=layer)}{name}"
                 raise UnsupportedModelError(
-                    f"{self.name!r} has a tensor {full!r}, which is unknown for a {self.class_name}, so the layer "
-                    "computes something else. Load the model with TransformerLens and pass the model itself."
+                    f"{self.name!r} has a tensor {self._in_layer(layer, name)!r}, which is unknown for a "
+                    f"{self.class_name}, so the layer computes something else. Load the model with TransformerLens "
+                    "and pass the model itself."
                 )
 
-    def _require_alike(self) -> None:
-        """Refuse a bias that some layers have and others lack: the model of these weights has it in all of them."""
-        layers: dict[str, set[int]] = {}
+    def _require_biases(self) -> None:
+        """Refuse a bias that the configuration promises and a layer lacks, and one that it leaves out.
+
+        Transformers would fill the one with zeros and drop the other.
+        """
+        parts = self.architecture.parts
+        promised = {name: self.config.has_bias(part) for part in parts for name in self.within_layer(part)}
         for layer, name in self._layer_tensors():
-            layers.setdefault(name, set()).add(layer)
-        for name, biased in layers.items():
-            lacking = (
-                layers.get(f"{name.removesuffix('.bias')}.weight", set()) - biased if name.endswith(".bias") else ()
-            )
-            for layer in lacking:
-                raise self._missing(f"{self.body}{self.architecture.layer.format(layer=layer)}{name}")
+            owner, _, kind = name.rpartition(".")
+            bias = self._in_layer(layer, f"{owner}.bias")
+            if kind == "weight" and promised.get(owner) and bias not in self.shards:
+                raise self._missing(bias)
+            if kind == "bias" and not promised.get(owner, True):
+                raise UnsupportedModelError(
+                    f"{self.name!r} has a tensor {bias!r}, which a {self.class_name} of its config.json does not use, "
+                    "so the model would compute something else. Use the configuration that belongs to these weights."
+                )
+        bias = f"{self.full_name('ln_final')}.bias"
+        if self.config.has_bias("ln_final") and bias not in self.shards:
+            raise self._missing(bias)
 
     def has(self, part: str) -> bool:
         """Whether this family has a matrix, on its own or within another."""
@@ -412,8 +437,9 @@ class _Checkpoint:
 
     def fields(self, with_tokenizer: bool) -> dict[str, Any]:
         self.shards.require(self.needed_tensors())
+        self._require_counted()
         self._require_known()
-        self._require_alike()
+        self._require_biases()
         W_E = self.vocabulary_matrix(self.full_name("embed"), "The embedding W_E")
         tied = self.unembed == self.full_name("embed")
         W_U = W_E if tied else self.vocabulary_matrix(self.unembed, "The unembedding W_U")

@@ -5,13 +5,15 @@ numbers. So a folder is handed over only if its weights are complete safetensors
 to load them without their values, finds every tensor of the model in its shape.
 """
 
+import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from ...core.errors import ModelLoadError, UnsupportedModelError
-from .config import read_config, require_layers
+from .config import PREDICTING, and_more, read_config, require_layers, uncounted
 from .hub import fetched
 from .reader import local_folder, require_config
 from .shards import Shards
@@ -85,24 +87,39 @@ def require_weights(name: str, folder: Path) -> None:
     if missing:
         raise UnsupportedModelError(
             f"{name!r} has no tensor {missing[0]!r}, which a {architecture} of its config.json has"
-            f"{_and_more(missing)}. The checkpoint is incomplete, or the configuration is of another model. Use a "
+            f"{and_more(missing)}. The checkpoint is incomplete, or the configuration is of another model. Use a "
             "complete checkpoint."
         )
     if mismatched:
         tensor, stored, implied = mismatched[0]
         raise UnsupportedModelError(
             f"{tensor} of {name!r} has shape {list(stored)}, but its config.json implies {list(implied)}"
-            f"{_and_more(mismatched)}. One of the two belongs to another model: fetch the checkpoint again."
+            f"{and_more(mismatched)}. One of the two belongs to another model: fetch the checkpoint again."
         )
+    _require_counted(name, model, found["unexpected_keys"])
     holding = {key.rpartition(".")[0] for key, _ in model.named_parameters()}
     unknown = sorted(key for key in found["unexpected_keys"] if key.rpartition(".")[0] in holding)
     if unknown:
         raise UnsupportedModelError(
             f"{name!r} has a tensor {unknown[0]!r}, which a {architecture} of its config.json does not use"
-            f"{_and_more(unknown)}, so the model would compute something else. Use the configuration that belongs to "
+            f"{and_more(unknown)}, so the model would compute something else. Use the configuration that belongs to "
             "these weights."
         )
 
 
-def _and_more(tensors: list[Any]) -> str:
-    return f" (and {len(tensors) - 1} more)" if len(tensors) > 1 else ""
+def _require_counted(name: str, model: Any, unexpected: Iterable[str]) -> None:
+    """Refuse tensors of layers (or experts) behind those that the configuration counts."""
+    counts = {stack: len(part) for stack, part in model.named_modules() if isinstance(part, torch.nn.ModuleList)}
+    beyond: dict[tuple[str, int], list[str]] = {}
+    for key in unexpected:
+        for place in re.finditer(r"\.(\d{1,9})\.", key):
+            stack, number = key[: place.start()], int(place[1])
+            # A file may leave the prefix of the body out.
+            n_counted = counts.get(stack, counts.get(f"{model.base_model_prefix}.{stack}"))
+            if n_counted is not None and number >= n_counted:
+                beyond.setdefault((stack, n_counted), []).append(key)
+    for (stack, n_counted), keys in sorted(beyond.items()):
+        predicting = tuple(key.partition(PREDICTING)[0] for key in keys if PREDICTING in key)
+        left = sorted(key for key in keys if not key.startswith(predicting))
+        if left:
+            raise uncounted(name, left, stack, n_counted)

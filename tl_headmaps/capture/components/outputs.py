@@ -89,9 +89,13 @@ def _output(
         # Parallel blocks (Pythia) add to the stream attention read; there is no stream in between.
         return _seen(seen, "hook_mlp_out")[:, None], seen.get("hook_resid_mid", _seen(seen, "hook_resid_pre"))
     if component == "attn.o":
-        written = _heads_written(source, layer, seen) if by_head else _seen(seen, "hook_attn_out")[:, None]
-        beside = source.weights.beside
-        return written if beside is None else written * beside.attention_scale, _seen(seen, "hook_resid_pre")
+        if by_head:
+            written = _heads_written(source, layer, seen) * source.weights.residual_scale
+        else:
+            # What attention gives back is shown with Granite's factor, but without Falcon-H1's.
+            beside = source.weights.beside
+            written = _seen(seen, "hook_attn_out")[:, None] * (1.0 if beside is None else beside.attention_scale)
+        return written, _seen(seen, "hook_resid_pre")
     stream = _seen(seen, f"{component.partition('.')[0]}.in")
     parts = heads_of(source, layer, component).float()
     written = torch.einsum("td,pdr->tpr", stream, parts)
@@ -102,6 +106,7 @@ def _output(
 
 
 def _heads_written(source: ModelComponents, layer: int, seen: dict[str, Tensor]) -> Float[Tensor, "token head d_model"]:
+    """What each head adds to what attention gives back, without the model's factor of it."""
     shape = source.weights.shape(layer)
     z = _seen(seen, "attn.hook_z").reshape(-1, shape.n_heads, shape.d_head)
     written = torch.einsum("thr,hrd->thd", z, heads_of(source, layer, "attn.o").float())

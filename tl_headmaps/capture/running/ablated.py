@@ -146,9 +146,9 @@ class _Ablation(AbstractContextManager[Vectors]):
             n_heads = weights.shape(layer).n_heads
             off = torch.zeros(n_heads, dtype=torch.bool)
             off[numbers] = True
-            rows = [vectors[HeadIndex(layer, number)] for number in numbers]
-            instead = rows[0].new_zeros(n_heads, len(rows[0]))
-            instead[off] = torch.stack([vectors[HeadIndex(layer, number)] for number in sorted(numbers)])
+            rows = torch.stack([vectors[HeadIndex(layer, number)] for number in numbers])
+            instead = rows.new_zeros(n_heads, rows.shape[1])
+            instead[numbers] = rows
             self._layers[layer] = off, instead
         self._open: list[ExitStack] = []
 

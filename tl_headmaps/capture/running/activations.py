@@ -15,7 +15,7 @@ Example:
     3 (1, 9, 2, 2)
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
@@ -61,6 +61,15 @@ def readable_layers(model: Model, read: Iterable[str]) -> list[int]:
 def hook_name(layer: int, name: Activation) -> str:
     """The hook name of an activation of a layer, the same in both hosts."""
     return f"blocks.{layer}.{_HOOKS[name]}"
+
+
+def shown_at(known: Container[str], layer: int, name: Activation) -> str:
+    """The hook that shows an activation, out of those a model has.
+
+    Where keys serve as values (Gemma 4), they are all there is to see of them.
+    """
+    hook = hook_name(layer, name)
+    return hook_name(layer, "k") if name == "v" and hook not in known else hook
 
 
 @dataclass(frozen=True)
@@ -192,7 +201,7 @@ def run(
             batch = PromptBatch(batch.ids.to(device), batch.rows)
             hooks = _hooks(model, batch, tuple(read), reduce, chosen, edit or {})
             if last is not None and not ending:
-                hooks.append(_only_last(model, last))
+                hooks.append(only_last(model, last))
             with model.hooks(fwd_hooks=hooks):
                 output = model(batch.ids, return_type="logits" if logits is not None else None, **ending)
             if logits is not None:
@@ -305,14 +314,14 @@ def sizes_of(model: Model) -> _Sizes:
     return _Sizes(int(model.unembed.W_U.shape[-1]), int(model.cfg.n_heads), int(model.cfg.d_model))
 
 
-def _only_last(model: Model, n: int) -> tuple[str, Callable[..., Tensor]]:
-    """A hook that lets the last positions alone reach the unembedding."""
+def only_last(model: Model, n: int, rows: slice = slice(None)) -> tuple[str, Callable[..., Tensor]]:
+    """A hook that lets the last positions alone reach the unembedding (of some rows, where nobody reads the others)."""
     name = "unembed.hook_in"
     if name not in model.hook_dict:
         name = f"blocks.{len(model.blocks) - 1}.hook_resid_post"
 
     def cut(value: Tensor, hook: Any) -> Tensor:
-        return value[:, -n:]
+        return value[rows, -n:]
 
     return name, cut
 
@@ -360,8 +369,5 @@ def _hooks(
         known = model.hook_dict if "v" in read else {}
         for layer in readable_layers(model, read) if layers is None else layers:
             collector = _Collector(layer, batch, read, reduce)
-            for name in read:
-                # Where keys serve as values (Gemma 4), they are all there is to see of them.
-                shown: Activation = "k" if name == "v" and hook_name(layer, "v") not in known else name
-                hooks.append((hook_name(layer, shown), collector.taker(name)))
+            hooks += [(shown_at(known, layer, name), collector.taker(name)) for name in read]
     return hooks

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..anatomy import keeps_states
 from ..weights import HeadWeights
-from .activations import hook_name, model_device
+from .activations import hook_name, model_device, only_last
 from .last_position import SAME
 
 Source: TypeAlias = tuple[int, ...]
@@ -80,16 +80,9 @@ class Behind:
             return hook
 
         hooks = [(hook_name(layer, "resid_pre"), taker(layer)) for layer in self.layers]
-        with self.model.hooks(fwd_hooks=[*hooks, _one_logit_row(self.model)]):
+        # Nobody reads these logits: one row is enough.
+        with self.model.hooks(fwd_hooks=[*hooks, only_last(self.model, 1, slice(1))]):
             yield
-
-
-def _one_logit_row(model: Any) -> tuple[str, Callable[..., Tensor]]:
-    """A hook that lets a single position reach the unembedding: nobody reads these logits."""
-    name = "unembed.hook_in"
-    if name not in model.hook_dict:
-        name = f"blocks.{len(model.blocks) - 1}.hook_resid_post"
-    return name, lambda value, hook: value[:1, -1:]
 
 
 def _past(model: Any, prefix: Tensor) -> Callable[[Tensor], Any] | None:

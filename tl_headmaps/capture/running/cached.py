@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...core.errors import UsageError
 from ...core.types import Model
-from .activations import LayerActivations, PromptBatch, hook_name, readable_layers, run
+from .activations import LayerActivations, PromptBatch, readable_layers, run, shown_at
 
 HeadActivation: TypeAlias = Literal["pattern", "q", "k", "v", "z", "gate"]
 """Activations of heads; with their batch axis each has four dimensions (``gate``: three)."""
@@ -39,14 +39,14 @@ def run_or_read(
     if cache is None:
         run(model, [ids], read=read, reduce=reduce, layers=layers)
         return
-    batch = PromptBatch(torch.tensor([list(ids)]), (0,))
+    batch, known = PromptBatch(torch.tensor([list(ids)]), (0,)), model.hook_dict
     for layer in readable_layers(model, read) if layers is None else layers:
-        reduce(LayerActivations(layer, batch, {name: _entry(cache, layer, name, len(ids)) for name in read}))
+        values: dict[str, Tensor] = {name: _entry(cache, shown_at(known, layer, name), name, len(ids)) for name in read}
+        reduce(LayerActivations(layer, batch, values))
 
 
-def _entry(cache: Any, layer: int, name: HeadActivation, n_tokens: int) -> Tensor:
+def _entry(cache: Any, hook: str, name: HeadActivation, n_tokens: int) -> Tensor:
     """One activation with its batch axis of 1."""
-    hook = hook_name(layer, name)
     try:
         value = cache[hook]
     except (KeyError, TypeError) as error:
@@ -56,7 +56,7 @@ def _entry(cache: Any, layer: int, name: HeadActivation, n_tokens: int) -> Tenso
         ) from error
     if not isinstance(value, Tensor):
         raise UsageError(f"{hook} of the cache is a {type(value).__name__}, not a tensor. Pass an ActivationCache.")
-    batched = getattr(cache, "has_batch_dim", value.ndim == 4)
+    batched = getattr(cache, "has_batch_dim", value.ndim == (3 if name == "gate" else 4))
     value = value.detach() if batched else value.detach()[None]
     if value.shape[0] != 1:
         raise UsageError(

@@ -1,10 +1,10 @@
 """Mean z of every head over a span of each prompt, captured once and saved.
 
 z is a head's mixed values, before W_O; the span is usually the answer's tokens. Prompts are run in chunks of similar
-length. A finished chunk is a file, named after the model's fingerprint, the token ids and the spans: an interrupted run
-resumes with the next chunk, a second run reads them all, and another model, text or position has other names. A file
-carries its checksum: a damaged one is reported and made again. In the cache folder they are kept up to a limit
-(:mod:`tl_headmaps.core.caches`).
+length. A finished chunk is a file, named after the model's parameters and settings, the token ids and the spans: an
+interrupted run resumes with the next chunk, a second run reads them all, and another model, text or position has other
+names. A file carries its checksum: a damaged one is reported and made again. In the cache folder they are kept up to a
+limit (:mod:`tl_headmaps.core.caches`).
 """
 
 import hashlib
@@ -24,7 +24,7 @@ from ...core.caches import cache_limit, mark_used, trim_cache
 from ...core.files import cache_folder, home_expanded, replacing
 from ...core.runs import DamagedPieceError, pack, unpack
 from ...core.types import Model
-from ..anatomy import layers_with_heads
+from ..anatomy import layers_with_heads, settings_digest, settings_of
 from .activations import DEFAULT_BUDGET, LayerActivations, check_prompts, run
 
 _CHUNK = 128
@@ -93,7 +93,7 @@ def capture_head_features(
     check_prompts(model, prompts)
     limit = cache_limit()  # a wrong one is refused now, not after the work
     folder = home_expanded(cache_dir) if cache_dir is not None else cache_folder() / "activations"
-    layers = tuple(layers_with_heads(model))
+    layers, settings = tuple(layers_with_heads(model)), settings_digest(settings_of(model))
     order = sorted(range(len(prompts)), key=lambda row: (len(prompts[row]), row))
     chunks, n_captured = [], 0
     for start in range(0, len(order), _CHUNK):
@@ -102,6 +102,7 @@ def capture_head_features(
         identity = {
             "version": _VERSION,
             "parameters": parameters,
+            "settings": settings,
             "what": "mean z",
             "sizes": [list(layers), int(model.cfg.n_heads), int(model.cfg.d_head)],
         }

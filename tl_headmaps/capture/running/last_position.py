@@ -23,11 +23,11 @@ from .ablated import replaced
 from .activations import (
     DEFAULT_BUDGET,
     PromptBatch,
-    _only_last,
     batches,
     check_prompts,
     hook_name,
     model_device,
+    only_last,
     sizes_of,
     state_restored,
 )
@@ -164,7 +164,7 @@ class LastPosition:
         return values.transpose(0, 1)
 
     def _whole(self, ids: Int[Tensor, "batch pos"], hooks: Hooks) -> Float[Tensor, "batch vocab"]:
-        with self._model.hooks(fwd_hooks=[*hooks, _only_last(self._model, 1)]):
+        with self._model.hooks(fwd_hooks=[*hooks, only_last(self._model, 1)]):
             logits: Tensor = self._model(ids, return_type="logits")
         return logits[:, -1]
 

@@ -15,7 +15,7 @@ cache folder they are kept up to a limit (:mod:`tl_headmaps.core.caches`).
 import hashlib
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -31,6 +31,7 @@ from ...core.errors import UnsupportedModelError, UsageError
 from ...core.files import UnreadableError, cache_folder, home_expanded, parse_json, read_text, replacing
 from ...core.progress import Progress
 from ...core.runs import DamagedPieceError, pack, unpack
+from ...core.vocabulary import as_text, word_ids
 from ...data.prompts import neutral_prompts
 from ..parts import LayerWeights
 from ..weights import HeadWeights
@@ -90,8 +91,8 @@ class MetVectors:
     def of(
         cls,
         model: Any,
-        sources: Sequence[str | Source],
-        prompts: Sequence[str],
+        sources: Iterable[Any],
+        prompts: str | Sequence[str],
         *,
         prepend_bos: bool | None = None,
         cache_dir: str | Path | None = None,
@@ -101,14 +102,15 @@ class MetVectors:
 
         Args:
             model: TransformerBridge or HookedTransformer.
-            sources: Words with their leading space, or token ids of each; several tokens are read at the last.
+            sources: Words with their leading space, or token ids of each; several tokens are read at the last. One
+                word need not be in a list.
             prompts: Prefixes the sources are put behind.
             prepend_bos: Begin each prefix with BOS; by default as the model does.
             cache_dir: Where to keep them for good; default: ``met`` in the cache folder, where vectors that were not
                 used for longest are removed when all take more than 5 GB (``TL_HEADMAPS_CACHE_GB``).
             progress: Show a progress bar on a terminal.
         """
-        ids = [tuple(encode_prompt(model, s, False)) if isinstance(s, str) else tuple(s) for s in sources]
+        ids = [_source_ids(model, source) for source in ([sources] if isinstance(sources, str) else sources)]
         prefixes = encode_prefixes(model, prompts, prepends_bos(model, prepend_bos))
         for problem in problems_of(model, (prompts,) if isinstance(prompts, str) else prompts, ids):
             if problem is not None:
@@ -157,7 +159,7 @@ class MetVectors:
 
     def keys(self, layer: int) -> Float[Tensor, "kv_head source d_head"]:
         """Averaged keys, before any norm and bias."""
-        return torch.cat([piece["keys"] for piece in self._pieces(layer)], dim=1)
+        return self._chosen(torch.cat([piece["keys"] for piece in self._pieces(layer)], dim=1), 1)
 
     def _chosen(self, tensor: Tensor, axis: int) -> Tensor:
         return tensor if self.rows is None else tensor.index_select(axis, torch.tensor(self.rows, device="cpu"))
@@ -201,6 +203,13 @@ class MetVectors:
                     f"The met vectors in {path} hold NaN or infinity. Delete the file and make them again."
                 )
             yield piece
+
+
+def _source_ids(model: Any, source: Any) -> Source:
+    """Token ids of a source: a word with its leading space, any other text, or token ids."""
+    text = as_text(source)
+    ids = encode_prompt(model, text)
+    return tuple(word_ids(model.tokenizer, text) if isinstance(text, str) and text[:1].isspace() else ids)
 
 
 def _piece(part: int, layer: int) -> str:
@@ -318,6 +327,7 @@ def met_vectors(
         "format": _FORMAT,
         "weights": weights.fingerprint,
         "parameters": weights.parameters_digest,
+        "settings": weights.settings_digest,
         "prefixes": [list(prefix) for prefix in prefixes],
         "sources": _sources_digest(sources),
         "kept": list(keep),

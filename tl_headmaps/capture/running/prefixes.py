@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...core.errors import UsageError
+from ...core.vocabulary import ids_string
 from .activations import encode_prompt
 from .behind import Source
 
@@ -27,7 +28,7 @@ def problems_of(model: Any, prompts: Sequence[str], sources: Sequence[Source]) -
     """Why each prompt does not suit some source: it contains it, or its last token merges with it; None if it does."""
     tokenizer = model.tokenizer
     # Only sources that are words on their own: a letter or a piece of a word may stand anywhere.
-    words = [text for source in sources if (text := tokenizer.decode(list(source))).startswith(" ") and len(text) > 2]
+    words = [text for source in sources if (text := ids_string(tokenizer, source)).startswith(" ") and len(text) > 2]
     by_first: dict[str, list[str]] = {}
     for word in words:
         for part in _parts(word)[:1]:
