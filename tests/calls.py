@@ -60,7 +60,8 @@ class Tracer:
 
 def place(frame: types.FrameType) -> str:
     path = Path(frame.f_code.co_filename).relative_to(PACKAGE)
-    return f"{path.as_posix()}:{frame.f_code.co_qualname}"
+    name = getattr(frame.f_code, "co_qualname", frame.f_code.co_name)  # Python 3.10 has the shorter one
+    return f"{path.as_posix()}:{name}"
 
 
 def was_handed(callee: types.FrameType, caller: types.FrameType) -> bool:

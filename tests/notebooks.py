@@ -18,13 +18,8 @@ import nbformat
 from jupyter_client.kernelspec import KernelSpecManager
 from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
+from project import ROOT, pyproject
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
-ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted((ROOT / "examples").glob("*.ipynb"))
 COLAB = "https://colab.research.google.com/"
 BADGE = re.compile(rf"\[!\[Open in Colab\]\({re.escape(COLAB)}assets/colab-badge\.svg\)\]\([^)]*\)")
@@ -62,8 +57,7 @@ get_ipython().display_formatter.formatters["image/png"].for_type(object, drawn)
 
 def badge(name: str) -> str:
     """Opens a notebook on Colab: from where pyproject.toml says the sources are, else Colab's own dialogue."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    source = project.get("urls", {}).get("Source", "")
+    source = pyproject()["project"].get("urls", {}).get("Source", "")
     _, _, repository = source.partition("https://github.com/")
     target = f"{COLAB}github/{repository}/blob/main/examples/{name}" if repository else COLAB
     return f"[![Open in Colab]({COLAB}assets/colab-badge.svg)]({target})"

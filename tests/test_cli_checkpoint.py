@@ -60,7 +60,7 @@ def test_grid_and_model(run: Run, checkpoint: Path, tmp_path: Path) -> None:
     assert code == 0 and "L1H2 OV map" in out
     saved = json.loads((tmp_path / "grid.json").read_text())
     assert saved["token_ids"] == {"source": [5], "target": [9, 7]}
-    assert saved["provenance"]["model"] == str(checkpoint)
+    assert saved["provenance"]["model"] == checkpoint.name
     code, out, _ = run("model", "--checkpoint", checkpoint)
     assert code == 0 and re.search(r"architecture\s+LlamaForCausalLM", out)
 

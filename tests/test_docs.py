@@ -4,7 +4,6 @@ import ast
 import inspect
 import re
 import shlex
-import tomllib
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 import website
 from notebooks import badge
+from project import pyproject
 
 import tl_headmaps
 import tl_headmaps.renderers
@@ -39,7 +39,7 @@ def test_every_command_stands_in_the_readme() -> None:
 
 
 def test_the_source_archive_has_the_pages_that_lead_to_each_other() -> None:
-    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    settings = pyproject()
     included = settings["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
     assert {"README.md", "Makefile", *website.SECTIONS["Project"]} <= set(included)
 

@@ -86,9 +86,7 @@ def test_on_colab_the_clone_or_the_release_is_installed(
 
 def test_badges_lead_to_the_sources_once_they_have_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "(https://colab.research.google.com/" in badge("01_quickstart.ipynb")
-    monkeypatch.setattr(
-        "notebooks.tomllib.loads", lambda _: {"project": {"urls": {"Source": "https://github.com/a/b"}}}
-    )
+    monkeypatch.setattr("notebooks.pyproject", lambda: {"project": {"urls": {"Source": "https://github.com/a/b"}}})
     assert badge("x.ipynb").endswith("(https://colab.research.google.com/github/a/b/blob/main/examples/x.ipynb)")
 
 

@@ -16,14 +16,10 @@ from typing import Any
 import pytest
 import yaml
 from calls import traced
+from project import pyproject
 
 import tl_headmaps
 from tl_headmaps.cli import doctor
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "tl_headmaps"
@@ -84,7 +80,7 @@ def test_every_part_has_a_place_in_the_order() -> None:
 
 
 def test_every_part_but_naming_runs_under_the_type_checker() -> None:
-    options = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["pytest"]["ini_options"]
+    options = pyproject()["tool"]["pytest"]["ini_options"]
     listed = next(option for option in options["addopts"] if "--jaxtyping-packages" in option)
     checked = {name.removeprefix("tl_headmaps.") for name in listed.split("=")[1].split(",")[:-1]}
     assert checked == {part_of(path) for path in MODULES} - {"naming", "__init__", "__main__"}
@@ -188,10 +184,6 @@ def test_every_module_opens_with_its_idea(path: Path) -> None:
     assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
 
 
-def pyproject() -> dict[str, object]:
-    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-
-
 def normalised(distribution: str) -> str:
     return re.sub(r"[-_.]+", "-", distribution).lower()
 
@@ -216,7 +208,7 @@ def test_requirements_cover_the_imports() -> None:
 
 
 def test_extras_bring_what_doctor_says_and_versions_are_known() -> None:
-    extras: dict[str, list[str]] = pyproject()["project"]["optional-dependencies"]  # type: ignore[index]
+    extras: dict[str, list[str]] = pyproject()["project"]["optional-dependencies"]
     for package, (_, extra) in doctor._OPTIONAL.items():
         assert not extra or any(package in requirement for requirement in extras[extra]), f"{extra} has no {package}"
     known = {normalised(line.partition("==")[0]) for line in (ROOT / "constraints.txt").read_text().splitlines()}
@@ -227,8 +219,8 @@ def test_extras_bring_what_doctor_says_and_versions_are_known() -> None:
 
 def test_the_version_is_written_once_and_cited_alike() -> None:
     settings = pyproject()
-    assert settings["project"]["dynamic"] == ["version"]  # type: ignore[index]
-    assert settings["tool"]["hatch"]["version"]["path"] == "tl_headmaps/__init__.py"  # type: ignore[index]
+    assert settings["project"]["dynamic"] == ["version"]
+    assert settings["tool"]["hatch"]["version"]["path"] == "tl_headmaps/__init__.py"
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     assert str(citation["version"]) == tl_headmaps.__version__
 
