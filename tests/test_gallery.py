@@ -38,3 +38,15 @@ def test_the_pictures_can_be_made(documents: ModuleType) -> None:
 
     assert callable(gallery.pictures)
     assert three_models.capitals_figure(three_models.stored()).data.series
+
+
+def test_measuring_fewer_models_does_not_replace_what_is_stored(
+    documents: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import three_models
+
+    monkeypatch.setattr("sys.argv", ["three_models.py"])
+    monkeypatch.setattr(three_models, "measured", lambda *_: pytest.fail("nothing is measured"))
+    with pytest.raises(SystemExit):
+        three_models.main()
+    assert "holds 3 models" in capsys.readouterr().err

@@ -261,6 +261,9 @@ class TestNames:
         assert names.coverage() == pytest.approx({"all": 2 / 12, "early": 0.0, "middle": 0.0, "late": 0.5})
         assert names.values.shape == (3, 4)
         assert "copy" in str(names)
+        # The thirds of component maps: of four layers, two are in the middle.
+        four = replace(names, names=(*names.names, names.names[0])).coverage()
+        assert four == pytest.approx({"all": 2 / 16, "early": 0.0, "middle": 2 / 8, "late": 0.0})
         rows = str(names).splitlines()
         published = next(number for number, row in enumerate(rows) if "60-96%" in row)
         # Of other models, so in a sentence that says so, not in a row with ours.

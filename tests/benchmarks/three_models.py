@@ -338,6 +338,8 @@ def main() -> None:
         if arguments.show:
             print(table_of(entries) if arguments.show == "all" else capitals_table(entries))
         return
+    if arguments.out == OUT and 1 + len(arguments.folders) < len(stored()):
+        parser.error(f"{OUT.name} holds {len(stored())} models; give the folders of the others, or another --out")
     entries = []
     for folder in (None, *arguments.folders):
         entries.append(measured(folder, arguments.max_pairs, arguments.parts))

@@ -28,7 +28,7 @@ from ..data.texts import Sample, describe_source, split_texts
 from ..renderers.figure import Figure
 from ..renderers.grids import MapLayer
 from ..renderers.heat import head_map
-from ..renderers.text import signed, table_text
+from ..renderers.text import signed, table_text, wrapped
 from ..results import HeadMaps, cells
 from ..scorers.statistics import RunningRatio
 
@@ -111,7 +111,11 @@ class HeadWorth(HeadMaps):
             ("95% over texts", "right"),
             ("", "left"),
         ]
-        return f"{self.caption}\n\n{table_text(columns, rows)}{more}\n\nhelps, harms: the interval is above or below 0"
+        key = (
+            "helps, harms: the interval of that head alone is above or below 0, as it is by chance for about one in "
+            "twenty heads that are worth nothing"
+        )
+        return f"{self.caption}\n\n{table_text(columns, rows)}{more}\n\n{wrapped(key)}"
 
     def figure(self) -> Figure:
         """The rise of the loss by layer and head, with its interval."""

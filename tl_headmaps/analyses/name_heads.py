@@ -20,6 +20,7 @@ from ..renderers.grids import MapLayer, name_layer
 from ..renderers.heat import head_map
 from ..renderers.text import number, table_text, wrapped
 from ..results import Result, largest_heads
+from ..scorers.components import thirds_of
 from .salient_operations.call import Vocabulary, salient_operations
 from .salient_operations.result import failure_lines
 
@@ -123,9 +124,10 @@ class HeadNames(Result):
     def coverage(self) -> dict[str, float]:
         """Share of heads with a name: of the whole model, and of the early, middle and late third of its layers."""
         named: dict[str, list[bool]] = {"all": []}
+        thirds = zip(THIRDS, thirds_of(len(self.names)), strict=True)
+        third = {layer: name for name, layers in thirds for layer in range(layers.start, layers.stop)}
         for head, entry in self._entries():
-            third = THIRDS[head.layer * 3 // len(self.names)]
-            for part in ("all", third):
+            for part in ("all", third[head.layer]):
                 named.setdefault(part, []).append(entry.name != UNCLEAR)
         return {part: float(torch.tensor(heads).float().mean()) for part, heads in named.items()}
 
