@@ -111,6 +111,24 @@ class TestHeads:
         run("mixing", *text).assert_refused(2, "Say which head: L23H4, or --head L23H4")
         run("grid", "L1H0", "--head", "L1H1", *grid).assert_refused(2, "L1H0 and --head L1H1 were both given")
 
+    def test_an_option_that_is_given_twice_adds_up(self, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("tl_headmaps.load_model", lambda *_: shared_model("llama"))
+        few = ("--n-tokens", "2", "--n-targets", "1")
+        grid = ("--head", "L1H0", "--preset", "folded")
+        for command, option, one, other, rest in (
+            ("salient", "--heads", "L1H0", "L2", few),
+            ("salient", "--layers", "1", "L2", few),
+            ("grid", "--sources", "#3", "#5", (*grid, "--targets", "#4")),
+            ("grid", "--targets", "#3", "#5", (*grid, "--sources", "#4")),
+        ):
+            expected = run(command, option, f"{one},{other}", *rest)
+            twice = run(command, option, one, option, other, *rest)
+            assert (twice.code, twice.out) == (0, expected.out), (command, option)
+        tokens = ("--sources", "#3", "--targets", "#4")
+        run("grid", "--head", "L1H0", "--head", "L1H1", *tokens).assert_refused(
+            2, "--head L1H0 and --head L1H1 were both given"
+        )
+
     @pytest.mark.parametrize(
         ("call", "sentence"),
         [

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..core.errors import UsageError
-from ..core.types import layer_list
 from .options import (
     BosOption,
     CheckpointOption,
@@ -30,15 +29,18 @@ from .options import (
     open_weights,
     worker_pool,
 )
-from .output import check_outputs, comma_parts, parse_head, parse_heads, say, show_and_save
+from .output import check_outputs, comma_parts, parse_head, parse_heads, parse_layers, say, show_and_save
 
 if TYPE_CHECKING:
     from ..data.relations import Relation
 
 
 def grid(
-    sources: Annotated[str, typer.Option("--sources", help="Row words, separated by commas; #123 is a token id.")],
-    targets: Annotated[str, typer.Option("--targets", help="Column words, likewise.")],
+    sources: Annotated[
+        list[str],
+        typer.Option("--sources", metavar="WORDS", help="Row words, separated by commas; #123 is a token id."),
+    ],
+    targets: Annotated[list[str], typer.Option("--targets", metavar="WORDS", help="Column words, likewise.")],
     named_head: HeadArgument = None,
     head: HeadOption = None,
     relation: Annotated[
@@ -66,9 +68,9 @@ def grid(
     show_and_save(token_grid(open_weights(model, checkpoint, device), one, rows, columns, **options), paths)
 
 
-def split_tokens(text: str) -> list[str | int]:
+def split_tokens(option: list[str]) -> list[str | int]:
     """``France,Germany,#4649``: words, or token ids after a hash."""
-    return [int(word[1:]) if word.startswith("#") and word[1:].isdecimal() else word for word in comma_parts(text)]
+    return [int(word[1:]) if word.startswith("#") and word[1:].isdecimal() else word for word in comma_parts(option)]
 
 
 def relations(
@@ -116,7 +118,7 @@ def relations(
     options = given(
         k=k,
         heads=parse_heads(heads),
-        layers=None if layers is None else layer_list(layers),
+        layers=parse_layers(layers),
         multi_token=multi_token,
         ranks=ranks,
         trust=trust,

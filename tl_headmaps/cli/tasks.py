@@ -55,7 +55,7 @@ def tasks(
         option = next(iter(of_verify)).replace("_", "-")
         raise UsageError(f"--{option} is an option of the verification; add --verify, or leave it out.")
     check_verification(**of_verify)
-    names = [name for text in functions or [] for name in comma_parts(text)]
+    names = comma_parts(functions)
     if data is None:
         if drop_duplicates:
             raise UsageError("--drop-duplicates is about the file of --data; give the file too.")
