@@ -50,6 +50,7 @@ from tl_headmaps.core.fitting import annotations_of
 from tl_headmaps.core.progress import Progress
 from tl_headmaps.core.types import Preset, check_choice, head_list, layer_list
 from tl_headmaps.core.vocabulary import as_text, token_position, word_place
+from tl_headmaps.data.relations import resolve
 from tl_headmaps.data.texts import read_texts, repeated_tokens, split_texts
 from tl_headmaps.renderers.text import chance, interval, number
 from tl_headmaps.results import HeadMaps, kinds
@@ -429,6 +430,23 @@ class TestRelationFiles:
         (tmp_path / "a.json").write_text('[["France", "Paris"]]')
         (tmp_path / "a.tsv").write_text("source\ttarget\nFrance\tNice\n")
         assert [relation.pairs for relation in load_relations(data_dir=tmp_path)] == [(("France", "Paris"),)]
+
+    def test_two_files_with_one_name_are_refused(self, tmp_path: Path) -> None:
+        for category, target in (("europe", "Paris"), ("worlds", "Lyon")):
+            (tmp_path / category).mkdir()
+            (tmp_path / category / "a.json").write_text(f'[["France", "{target}"]]')
+        both = r"europe.a\.json and .*worlds.a\.json are both called 'a'"
+        with pytest.raises(RelationDataError, match=both):
+            load_relations(data_dir=tmp_path)
+        with pytest.raises(RelationDataError, match=both):
+            resolve("a", tmp_path)
+        (relation,) = load_relations("europe", data_dir=tmp_path)
+        assert relation.pairs == (("France", "Paris"),), "the other category was not asked for"
+        (tmp_path / "worlds" / "a.json").rename(tmp_path / "b.json")
+        assert len(load_relations(data_dir=tmp_path)) == 2
+        (tmp_path / "b.json").write_text('{"name": "a", "pairs": [["France", "Lyon"]]}')
+        with pytest.raises(RelationDataError, match=r"b\.json and .*europe.a\.json are both called 'a'"):
+            load_relations(data_dir=tmp_path)
 
     def test_a_folder_may_hold_other_files(self, tmp_path: Path) -> None:
         (tmp_path / "own").mkdir()
