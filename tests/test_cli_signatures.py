@@ -180,3 +180,9 @@ def test_defaults_told_in_the_help_are_true(command: str) -> None:
             assert told or str(default) in entry.help, (
                 f"{command} {name}: its help does not tell the default, {default!r}"
             )
+
+
+def test_defaults_of_the_verification_are_those_of_its_call() -> None:
+    called = inspect.signature(tl_headmaps.verify_tasks).parameters
+    for name in ("n_items", "n_random"):
+        assert f"default: {called[name].default}." in options("tasks")[f"--{name.replace('_', '-')}"].help

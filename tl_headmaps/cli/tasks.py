@@ -1,7 +1,7 @@
 """``tl-headmaps tasks``."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -74,17 +74,5 @@ def tasks(
     show_and_save(maps, paths)
     if verify:
         say("")
-        _announce(of_verify, len(maps.functions))
         verified = verify_tasks(loaded, maps, chosen, **of_verify)
         show_and_save(verified, [path.with_suffix(f".verified{path.suffix}") for path in paths])
-
-
-def _announce(options: dict[str, Any], n_functions: int) -> None:
-    """Say beforehand how many questions are asked: the time is in proportion to them."""
-    n_items, n_random = options.get("n_items", 10), options.get("n_random", 39)
-    n_questions = n_functions * n_items * (1 + n_functions + n_random)
-    typer.echo(
-        f"{n_questions:,} questions: {n_items} items of each function with all heads, without those of {n_functions} "
-        f"functions, and without {n_random} draws of others. A model of 135M parameters answers about ten in a second.",
-        err=True,
-    )
