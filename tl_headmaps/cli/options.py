@@ -119,6 +119,16 @@ def given(**options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
+def first_given(**options: Any) -> str | None:
+    """The first of these options that was set, as it is written on the command line.
+
+    Example:
+        >>> first_given(k=None, n_items=0), first_given(k=None)
+        ('--n-items', None)
+    """
+    return next((f"--{name.replace('_', '-')}" for name in given(**options)), None)
+
+
 def met_options(prompts: Path | None, prepend_bos: bool | None, vectors: Path | None = None) -> dict[str, Any]:
     """The options of ``--preset met`` that were set, as an analysis takes them."""
     from ..data.prompts import read_prompts

@@ -24,6 +24,7 @@ from .options import (
     TopKOption,
     VectorsOption,
     WorkersOption,
+    first_given,
     given,
     met_options,
     open_weights,
@@ -113,6 +114,28 @@ def relations(
             f"{option} is about the bundled relations, and {relations[0]} was named. Leave out {option}, or the name."
         )
     if show_list:
+        unused = first_given(
+            k=k,
+            heads=heads or None,
+            layers=layers or None,
+            multi_token=multi_token,
+            side_by_side=side_by_side or None,
+            ranks=ranks or None,
+            trust=trust,
+            circuit=circuit,
+            preset=preset,
+            prompts=prompts,
+            vectors=vectors,
+            prepend_bos=prepend_bos,
+            run_dir=run_dir,
+            workers=workers,
+            out=out or None,
+        )
+        if unused is not None:
+            raise UsageError(
+                f"--list only lists, with --category, --model, --checkpoint or --device, and has no use for {unused}. "
+                f"Leave out --list, or {unused}."
+            )
         say(_relation_list(load_relations(category), open_weights(model, checkpoint, device)))
         return
     options = given(

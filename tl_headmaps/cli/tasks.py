@@ -7,7 +7,7 @@ import typer
 
 from ..core.errors import UsageError
 from ..core.types import Positions
-from .options import BosOption, DeviceOption, ModelOption, NoCheckpointOption, OutOption, given
+from .options import BosOption, DeviceOption, ModelOption, NoCheckpointOption, OutOption, first_given, given
 from .output import check_outputs, comma_parts, say, show_and_save
 
 
@@ -51,9 +51,8 @@ def tasks(
 
     paths = check_outputs(out)
     of_verify = given(n_items=n_items, n_random=n_random, max_heads=max_heads)
-    if of_verify and not verify:
-        option = next(iter(of_verify)).replace("_", "-")
-        raise UsageError(f"--{option} is an option of the verification; add --verify, or leave it out.")
+    if (option := first_given(**of_verify)) and not verify:
+        raise UsageError(f"{option} is an option of the verification; add --verify, or leave it out.")
     check_verification(**of_verify)
     names = comma_parts(functions)
     if data is None:
