@@ -67,6 +67,15 @@ class TestHeads:
             assert weights.chosen_heads(heads) == layer, heads
         for layers in (1, "L1", "1", [1], ["L1"], np.int64(1), torch.tensor(1), torch.tensor([1])):
             assert weights.chosen_heads(layers=layers) == layer, layers
+        for one in ("L1", "1", np.int64(1)):
+            assert torch.equal(weights.layer(one).W_V, weights.layer(1).W_V), one
+        for wrong, sentence in (
+            ("L1,L2", "is not one layer"),
+            ("x", "is not the number of a layer"),
+            ("L9", "no head"),
+        ):
+            with pytest.raises(UsageError, match=sentence):
+                weights.layer(wrong)
         assert weights.named_heads("L2H1, L1, L2H1") == [HeadIndex(2, 1), *layer]
         assert weights.named_heads((np.int64(2), 1)) == weights.named_heads([(2, 1)]) == [HeadIndex(2, 1)]
 
