@@ -204,6 +204,21 @@ class TestWrongUsage:
         run("relations", "country_to_capital", *option).assert_refused(2, sentence)
 
     @pytest.mark.usefixtures("never_loaded")
+    def test_what_a_list_has_no_use_for(self, run: Any) -> None:
+        taken = {"--list", "--category", "--model", "--checkpoint", "--device"}
+        values = {"--out": "a.json", "--multi-token": "skip", "--circuit": "ov", "--preset": "maps"}
+        for entry in COMMANDS["relations"].params:
+            option = entry.opts[0]
+            if entry.param_type_name != "option" or option in taken or option == "--help":
+                continue
+            value = values.get(option, "1")
+            written = [
+                entry.secondary_opts[-1] if entry.secondary_opts else option,
+                *([] if entry.is_flag else [value]),
+            ]
+            run("relations", "--list", *written).assert_refused(2, "--list only lists,", f"has no use for {option}.")
+
+    @pytest.mark.usefixtures("never_loaded")
     def test_a_folder_as_output(self, run: Any, tmp_path: Path) -> None:
         (tmp_path / "folder.json").mkdir()
         out = tmp_path / "folder.json"

@@ -140,6 +140,15 @@ def test_usage_marks_arguments_once(command: str, run: Any) -> None:
     assert not re.search(r"\[\[|\.\.\.\S*\.\.\.", usage), f"the metavar has brackets or dots of its own: {usage}"
 
 
+@pytest.mark.parametrize("command", sorted(COMMANDS))
+def test_options_that_take_a_list_add_up(command: str) -> None:
+    for name, entry in options(command).items():
+        listed = re.search(r"commas|[A-Z0-9]\[?,[A-Z0-9]|\d,\d", f"{entry.metavar} {getattr(entry, 'help', '')}")
+        if listed or (command, name) == ("grid", "--targets"):
+            assert entry.multiple or entry.nargs == -1, f"{command} {name}: of two lists, the first would be lost"
+            assert entry.metavar, f"{command} {name}: the help would call it <list[str]>"
+
+
 @pytest.mark.parametrize("command", DONE)
 def test_options_are_parameters(command: str) -> None:
     names = {name.removeprefix("--").replace("-", "_") for name in own_options(command)}
@@ -171,3 +180,9 @@ def test_defaults_told_in_the_help_are_true(command: str) -> None:
             assert told or str(default) in entry.help, (
                 f"{command} {name}: its help does not tell the default, {default!r}"
             )
+
+
+def test_defaults_of_the_verification_are_those_of_its_call() -> None:
+    called = inspect.signature(tl_headmaps.verify_tasks).parameters
+    for name in ("n_items", "n_random"):
+        assert f"default: {called[name].default}." in options("tasks")[f"--{name.replace('_', '-')}"].help

@@ -50,6 +50,7 @@ from tl_headmaps.core.fitting import annotations_of
 from tl_headmaps.core.progress import Progress
 from tl_headmaps.core.types import Preset, check_choice, head_list, layer_list
 from tl_headmaps.core.vocabulary import as_text, token_position, word_place
+from tl_headmaps.data.relations import resolve
 from tl_headmaps.data.texts import read_texts, repeated_tokens, split_texts
 from tl_headmaps.renderers.text import chance, interval, number
 from tl_headmaps.results import HeadMaps, kinds
@@ -66,6 +67,15 @@ class TestHeads:
             assert weights.chosen_heads(heads) == layer, heads
         for layers in (1, "L1", "1", [1], ["L1"], np.int64(1), torch.tensor(1), torch.tensor([1])):
             assert weights.chosen_heads(layers=layers) == layer, layers
+        for one in ("L1", "1", np.int64(1)):
+            assert torch.equal(weights.layer(one).W_V, weights.layer(1).W_V), one
+        for wrong, sentence in (
+            ("L1,L2", "is not one layer"),
+            ("x", "is not the number of a layer"),
+            ("L9", "no head"),
+        ):
+            with pytest.raises(UsageError, match=sentence):
+                weights.layer(wrong)
         assert weights.named_heads("L2H1, L1, L2H1") == [HeadIndex(2, 1), *layer]
         assert weights.named_heads((np.int64(2), 1)) == weights.named_heads([(2, 1)]) == [HeadIndex(2, 1)]
 
@@ -110,6 +120,24 @@ class TestHeads:
         run("mixing", *text, "L1").assert_refused(2, "'L1' is a layer, and one head is needed")
         run("mixing", *text).assert_refused(2, "Say which head: L23H4, or --head L23H4")
         run("grid", "L1H0", "--head", "L1H1", *grid).assert_refused(2, "L1H0 and --head L1H1 were both given")
+
+    def test_an_option_that_is_given_twice_adds_up(self, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("tl_headmaps.load_model", lambda *_: shared_model("llama"))
+        few = ("--n-tokens", "2", "--n-targets", "1")
+        grid = ("--head", "L1H0", "--preset", "folded")
+        for command, option, one, other, rest in (
+            ("salient", "--heads", "L1H0", "L2", few),
+            ("salient", "--layers", "1", "L2", few),
+            ("grid", "--sources", "#3", "#5", (*grid, "--targets", "#4")),
+            ("grid", "--targets", "#3", "#5", (*grid, "--sources", "#4")),
+        ):
+            expected = run(command, option, f"{one},{other}", *rest)
+            twice = run(command, option, one, option, other, *rest)
+            assert (twice.code, twice.out) == (0, expected.out), (command, option)
+        tokens = ("--sources", "#3", "--targets", "#4")
+        run("grid", "--head", "L1H0", "--head", "L1H1", *tokens).assert_refused(
+            2, "--head L1H0 and --head L1H1 were both given"
+        )
 
     @pytest.mark.parametrize(
         ("call", "sentence"),
@@ -411,6 +439,23 @@ class TestRelationFiles:
         (tmp_path / "a.json").write_text('[["France", "Paris"]]')
         (tmp_path / "a.tsv").write_text("source\ttarget\nFrance\tNice\n")
         assert [relation.pairs for relation in load_relations(data_dir=tmp_path)] == [(("France", "Paris"),)]
+
+    def test_two_files_with_one_name_are_refused(self, tmp_path: Path) -> None:
+        for category, target in (("europe", "Paris"), ("worlds", "Lyon")):
+            (tmp_path / category).mkdir()
+            (tmp_path / category / "a.json").write_text(f'[["France", "{target}"]]')
+        both = r"europe.a\.json and .*worlds.a\.json are both called 'a'"
+        with pytest.raises(RelationDataError, match=both):
+            load_relations(data_dir=tmp_path)
+        with pytest.raises(RelationDataError, match=both):
+            resolve("a", tmp_path)
+        (relation,) = load_relations("europe", data_dir=tmp_path)
+        assert relation.pairs == (("France", "Paris"),), "the other category was not asked for"
+        (tmp_path / "worlds" / "a.json").rename(tmp_path / "b.json")
+        assert len(load_relations(data_dir=tmp_path)) == 2
+        (tmp_path / "b.json").write_text('{"name": "a", "pairs": [["France", "Lyon"]]}')
+        with pytest.raises(RelationDataError, match=r"b\.json and .*europe.a\.json are both called 'a'"):
+            load_relations(data_dir=tmp_path)
 
     def test_a_folder_may_hold_other_files(self, tmp_path: Path) -> None:
         (tmp_path / "own").mkdir()

@@ -206,7 +206,12 @@ def test_multimodal_checkpoints_open_as_their_language_model_or_are_refused(save
     settings["text_config"]["num_hidden_layers"] = 3
     settings["text_config"].pop("layer_types", None)
     (broken / "config.json").write_text(json.dumps(settings))
-    done = child(OPEN, *folders.values(), broken)
+    # And those of one with more layers: the second would be left out.
+    shorter = saved(llava)
+    settings = json.loads((shorter / "config.json").read_text())
+    settings["text_config"]["num_hidden_layers"] = 1
+    (shorter / "config.json").write_text(json.dumps(settings))
+    done = child(OPEN, *folders.values(), broken, shorter)
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout.splitlines()[-1])
     opens = {"gemma3": "Gemma3ForCausalLM", "llava": "LlamaForCausalLM"}
@@ -222,6 +227,9 @@ def test_multimodal_checkpoints_open_as_their_language_model_or_are_refused(save
     assert "no text-only class for its text half (qwen2_vl_text)" in refused["refused"]
     assert "Use a text-only checkpoint" in refused["refused"]
     assert "its files have no weights for model.language_model.layers.2." in said[str(broken)]["refused"]
+    uncounted = said[str(shorter)].get("refused", "it was opened")
+    assert "has a tensor 'model.language_model.layers.1.input_layernorm.weight' (and 8 more)" in uncounted
+    assert "its config.json counts 1 of 'model.language_model.layers'" in uncounted
 
 
 def test_an_unforeseen_path_to_pip_is_stopped_with_a_sentence(saved: Callable[[Any], Path]) -> None:

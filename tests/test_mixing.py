@@ -79,6 +79,12 @@ class TestSeed:
         backwards = np.asarray(V)[::-1].copy()[::-1]
         assert torch.equal(ValueMixing.from_arrays(A, backwards, WORDS).V_hat, seed.V_hat)
 
+    @pytest.mark.parametrize("array", [np.array, torch.tensor])
+    def test_whole_numbers_stay_as_they_are(self, array: Any) -> None:
+        """Float32 is exact up to 2 ** 24 alone."""
+        values = [[2**24 + 1, 1], [3, 2**31 - 1]]
+        assert ValueMixing.from_arrays(array([[1, 0], [0, 1]]), array(values)).V.tolist() == values
+
     def test_normalised(self) -> None:
         found = ValueMixing.from_arrays(A, V, WORDS, normalise=True)
         assert found.V_hat[2].tolist() == pytest.approx([0.18 / 1.1, 0.1, 0.01 / 1.1], **EXACT)

@@ -8,12 +8,14 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -318,6 +320,32 @@ class TestTemporaryFiles:
             assert target.read_text() == "ours" and theirs.exists()
         assert target.read_text() == "theirs"
         assert len(list(tmp_path.iterdir())) == 1
+
+    @pytest.mark.parametrize(("platform", "is_open"), [("win32", False), ("linux", True)])
+    def test_windows_renames_a_closed_file_and_others_one_that_is_locked(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, platform: str, is_open: bool
+    ) -> None:
+        made, found = [], []
+        make, rename = tempfile.mkstemp, Path.replace
+
+        def noted(**options: Any) -> tuple[int, str]:
+            made.append(make(**options))
+            return made[-1]
+
+        def renamed(self: Path, target: Path) -> Path:
+            with suppress(OSError):
+                found.append(os.fstat(made[-1][0]))
+            return rename(self, target)
+
+        monkeypatch.setattr("tl_headmaps.core.files.sys", SimpleNamespace(platform=platform))
+        monkeypatch.setattr(tempfile, "mkstemp", noted)
+        monkeypatch.setattr(Path, "replace", renamed)
+        with replacing(tmp_path / "result.json") as temporary:
+            temporary.write_text("whole")
+        assert (len(made), len(found)) == (1, int(is_open))
+        assert [path.read_text() for path in tmp_path.iterdir()] == ["whole"]
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(made[-1][0])
 
     def test_other_files_are_left_alone(self, tmp_path: Path) -> None:
         for name in (".other.json.x.part", "result.json.part", ".result.json.x.tmp"):

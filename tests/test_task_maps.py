@@ -911,6 +911,8 @@ def test_the_command_reads_maps_verifies_and_writes(command: Any, tmp_path: Path
     assert TaskMaps.load(tmp_path / "t.json").n_items == (15, 15)
     assert "Task maps, linear probe" in done.stdout and "Task maps verified" in done.stdout
     assert "Left out 1 items labelled 'chess'" in done.stderr
+    told = [line for line in done.stderr.splitlines() if not line.startswith(("Left out", "Wrote"))]
+    assert not told, "how long it takes is measured, and said where that is long"
     assert TaskMaps.load(tmp_path / "t.json").functions == ("retrieval", "inference")
     assert TaskVerification.load(tmp_path / "t.verified.json").n_items == (2, 2)
     assert (tmp_path / "t.html").stat().st_size > 1000 and (tmp_path / "t.verified.html").exists()

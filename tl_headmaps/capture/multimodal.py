@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from ..core.errors import UnsupportedModelError
+from .checkpoint.sound import require_counted
 
 _OTHER_HALVES = ("vision_config", "audio_config", "vq_config", "speech_config", "image_config", "video_config")
 _SAME_LOGITS = 1e-4
@@ -44,10 +45,10 @@ def language_model_of(where: str, name: str) -> Any | None:
         raise _refusal(found, f"there is no text-only class for its text half ({text_config.model_type})")
     if text_class.__name__ == architecture:
         return None
-    return _text_half(where, found, architecture, text_class, text_config)
+    return _text_half(where, name, found, architecture, text_class, text_config)
 
 
-def _text_half(where: str, found: str, architecture: str, text_class: Any, text_config: Any) -> Any:
+def _text_half(where: str, name: str, found: str, architecture: str, text_class: Any, text_config: Any) -> Any:
     import transformers
 
     whole_class = getattr(transformers, architecture, None)
@@ -62,6 +63,7 @@ def _text_half(where: str, found: str, architecture: str, text_class: Any, text_
     decoder, unembedding = whole.get_decoder(), whole.get_output_embeddings()
     if type(decoder) is not type(text.get_decoder()) or unembedding is None:
         raise _refusal(found, f"its decoder ({type(decoder).__name__}) is not that of {text_class.__name__}")
+    require_counted(name, whole, loading["unexpected_keys"], decoder)
     setattr(text, text.base_model_prefix, decoder)
     text.set_output_embeddings(unembedding)
     parts = {id(tensor) for tensor in [*text.parameters(), *text.buffers()]}

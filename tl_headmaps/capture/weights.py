@@ -186,10 +186,13 @@ class HeadWeights:
             return model
         return cls.from_model(model)
 
-    def layer(self, layer: int) -> LayerWeights:
-        """Attention weights of one layer, float32."""
-        self.head(HeadIndex(layer, 0))
-        return self.read_layer(layer)
+    def layer(self, layer: LayerLike) -> LayerWeights:
+        """Attention weights of one layer (3, or ``"L3"``), float32."""
+        numbers = layer_list(layer)
+        if len(numbers) != 1:
+            raise UsageError(f"{layer!r:.80} is not one layer. Write 12, or 'L12'.")
+        self.head(HeadIndex(numbers[0], 0))
+        return self.read_layer(numbers[0])
 
     def head(self, head: HeadLike) -> HeadIndex:
         """Parse a head and check that this model has it."""

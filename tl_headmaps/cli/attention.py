@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from ..core.errors import UsageError
-from ..core.types import Combine, GroupMethod, Measure, layer_list
+from ..core.types import Combine, GroupMethod, Measure
 from .options import (
     BosOption,
     DeviceOption,
@@ -21,7 +21,7 @@ from .options import (
     OutOption,
     given,
 )
-from .output import check_outputs, parse_head, parse_heads, show_and_save
+from .output import check_outputs, parse_head, parse_heads, parse_layers, show_and_save
 
 QUERY_HELP = "Token whose value changes: walk, walk#2, 3, or -1 (the last)."
 KEY_HELP = "Token it is compared with, likewise."
@@ -60,7 +60,7 @@ def groups(
 
     paths = check_outputs(out)
     options = given(
-        layers=None if layers is None else layer_list(layers),
+        layers=parse_layers(layers),
         heads=parse_heads(heads, named_heads),
         method=method,
         drop_sink=drop_sink,

@@ -74,9 +74,10 @@ def ablate(
         str | None, typer.Option("--template", help='Prompt before the target: "The capital of <X> is".')
     ] = None,
     heads: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
             "--heads",
+            metavar="HEADS",
             help="Heads in their order: L23H4,L12 (L12: all of layer 12); default: top, by their score.",
         ),
     ] = None,
@@ -84,9 +85,11 @@ def ablate(
         int | None, typer.Option("--max-heads", help="Heads at most; default: by the size of the model.")
     ] = None,
     controls: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
-            "--controls", help="Relations separated by commas, or none; default: auto, the first three that fit."
+            "--controls",
+            metavar="NAMES",
+            help="Relations separated by commas, or none; default: auto, the first three that fit.",
         ),
     ] = None,
     n_random: RandomOption = None,
@@ -116,7 +119,7 @@ def ablate(
     resolved = resolve(relation)
     eliciting_templates(resolved, template)
     options: dict[str, Any] = given(
-        heads=None if heads == "top" else parse_heads(heads),
+        heads=None if heads == ["top"] else parse_heads(heads),
         max_heads=max_heads,
         template=template,
         n_random=n_random,
@@ -127,8 +130,8 @@ def ablate(
         multi_token=multi_token,
         **met_options(prompts, prepend_bos),
     )
-    if controls not in (None, "auto"):
-        options["controls"] = None if controls == "none" else resolve_relations(comma_parts(controls))
+    if controls and controls != ["auto"]:
+        options["controls"] = None if controls == ["none"] else resolve_relations(comma_parts(controls))
     show_and_save(ablate_(load_model(model, device), resolved, **options), paths)
 
 
@@ -153,9 +156,10 @@ def reproduce(
     from ..data.relations import resolve_relations
 
     out = check_folder(out)
-    names = [name for text in relations or [] for name in comma_parts(text)]
     options = given(
-        relations=resolve_relations(names) if relations else None, n_random=n_random, prepend_bos=prepend_bos
+        relations=resolve_relations(comma_parts(relations)) if relations else None,
+        n_random=n_random,
+        prepend_bos=prepend_bos,
     )
     result = reproduce_(load_model(model, device), out, **options)
     typer.echo(f"Wrote {out}", err=True)

@@ -13,7 +13,8 @@ def compare(
     first: Annotated[Path, typer.Argument(metavar="FIRST", help="A result saved as .json or .safetensors.")],
     second: Annotated[Path, typer.Argument(metavar="SECOND", help="Another; differences are second minus first.")],
     names: Annotated[
-        str | None, typer.Option("--names", metavar="FIRST,SECOND", help="What they are called; default: their models.")
+        list[str] | None,
+        typer.Option("--names", metavar="FIRST,SECOND", help="What they are called; default: their models."),
     ] = None,
     common: Annotated[
         bool, typer.Option("--common", help="Compare what both have, if one has more than the other.")
@@ -24,5 +25,5 @@ def compare(
     from .. import compare
 
     paths = check_outputs(out)
-    called = None if names is None else comma_parts(names)
+    called = comma_parts(names) if names else None
     show_and_save(compare(first, second, common=common, **given(names=called)), paths)

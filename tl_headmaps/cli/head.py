@@ -24,9 +24,11 @@ from .output import check_outputs, comma_parts, parse_heads, show_and_save
 def head(
     head: Annotated[str, typer.Argument(metavar="HEAD", help="A head such as L23H4.")],
     relations: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
-            "--relations", help="Relations to try, separated by commas: names or files; default: all bundled."
+            "--relations",
+            metavar="NAMES",
+            help="Relations to try, separated by commas: names or files; default: all bundled.",
         ),
     ] = None,
     preset: PresetOption = None,
@@ -54,7 +56,7 @@ def head(
     paths = check_outputs(out)
     chosen = HeadIndex.parse(head)
     options = given(
-        relations=None if relations is None else comma_parts(relations),
+        relations=comma_parts(relations) if relations else None,
         preset=preset,
         text=text,
         texts=texts,

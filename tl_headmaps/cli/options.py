@@ -89,15 +89,21 @@ VocabularyOption = Annotated[
         "--vocabulary", help="words: without byte fragments, control tokens and untrained tokens; default: all."
     ),
 ]
-HeadsOption = Annotated[str | None, typer.Option("--heads", help="Only these heads: L23H4,L12 (L12: all of layer 12).")]
+# Options that hold a list are lists here, too: one that is given twice adds up, and what came first is not lost.
+HeadsOption = Annotated[
+    list[str] | None,
+    typer.Option("--heads", metavar="HEADS", help="Only these heads: L23H4,L12 (L12: all of layer 12)."),
+]
 HeadsArgument = Annotated[
     list[str] | None, typer.Argument(metavar="HEAD|LAYER", help="The same as --heads: L23H4 L12.")
 ]
 """For commands without another argument; :func:`.output.parse_heads` takes both."""
-HeadOption = Annotated[str | None, typer.Option("--head", help="A head such as L23H4.")]
+HeadOption = Annotated[list[str] | None, typer.Option("--head", metavar="HEAD", help="A head such as L23H4.")]
 HeadArgument = Annotated[str | None, typer.Argument(metavar="HEAD", help="The same as --head.")]
 """Likewise; :func:`.output.parse_head` takes both."""
-LayersOption = Annotated[str | None, typer.Option("--layers", help="Only heads of these layers: 3,4,5.")]
+LayersOption = Annotated[
+    list[str] | None, typer.Option("--layers", metavar="LAYERS", help="Only heads of these layers: 3,4,5.")
+]
 OutOption = Annotated[
     list[Path] | None,
     typer.Option(
@@ -111,6 +117,16 @@ OutOption = Annotated[
 def given(**options: Any) -> dict[str, Any]:
     """The options that were set on the command line; unset ones keep the defaults of the call they go to."""
     return {name: value for name, value in options.items() if value is not None}
+
+
+def first_given(**options: Any) -> str | None:
+    """The first of these options that was set, as it is written on the command line.
+
+    Example:
+        >>> first_given(k=None, n_items=0), first_given(k=None)
+        ('--n-items', None)
+    """
+    return next((f"--{name.replace('_', '-')}" for name in given(**options)), None)
 
 
 def met_options(prompts: Path | None, prepend_bos: bool | None, vectors: Path | None = None) -> dict[str, Any]:

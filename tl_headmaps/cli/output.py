@@ -12,31 +12,41 @@ import typer
 
 from ..core.errors import HeadMapsError, OutputError, UsageError
 from ..core.files import FIGURE_SUFFIXES, SAVED_SUFFIXES, home_expanded
-from ..core.types import HeadIndex, check_head_names
+from ..core.types import HeadIndex, check_head_names, layer_list
 
 
-def comma_parts(text: str) -> list[str]:
-    """The parts of ``a, b,c`` without the spaces around them; empty parts are dropped."""
-    return [part.strip() for part in text.split(",") if part.strip()]
+def comma_parts(option: list[str] | None) -> list[str]:
+    """The parts of ``a, b,c`` without the spaces around them, of all times an option was given; empty ones are dropped.
+
+    Example:
+        >>> comma_parts(["a, b,", "c"])
+        ['a', 'b', 'c']
+    """
+    return [part.strip() for text in option or [] for part in text.split(",") if part.strip()]
 
 
-def parse_heads(option: str | None, arguments: list[str] | None = None) -> str | None:
+def parse_layers(option: list[str] | None) -> list[int] | None:
+    """Layers of ``--layers``, such as ``3,4``; None if it was not given."""
+    return layer_list(",".join(option)) if option else None
+
+
+def parse_heads(option: list[str] | None, arguments: list[str] | None = None) -> str | None:
     """Heads of ``--heads`` and of the arguments, such as ``L23H4,L23``; None if there are none.
 
     Raises for a wrong spelling before a model is loaded.
     """
-    written = [*(arguments or []), *([] if option is None else [option])]
+    written = [*(arguments or []), *(option or [])]
     return check_head_names(",".join(written)) if written else None
 
 
-def parse_head(option: str | None, argument: str | None) -> str:
-    """The head of ``--head`` or of the argument, likewise; exactly one of them is to be given."""
-    if option is not None and argument is not None:
-        raise UsageError(f"{argument} and --head {option} were both given; give one of them.")
-    head = argument if option is None else option
-    if head is None:
+def parse_head(option: list[str] | None, argument: str | None) -> str:
+    """The head of ``--head`` or of the argument, likewise; exactly one of them is to be given, once."""
+    written = [*([] if argument is None else [argument]), *(f"--head {head}" for head in option or [])]
+    if not written:
         raise UsageError("Say which head: L23H4, or --head L23H4.")
-    return str(HeadIndex.parse(head))
+    if len(written) > 1:
+        raise UsageError(f"{written[0]} and {written[1]} were both given; give one of them.")
+    return str(HeadIndex.parse(option[0] if option else written[0]))
 
 
 def check_outputs(paths: list[Path] | None) -> list[Path]:

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..core.errors import UsageError
-from ..core.types import layer_list
 from .options import (
     BosOption,
     CheckpointOption,
@@ -25,20 +24,24 @@ from .options import (
     TopKOption,
     VectorsOption,
     WorkersOption,
+    first_given,
     given,
     met_options,
     open_weights,
     worker_pool,
 )
-from .output import check_outputs, comma_parts, parse_head, parse_heads, say, show_and_save
+from .output import check_outputs, comma_parts, parse_head, parse_heads, parse_layers, say, show_and_save
 
 if TYPE_CHECKING:
     from ..data.relations import Relation
 
 
 def grid(
-    sources: Annotated[str, typer.Option("--sources", help="Row words, separated by commas; #123 is a token id.")],
-    targets: Annotated[str, typer.Option("--targets", help="Column words, likewise.")],
+    sources: Annotated[
+        list[str],
+        typer.Option("--sources", metavar="WORDS", help="Row words, separated by commas; #123 is a token id."),
+    ],
+    targets: Annotated[list[str], typer.Option("--targets", metavar="WORDS", help="Column words, likewise.")],
     named_head: HeadArgument = None,
     head: HeadOption = None,
     relation: Annotated[
@@ -66,9 +69,9 @@ def grid(
     show_and_save(token_grid(open_weights(model, checkpoint, device), one, rows, columns, **options), paths)
 
 
-def split_tokens(text: str) -> list[str | int]:
+def split_tokens(option: list[str]) -> list[str | int]:
     """``France,Germany,#4649``: words, or token ids after a hash."""
-    return [int(word[1:]) if word.startswith("#") and word[1:].isdecimal() else word for word in comma_parts(text)]
+    return [int(word[1:]) if word.startswith("#") and word[1:].isdecimal() else word for word in comma_parts(option)]
 
 
 def relations(
@@ -111,12 +114,34 @@ def relations(
             f"{option} is about the bundled relations, and {relations[0]} was named. Leave out {option}, or the name."
         )
     if show_list:
+        unused = first_given(
+            k=k,
+            heads=heads or None,
+            layers=layers or None,
+            multi_token=multi_token,
+            side_by_side=side_by_side or None,
+            ranks=ranks or None,
+            trust=trust,
+            circuit=circuit,
+            preset=preset,
+            prompts=prompts,
+            vectors=vectors,
+            prepend_bos=prepend_bos,
+            run_dir=run_dir,
+            workers=workers,
+            out=out or None,
+        )
+        if unused is not None:
+            raise UsageError(
+                f"--list only lists, with --category, --model, --checkpoint or --device, and has no use for {unused}. "
+                f"Leave out --list, or {unused}."
+            )
         say(_relation_list(load_relations(category), open_weights(model, checkpoint, device)))
         return
     options = given(
         k=k,
         heads=parse_heads(heads),
-        layers=None if layers is None else layer_list(layers),
+        layers=parse_layers(layers),
         multi_token=multi_token,
         ranks=ranks,
         trust=trust,

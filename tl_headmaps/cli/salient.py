@@ -5,7 +5,6 @@ from typing import Annotated
 import typer
 
 from ..core.errors import UsageError
-from ..core.types import layer_list
 from .options import (
     BosOption,
     CheckpointOption,
@@ -26,7 +25,7 @@ from .options import (
     open_weights,
     worker_pool,
 )
-from .output import check_outputs, parse_heads, show_and_save
+from .output import check_outputs, parse_heads, parse_layers, show_and_save
 
 
 def salient(
@@ -57,11 +56,11 @@ def salient(
 
     paths = check_outputs(out)
     chosen = parse_heads(heads, named_heads)
-    if (chosen is None and layers is None) != all_heads:
+    if (chosen is None and not layers) != all_heads:
         raise UsageError("Say which heads: L23H4,L23H2 (or --heads L23H4,L23H2), --layers 12, or --all.")
     options = given(
         heads=chosen,
-        layers=None if layers is None else layer_list(layers),
+        layers=parse_layers(layers),
         n_tokens=n_tokens,
         n_targets=n_targets,
         vocabulary=vocabulary,

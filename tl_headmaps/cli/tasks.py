@@ -1,13 +1,13 @@
 """``tl-headmaps tasks``."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from ..core.errors import UsageError
 from ..core.types import Positions
-from .options import BosOption, DeviceOption, ModelOption, NoCheckpointOption, OutOption, given
+from .options import BosOption, DeviceOption, ModelOption, NoCheckpointOption, OutOption, first_given, given
 from .output import check_outputs, comma_parts, say, show_and_save
 
 
@@ -51,11 +51,10 @@ def tasks(
 
     paths = check_outputs(out)
     of_verify = given(n_items=n_items, n_random=n_random, max_heads=max_heads)
-    if of_verify and not verify:
-        option = next(iter(of_verify)).replace("_", "-")
-        raise UsageError(f"--{option} is an option of the verification; add --verify, or leave it out.")
+    if (option := first_given(**of_verify)) and not verify:
+        raise UsageError(f"{option} is an option of the verification; add --verify, or leave it out.")
     check_verification(**of_verify)
-    names = [name for text in functions or [] for name in comma_parts(text)]
+    names = comma_parts(functions)
     if data is None:
         if drop_duplicates:
             raise UsageError("--drop-duplicates is about the file of --data; give the file too.")
@@ -74,17 +73,5 @@ def tasks(
     show_and_save(maps, paths)
     if verify:
         say("")
-        _announce(of_verify, len(maps.functions))
         verified = verify_tasks(loaded, maps, chosen, **of_verify)
         show_and_save(verified, [path.with_suffix(f".verified{path.suffix}") for path in paths])
-
-
-def _announce(options: dict[str, Any], n_functions: int) -> None:
-    """Say beforehand how many questions are asked: the time is in proportion to them."""
-    n_items, n_random = options.get("n_items", 10), options.get("n_random", 39)
-    n_questions = n_functions * n_items * (1 + n_functions + n_random)
-    typer.echo(
-        f"{n_questions:,} questions: {n_items} items of each function with all heads, without those of {n_functions} "
-        f"functions, and without {n_random} draws of others. A model of 135M parameters answers about ten in a second.",
-        err=True,
-    )

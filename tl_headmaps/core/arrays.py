@@ -12,7 +12,7 @@ from .errors import UsageError
 
 
 def given_tensor(values: Any, name: str, expected: str) -> Tensor:
-    """An array, tensor or nested lists as a real tensor; lists become float64, whole numbers float32.
+    """An array, tensor or nested lists as a real tensor; lists and whole numbers become float64.
 
     Args:
         values: What the caller passed.
@@ -25,7 +25,7 @@ def given_tensor(values: Any, name: str, expected: str) -> Tensor:
         raise UsageError(f"{name} is not an array of numbers ({error}). Give {expected}.") from error
     if tensor.is_complex():
         raise UsageError(f"{name} holds complex numbers; give {expected} of real numbers.")
-    return tensor.detach() if tensor.is_floating_point() else tensor.float()
+    return tensor.detach() if tensor.is_floating_point() else tensor.double()
 
 
 def _from_numpy(values: Any) -> Tensor:

@@ -54,6 +54,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
     Temporary files of processes that were killed while they wrote the same file are removed too.
     """
+    handle: int | None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _remove_abandoned(path)
@@ -68,6 +69,9 @@ def replacing(path: Path) -> Iterator[Path]:
         umask = os.umask(0)
         os.umask(umask)
         temporary.chmod(0o666 & ~umask)
+        if sys.platform == "win32":  # no open file is renamed there; elsewhere the handle keeps the lock until it is
+            os.close(handle)
+            handle = None
         temporary.replace(path)
     except OutputError:
         raise
@@ -82,7 +86,8 @@ def replacing(path: Path) -> Iterator[Path]:
             "Write the character out, or remove it."
         ) from error
     finally:
-        os.close(handle)
+        if handle is not None:
+            os.close(handle)
         temporary.unlink(missing_ok=True)
 
 

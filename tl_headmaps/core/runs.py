@@ -14,7 +14,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -174,8 +174,11 @@ class RunFolder:
             with replacing(self.path(piece)) as temporary:
                 temporary.write_bytes(data)
         except OSError as error:
+            # What was raised is a sentence with other advice; its cause is the reason alone.
+            cause = error.__cause__ or error
+            reason = getattr(cause, "strerror", None) or cause
             raise OutputError(
-                f"{self.path(piece)} could not be written ({error}). Everything finished before is saved: make room "
+                f"{self.path(piece)} could not be written ({reason}). Everything finished before is saved: make room "
                 "there, and start the same call again for the rest."
             ) from error
 
@@ -205,7 +208,8 @@ def open_run(folder: Path, record: RunRecord) -> Iterator[RunFolder]:
         pass
     try:
         for leftover in folder.rglob(f".*{PART_SUFFIX}"):
-            leftover.unlink(missing_ok=True)
+            with suppress(OSError):  # a folder, or not ours: it does no harm
+                leftover.unlink()
         if (folder / RUN_FILE).exists():
             started = RunRecord.read(folder)
             _require_same(folder, started.identity, record.identity)

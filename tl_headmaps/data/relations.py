@@ -280,15 +280,24 @@ def data_folder(data_dir: str | Path | None = None) -> Path:
     )
 
 
-def _bundled(data_dir: str | Path | None) -> dict[str, Path]:
-    """Files of relations by their names: ours in folders by category, those of users also beside each other."""
+def _bundled(data_dir: str | Path | None) -> list[Path]:
+    """Files of relations: ours in folders by category, those of users also beside each other."""
     folder = data_folder(data_dir)
     if data_dir is None:
-        return {path.stem: path for path in sorted(folder.glob("*/*.json")) if path.parent.name != "tasks"}
+        return [path for path in sorted(folder.glob("*/*.json")) if path.parent.name != "tasks"]
     files = [path for path in (*folder.glob("*"), *folder.glob("*/*")) if path.suffix.lower() in _FILE_SUFFIXES]
     # Of two forms of one relation the JSON file, which says more, comes last and stays.
     files.sort(key=lambda path: (path.parent, path.stem, path.suffix.lower() == ".json", path.suffix))
-    return {path.stem: path for path in files}
+    return list({path.with_suffix(""): path for path in files}.values())
+
+
+def _require_one(name: str, files: Sequence[Path]) -> None:
+    """Refuse a name that several files have: one of them would be left out, or stand for the other."""
+    if len(files) > 1:
+        raise RelationDataError(
+            f"{files[0]} and {files[1]} are both called {name!r}, and a relation is found by its name. Rename one of "
+            "them, or remove it."
+        )
 
 
 def load_relations(
@@ -318,19 +327,23 @@ def load_relations(
 
 def relations_in(data_dir: str | Path | None, category: str | None = None) -> list[Relation]:
     """All relations of a folder, or none if it has none."""
-    paths = _bundled(data_dir).values()
+    paths = _bundled(data_dir)
     categories = sorted({path.parent.name for path in paths})
     if category is not None and category not in categories:
         raise RelationDataError(f"There is no category {category!r}; the categories are {', '.join(categories)}.")
     relations = []
+    named: dict[str, list[Path]] = {}
     for path in paths:
         try:
             if category in (None, path.parent.name):
                 relations.append(Relation.from_file(path))
+                named.setdefault(relations[-1].name, []).append(path)
         except _NoRelationError as error:
             if data_dir is None:
                 raise
             warnings.warn(f"{path} was left out: it is not a relation ({error})", HeadMapsWarning, stacklevel=3)
+    for name, files in named.items():
+        _require_one(name, files)
     return relations
 
 
@@ -352,9 +365,12 @@ def resolve(relation: RelationLike, data_dir: str | Path | None = None) -> Relat
         return relation
     if isinstance(relation, Path) or str(relation).lower().endswith(_FILE_SUFFIXES):
         return Relation.from_file(relation)
-    bundled = _bundled(data_dir)
+    bundled: dict[str, list[Path]] = {}
+    for path in _bundled(data_dir):
+        bundled.setdefault(path.stem, []).append(path)
     if relation in bundled:
-        return Relation.from_file(bundled[relation])
+        _require_one(relation, bundled[relation])
+        return Relation.from_file(bundled[relation][0])
     if not _NAME.fullmatch(relation):
         raise RelationDataError(
             f"{relation!r} is not the name of a relation (lower-case words joined by '_'). "

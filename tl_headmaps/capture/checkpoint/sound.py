@@ -96,7 +96,7 @@ def require_weights(name: str, folder: Path) -> None:
             f"{tensor} of {name!r} has shape {list(stored)}, but its config.json implies {list(implied)}"
             f"{and_more(mismatched)}. One of the two belongs to another model: fetch the checkpoint again."
         )
-    _require_counted(name, model, found["unexpected_keys"])
+    require_counted(name, model, found["unexpected_keys"])
     holding = {key.rpartition(".")[0] for key, _ in model.named_parameters()}
     unknown = sorted(key for key in found["unexpected_keys"] if key.rpartition(".")[0] in holding)
     if unknown:
@@ -107,9 +107,18 @@ def require_weights(name: str, folder: Path) -> None:
         )
 
 
-def _require_counted(name: str, model: Any, unexpected: Iterable[str]) -> None:
-    """Refuse tensors of layers (or experts) behind those that the configuration counts."""
-    counts = {stack: len(part) for stack, part in model.named_modules() if isinstance(part, torch.nn.ModuleList)}
+def require_counted(name: str, model: Any, unexpected: Iterable[str], part: Any = None) -> None:
+    """Refuse tensors of layers (or experts) behind those that the configuration counts.
+
+    Args:
+        name: What the checkpoint is called in messages.
+        model: The transformers model that was made from it.
+        unexpected: Names of tensors that it has no place for.
+        part: The part of the model whose layers are meant; all of it by default.
+    """
+    meant = set((model if part is None else part).modules())
+    stacks = ((path, stack) for path, stack in model.named_modules() if isinstance(stack, torch.nn.ModuleList))
+    counts = {path: len(stack) for path, stack in stacks if stack in meant}
     beyond: dict[tuple[str, int], list[str]] = {}
     for key in unexpected:
         for place in re.finditer(r"\.(\d{1,9})\.", key):
