@@ -4,6 +4,7 @@ import inspect
 import itertools
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -434,9 +435,25 @@ def test_too_few_clusters_are_said() -> None:
     result = validate(shared_model("llama"), relation, TEMPLATES, progress=False, preset="folded")
     assert result.agreement["n_clusters"] == (1.0,) and np.isnan(result.agreement["pearson_with_low"][0])
     assert "no interval for few: fewer than 4 clusters of pairs" in str(result)
+    # Static scores of three pairs beside dynamic ones of seven: the fewer clusters decide, wherever they are.
+    pairs = [(word(s), word(s + 20)) for s in (5, 6, 7)] + [(f"{word(s)}-", word(s + 30)) for s in range(3, 10)]
+    several = Relation.from_pairs("several", pairs, k=K)
+    other = validate(shared_model("llama"), several, TEMPLATES, sources="multi", progress=False, preset="folded")
+    assert (other.n_static, other.n_dynamic, other.agreement["n_clusters"]) == ((3,), (7,), (3.0,))
+    assert np.isnan(other.agreement["heads_without_low"][0]) and not np.isnan(other.agreement["heads_without"][0])
+    assert "no interval for several: fewer than 4 clusters of pairs behind the static or the dynamic" in str(other)
     # An interval of Spearman's correlation covered .63 where it should .95: there is none.
     columns = [name for name in result.agreement if "spearman" in name]
     assert columns == [f"{prefix}spearman_{label}" for prefix in ("", "suppress_") for label in ("without", "with")]
+
+
+def test_an_interval_that_hangs_on_one_cluster_is_said_to_be_missing() -> None:
+    result = validate(shared_model("llama"), RELATION, TEMPLATES, progress=False, preset="folded")
+    assert result.agreement["n_clusters"][0] >= 4 and "no interval" not in str(result)
+    without = replace(
+        result, agreement=result.agreement | dict.fromkeys(("heads_with_low", "heads_with_high"), (np.nan,))
+    )
+    assert "no interval for pairs: in the rows without one, scores do not vary over heads" in str(without)
 
 
 def test_a_saved_validation_loads_back_equal(tmp_path: Path) -> None:

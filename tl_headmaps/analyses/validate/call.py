@@ -333,7 +333,8 @@ def _scored(
     layers = torch.arange(static.shape[1]).repeat_interleave(static.shape[2])
     orders = orders_within(layers, settings.seed)
     scores = {f"static_{name}": static[i].float().mean(-1) for i, name in enumerate(("promote", "suppress"))}
-    table: dict[str, float] = {"n_clusters": float(len(prompted.clusters[1].unique()))}
+    # Intervals need clusters behind both scores, so the side that has fewer decides.
+    table: dict[str, float] = {"n_clusters": float(min(len(side.unique()) for side in prompted.clusters))}
     for direction, (name, prefix) in enumerate((("promote", ""), ("suppress", "suppress_"))):
         for context, label in enumerate(("without", "with")):
             hit = dynamic[direction, context]
