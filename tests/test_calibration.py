@@ -2,12 +2,14 @@
 
 import re
 from abc import ABCMeta
-from dataclasses import fields
+from dataclasses import fields, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from calibration import task_rows
 from calibration.rows import Bench, Row
 from calibration.run import load_rows, stored
 from test_analyses import NOT_A_QUESTION, QUESTIONS, modules
@@ -46,6 +48,22 @@ def test_a_quick_look_does_not_contradict_the_table(row: Row, bench: Bench) -> N
     assert measured.at_05 is None or measured.at_05 <= 0.25
     assert measured.coverage is None or measured.coverage >= 0.75
     assert measured.false_verdicts is None or measured.false_verdicts <= 0.25
+
+
+@pytest.mark.model
+def test_sets_drawn_anew_for_each_fold_would_be_seen(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other sets would average out what own heads, nearly the same in all folds, do not."""
+    matched = task_rows._matched
+
+    def apart(own: Any, everything: Any, n_random: int, seed: int) -> Any:
+        each = [matched(heads[None], everything, n_random, seed + fold) for fold, heads in enumerate(own)]
+        return replace(each[0], masks=torch.cat([draws.masks for draws in each], 1))
+
+    together = task_rows.random_heads_that_matter_alike(bench)
+    monkeypatch.setattr(task_rows, "_matched", apart)
+    found = task_rows.random_heads_that_matter_alike(bench)
+    assert together.at_05 is not None and found.at_05 is not None
+    assert together.at_05 < 0.08 < 0.12 < found.at_05
 
 
 def test_every_row_is_in_the_table() -> None:

@@ -4,6 +4,7 @@ import inspect
 import itertools
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -256,8 +257,10 @@ def alone(n: int) -> Tensor:
 def agreed(static: Tensor, dynamic: Tensor, layers: Tensor | None = None, **options: Any) -> Agreement:
     """Of hits [pair, head] and [template, pair, head], all heads in one layer unless told."""
     clusters = options.pop("clusters", alone(len(static)))
+    in_prompts = options.pop("in_prompts", clusters)
     layers = torch.zeros(static.shape[1], dtype=torch.int64) if layers is None else layers
-    left, right = PairHits.of(static[None], clusters), PairHits.of(dynamic, clusters)
+    n = int(torch.cat([clusters, in_prompts]).max()) + 1
+    left, right = PairHits.of(static[None], clusters, n), PairHits.of(dynamic, in_prompts, n)
     return agreement(left, right, layers, **options)
 
 
@@ -359,8 +362,29 @@ class TestAgreement:
 
     def test_pairs_of_their_own_widen_the_interval(self) -> None:
         static, dynamic = noisy(40, 30, 2)
-        together, apart = (agreed(static, dynamic, same_pairs=same).heads for same in (True, False))
-        assert together.value == apart.value and apart.high - apart.low > together.high - together.low
+        together, apart = (agreed(static, dynamic, in_prompts=alone(40) + shift) for shift in (0, 40))
+        assert together.heads.value == apart.heads.value
+        for name in ("heads", "pearson", "confirmed"):
+            one, other = getattr(together, name), getattr(apart, name)
+            assert other.high - other.low >= one.high - one.low
+        assert apart.heads.high - apart.heads.low > 1.2 * (together.heads.high - together.heads.low)
+
+    @pytest.mark.parametrize("missing", [0, 7, 19])
+    def test_a_pair_that_a_template_drops_leaves_the_others_together(self, missing: int) -> None:
+        """The others are behind both scores and vary together; as samples of their own they would be far less sure."""
+        static, dynamic = noisy(20, 30, 2, wrong=0.1)
+        kept = alone(20) != missing
+        less = agreed(static, dynamic[:, kept], in_prompts=alone(20)[kept])
+        apart = agreed(static, dynamic[:, kept], in_prompts=alone(19) + 20)
+        for name in ("heads", "pearson"):
+            near, wide = (getattr(one, name).high - getattr(one, name).low for one in (less, apart))
+            assert near < 0.8 * wide
+
+    def test_a_side_with_few_of_many_clusters_may_be_missing_in_a_draw(self) -> None:
+        """Four of 44: about one draw in fifty has none of them, and is left out."""
+        static, dynamic = noisy(40, 30, 2)
+        found = agreed(static, dynamic[:, :4], in_prompts=alone(4) + 40).confirmed
+        assert 0 < found.low <= found.value <= found.high <= 1
 
     def test_the_interval_covers_what_other_pairs_give(self) -> None:
         """Twenty clusters of two alike pairs at a time: it holds the mean over such draws in about 95 of 100."""
@@ -382,15 +406,54 @@ class TestAgreement:
         assert first.p_value != second.p_value and first == agreed(static, dynamic, seed=0)
 
 
+def test_both_scores_are_resampled_by_the_same_clusters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A source that a template drops leaves its cluster empty in prompts, and links what it linked before."""
+    call = sys.modules["tl_headmaps.analyses.validate.call"]
+    prompt_or_reason, dropped, sizes = call._prompt_or_reason, [""], []
+
+    def without_one(model: Any, template: str, source: str, *options: Any) -> Prompt | str:
+        return "dropped here" if source in dropped else prompt_or_reason(model, template, source, *options)
+
+    def kept(static: PairHits, dynamic: PairHits, *options: Any, **named: Any) -> Agreement:
+        sizes.append((static.sizes.tolist(), dynamic.sizes.tolist()))
+        return agreement(static, dynamic, *options, **named)
+
+    monkeypatch.setattr(call, "_prompt_or_reason", without_one)
+    monkeypatch.setattr(call, "agreement", kept)
+    # word7 shares a target with word6 and another with word8; word5 and word9 are alone.
+    relation = words([(5, 30), (6, 31), (7, 31), (7, 32), (8, 32), (9, 33), (4, 34), (3, 35)], k=K)
+    for source, expected in (("", [1, 4, 1, 1, 1]), (word(7), [1, 2, 1, 1, 1]), (word(9), [1, 4, 0, 1, 1])):
+        dropped[0] = source
+        sizes.clear()
+        validate(shared_model("llama"), relation, TEMPLATES, progress=False, preset="folded")
+        assert sizes == [([1, 4, 1, 1, 1], expected)] * 4
+
+
 def test_too_few_clusters_are_said() -> None:
     """Sources that begin alike are one cluster: word10 to word15."""
     relation = words([(s, s + 20) for s in range(10, 16)], "few")
     result = validate(shared_model("llama"), relation, TEMPLATES, progress=False, preset="folded")
     assert result.agreement["n_clusters"] == (1.0,) and np.isnan(result.agreement["pearson_with_low"][0])
     assert "no interval for few: fewer than 4 clusters of pairs" in str(result)
+    # Static scores of three pairs beside dynamic ones of seven: the fewer clusters decide, wherever they are.
+    pairs = [(word(s), word(s + 20)) for s in (5, 6, 7)] + [(f"{word(s)}-", word(s + 30)) for s in range(3, 10)]
+    several = Relation.from_pairs("several", pairs, k=K)
+    other = validate(shared_model("llama"), several, TEMPLATES, sources="multi", progress=False, preset="folded")
+    assert (other.n_static, other.n_dynamic, other.agreement["n_clusters"]) == ((3,), (7,), (3.0,))
+    assert np.isnan(other.agreement["heads_without_low"][0]) and not np.isnan(other.agreement["heads_without"][0])
+    assert "no interval for several: fewer than 4 clusters of pairs behind the static or the dynamic" in str(other)
     # An interval of Spearman's correlation covered .63 where it should .95: there is none.
     columns = [name for name in result.agreement if "spearman" in name]
     assert columns == [f"{prefix}spearman_{label}" for prefix in ("", "suppress_") for label in ("without", "with")]
+
+
+def test_an_interval_that_hangs_on_one_cluster_is_said_to_be_missing() -> None:
+    result = validate(shared_model("llama"), RELATION, TEMPLATES, progress=False, preset="folded")
+    assert result.agreement["n_clusters"][0] >= 4 and "no interval" not in str(result)
+    without = replace(
+        result, agreement=result.agreement | dict.fromkeys(("heads_with_low", "heads_with_high"), (np.nan,))
+    )
+    assert "no interval for pairs: in the rows without one, scores do not vary over heads" in str(without)
 
 
 def test_a_saved_validation_loads_back_equal(tmp_path: Path) -> None:

@@ -89,8 +89,7 @@ def _hits(model: Any, weights: Any, n_templates: int) -> tuple[PairHits, PairHit
     prompted = _prompted(model, weights, relation, relation.neutral_templates[:n_templates], settings)
     static, dynamic = _hits_of(model, weights, prompted, None, settings, lambda n: None)
     layers = torch.arange(static.shape[1]).repeat_interleave(static.shape[2])
-    left = PairHits.of(static[0].flatten(0, 1).T[None], prompted.static_clusters)
-    return left, PairHits.of(dynamic[0, 1].flatten(1, 2).transpose(1, 2), prompted.clusters), layers
+    return *prompted.by_cluster(static[0], dynamic[0, 1]), layers
 
 
 def _of(bench: Bench) -> tuple[PairHits, PairHits, Tensor]:

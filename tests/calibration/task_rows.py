@@ -10,11 +10,13 @@ import torch
 from calibration.rows import Bench, Measured, row
 from tl_headmaps import HeadIndex, TaskMaps, Tasks, load_tasks
 from tl_headmaps.analyses.task_maps.call import _Design, _probed, _result
+from tl_headmaps.analyses.verify_tasks import _matched, _own_heads
+from tl_headmaps.analyses.verify_tasks import _result as _verified
 from tl_headmaps.capture.running.activations import prepends_bos
 from tl_headmaps.capture.running.answers import answer_likelihoods, encode_question
 from tl_headmaps.capture.running.head_features import capture_head_features
 from tl_headmaps.scorers.ablation import masks_of
-from tl_headmaps.scorers.statistics import permuted_within, rank_p_value, sets_like
+from tl_headmaps.scorers.statistics import permuted_within
 from tl_headmaps.scorers.tasks import Features
 
 N_ITEMS = 30
@@ -24,7 +26,6 @@ FEW = ("knowledge_recall", "retrieval", "inference")
 """Functions of the quick slice, and where many maps are made: the work grows with the square of the items."""
 
 N_NULL = 99
-N_DRAWS = 5
 N_FOLDS = 5
 T4, T8 = 2.7764451, 2.3060041
 """Student's 97.5% points: the interval of one half, and that of a difference of two."""
@@ -131,25 +132,78 @@ def accuracy_intervals(bench: Bench) -> Measured:
     return Measured.of_intervals(torch.stack(covered))
 
 
-@row("verify_tasks", "p_value", "q_value", "verdicts", null="random heads called own, 19 sets")
-def random_heads_called_own(bench: Bench) -> Measured:
-    """Each two heads of a layer in turn, ranked by the margin of the right answer among several draws of sets like it.
+@cache
+def margins_without(bench: Bench) -> dict[int, torch.Tensor]:
+    """Margins of some questions without each two heads of a layer [question, head, head], by layer.
 
-    Every set has draws of its own: with the same ones for all, the least of them would decide about the whole layer.
+    On the diagonal are the margins with all heads.
     """
-    tasks, weights, generator = items(bench.quick), bench.weights, bench.generator()
-    item = tasks.items[int(generator.integers(len(tasks)))]
-    asked = [encode_question(bench.model, item.prompt, (item.answer, *item.alternatives), True)]
-    p_values = []
-    for layer in (20,) if bench.quick else (5, 12, 20, 27):
-        sets = list(itertools.combinations([HeadIndex(layer, head) for head in range(weights.n_heads)], 2))
-        masks = masks_of(sets, weights.n_layers, weights.n_heads)
-        told = answer_likelihoods(bench.model, asked * len(sets), ablated=masks)
-        margins = torch.tensor([values[0] - max(values[1:]) for values in told], dtype=torch.float64)
-        margin = dict(zip(map(frozenset, sets), margins.tolist(), strict=True))
-        for own in sets * N_DRAWS:
-            rivals = sets_like(own, weights.chosen_heads(), 19, seed=int(generator.integers(1 << 30))).sets
-            p_values.append(
-                rank_p_value(margin[frozenset(own)], [margin[frozenset(heads)] for heads in rivals], "less")
+    weights, n_heads, n_asked = bench.weights, bench.weights.n_heads, bench.count(N_FOLDS, 2)
+    first, second = torch.triu_indices(n_heads, n_heads, 1)
+    found = {}
+    for layer, function in zip((20,) if bench.quick else (5, 12, 20, 27), itertools.cycle(FEW)):
+        mine = [item for item in items(bench.quick).items if item.function == function]
+        chosen = [mine[place] for place in bench.generator().permutation(len(mine))[:n_asked]]
+        asked = [encode_question(bench.model, one.prompt, (one.answer, *one.alternatives), True) for one in chosen]
+        pairs = (
+            [HeadIndex(layer, head) for head in pair] for pair in zip(first.tolist(), second.tolist(), strict=True)
+        )
+        masks = masks_of([[], *pairs], weights.n_layers, n_heads)
+        told = answer_likelihoods(
+            bench.model, [question for question in asked for _ in masks], ablated=masks.repeat(n_asked, 1, 1)
+        )
+        margins = torch.tensor([values[0] - max(values[1:]) for values in told], dtype=torch.float64).view(n_asked, -1)
+        found[layer] = margins[:, :1, None].repeat(1, n_heads, n_heads)
+        found[layer][:, first, second] = found[layer][:, second, first] = margins[:, 1:]
+    return found
+
+
+def called_own(bench: Bench, margins: dict[int, torch.Tensor]) -> Measured:
+    """Two random heads of a layer are own, in each fold; with margins by layer [fold, head, head].
+
+    Importances are noise, most of it the same in all folds, so that folds share heads as they do in results. Every
+    choice has draws of its own: with the same ones for all, the least of them would decide about the whole layer.
+    """
+    weights, generator, p_values = bench.weights, bench.generator(), []
+    provenance = weights.provenance(seed=bench.seed)
+    for layer, margin in margins.items():
+        n_folds = len(margin)
+        folds = torch.arange(n_folds)
+        for _ in range(bench.count(1000, 500)):
+            noise = torch.from_numpy(generator.normal(size=(1 + n_folds, weights.n_heads))).float()
+            importance = torch.full((n_folds, 1, weights.n_layers, weights.n_heads), -torch.inf)
+            importance[:, 0, layer] = noise[0] + noise[1:] / 2
+            own = _own_heads(importance, [2])[:, 0]
+            draws = _matched(own, weights.chosen_heads(), 19, int(generator.integers(1 << 30)))
+            off = torch.cat([own[None], draws.masks])[:, :, layer].nonzero()[:, 2].view(-1, n_folds, 2)
+            without = margin[folds, off[..., 0], off[..., 1]]
+            verified = _verified(
+                ("random",),
+                torch.cat([margin[None, :, 0, 0], without]).unbind(1),
+                torch.zeros_like(folds),
+                folds,
+                chances=torch.zeros(n_folds),
+                n_ablated=(2,),
+                n_random=(len(draws.masks),),
+                n_moved=(draws.n_moved,),
+                provenance=provenance,
             )
+            p_values.append(float(verified.p_value))
     return Measured.of_p_values(p_values)
+
+
+@row("verify_tasks", "p_value", "q_value", "verdicts", null="random heads called own in five folds, 19 sets")
+def random_heads_called_own(bench: Bench) -> Measured:
+    return called_own(bench, margins_without(bench))
+
+
+@row(
+    "verify_tasks",
+    "p_value",
+    "q_value",
+    "verdicts",
+    null="random heads called own in five folds that ask one question, 19 sets",
+)
+def random_heads_that_matter_alike(bench: Bench) -> Measured:
+    """One question for all folds: whatever own heads do to it does not average out, so nor may what draws do."""
+    return called_own(bench, {layer: one[:1].repeat(N_FOLDS, 1, 1) for layer, one in margins_without(bench).items()})

@@ -25,9 +25,11 @@ weights give the same scores.
 
 Heads are all there are; pairs are a sample, and pairs that share a target or the beginning of their sources are one
 *cluster*. So intervals say how far a figure would move with other clusters of pairs: those of correlations are a
-jackknife over clusters on Fisher's scale, that of the confirmed share takes the middle 95% of resampled clusters. They
-are about scores from this many pairs: scores from few pairs are noisy, and noise lowers a correlation, so compare only
-results with similar numbers of pairs. Fewer than four clusters give no interval.
+jackknife over clusters on Fisher's scale, that of the confirmed share takes the middle 95% of resampled clusters. Both
+scores are made from the same clusters each time, since most pairs are behind both; a cluster that only one of them has
+(a template dropped its pairs, or prompts have other sources) adds nothing to the other. Intervals are about scores from
+this many pairs: scores from few pairs are noisy, and noise lowers a correlation, so compare only results with similar
+numbers of pairs. Fewer than four clusters behind either score give no interval.
 """
 
 from dataclasses import dataclass
@@ -134,19 +136,27 @@ class PairHits:
 
     Attributes:
         hits: Number of hits [cluster, template, head].
-        sizes: Number of pairs of each cluster.
+        sizes: Number of pairs of each cluster; 0 for clusters that only the other side has.
     """
 
     hits: NDArray[np.float64]
     sizes: NDArray[np.float64]
 
     @classmethod
-    def of(cls, hits: Bool[Tensor, "template pair head"], clusters: Int[Tensor, " pair"]) -> "PairHits":
-        """Hits of each pair in each head, by template."""
+    def of(
+        cls, hits: Bool[Tensor, "template pair head"], clusters: Int[Tensor, " pair"], n_clusters: int | None = None
+    ) -> "PairHits":
+        """Hits of each pair in each head, by template; of so many clusters, if there are more than these pairs have."""
         by_pair = hits.cpu().double().transpose(0, 1)
-        sums = torch.zeros(int(clusters.max()) + 1, *by_pair.shape[1:], dtype=torch.float64)
+        sizes = clusters.bincount(minlength=n_clusters or 0).double()
+        sums = torch.zeros(len(sizes), *by_pair.shape[1:], dtype=torch.float64)
         sums.index_add_(0, clusters, by_pair)
-        return cls(sums.numpy(), clusters.bincount().double().numpy())
+        return cls(sums.numpy(), sizes.numpy())
+
+    @property
+    def n_clusters(self) -> int:
+        """Clusters that have pairs here."""
+        return int((self.sizes > 0).sum())
 
     def scores(self, times: NDArray[np.float64]) -> NDArray[np.float64]:
         """Scores [draw, template, head] when each cluster is drawn this many times [draw, cluster]."""
@@ -160,7 +170,6 @@ def agreement(
     dynamic: PairHits,
     layers: Int[Tensor, " head"],
     *,
-    same_pairs: bool = True,
     orders: Int[Tensor, "draw head"] | None = None,
     seed: int = 0,
 ) -> Agreement:
@@ -168,27 +177,21 @@ def agreement(
 
     Args:
         static: Hits from the weights (one template).
-        dynamic: Hits in prompts.
+        dynamic: Hits in prompts, of the same clusters: either side may have no pairs of some.
         layers: The layer of each head.
-        same_pairs: Whether both have the same pairs, which are then resampled together.
         orders: Permutations within layers, from :func:`orders_within`; made here by default.
         seed: Of the permutations and resamples.
     """
     orders = orders_within(layers, seed) if orders is None else orders
     groups = layers.numpy()
-    sides = (static, dynamic)
-    ones = [np.ones((1, len(side.sizes))) for side in sides]
-    x, y = (side.scores(one) for side, one in zip(sides, ones, strict=True))
+    n_all = len(static.sizes)
+    x, y = (side.scores(np.ones((1, n_all))) for side in (static, dynamic))
     values = _correlations(x, y, groups)[0]
-    enough = min(len(side.sizes) for side in sides) >= LEAST_UNITS
+    enough = min(static.n_clusters, dynamic.n_clusters) >= LEAST_UNITS
     half = np.full(2, np.nan)
     if enough:
-        # Without each cluster in turn: of both sides together, or of one after the other.
-        halves = [
-            _half_widths(static.scores(first), dynamic.scores(second), groups)
-            for first, second in _left_out(static, dynamic, same_pairs)
-        ]
-        half = np.sqrt(np.square(halves).sum(0))
+        without_each = 1 - np.eye(n_all)
+        half = _half_widths(static.scores(without_each), dynamic.scores(without_each), groups)
     heads, pearson = (_with_interval(float(v), float(h)) for v, h in zip(values, half, strict=True))
     left, right = _within(x[:, 0], groups)[0], _within(y.mean(1), groups)[0]
     permuted = left[orders.numpy()] @ right
@@ -196,7 +199,7 @@ def agreement(
     counted, confirmed = _confirmed(x, y)
     share, ends = _shares(counted, confirmed), (np.nan, np.nan)
     if enough:
-        drawn = _shares(*_confirmed(*_resampled(static, dynamic, same_pairs, seed)))
+        drawn = _shares(*_confirmed(*_resampled(static, dynamic, seed)))
         if len(known := drawn[~np.isnan(drawn)]) and not np.isnan(share[0]):
             ends = tuple(np.quantile(known, [0.025, 0.975]).tolist())
     return Agreement(
@@ -217,23 +220,12 @@ def orders_within(layers: Int[Tensor, " head"], seed: int = 0) -> Int[Tensor, "d
     return torch.stack([permuted_within(layers, generator) for _ in range(_N_DRAWS)])
 
 
-def _left_out(
-    static: PairHits, dynamic: PairHits, same_pairs: bool
-) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
-    """How often each cluster of both sides is taken when one after the other is left out."""
-    n, m = len(static.sizes), len(dynamic.sizes)
-    if same_pairs:
-        return [(1 - np.eye(n), 1 - np.eye(n))]
-    return [(1 - np.eye(n), np.ones((n, m))), (np.ones((m, n)), 1 - np.eye(m))]
-
-
-def _resampled(
-    static: PairHits, dynamic: PairHits, same_pairs: bool, seed: int
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _resampled(static: PairHits, dynamic: PairHits, seed: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Scores of both sides [draw, 1, head] with clusters drawn again, templates averaged."""
-    first = resamples(len(static.sizes), _N_DRAWS, seed).numpy()
-    second = first if same_pairs else resamples(len(dynamic.sizes), _N_DRAWS, seed + 1).numpy()
-    return static.scores(first), PairHits(dynamic.hits.mean(1, keepdims=True), dynamic.sizes).scores(second)
+    times = resamples(len(static.sizes), _N_DRAWS, seed).numpy()
+    # A draw without any pair of a side has no score there.
+    times = times[(times @ static.sizes > 0) & (times @ dynamic.sizes > 0)]
+    return static.scores(times), PairHits(dynamic.hits.mean(1, keepdims=True), dynamic.sizes).scores(times)
 
 
 def _confirmed(x: NDArray[np.float64], y: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

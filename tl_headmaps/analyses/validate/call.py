@@ -186,14 +186,20 @@ class _PromptedRelation:
         return len(self.targets)
 
     @cached_property
-    def clusters(self) -> Int[Tensor, " pair"]:
-        """Clusters of the pairs in prompts."""
-        return pair_clusters(self.sources, self.targets)
+    def clusters(self) -> tuple[Int[Tensor, " static_pair"], Int[Tensor, " pair"]]:
+        """Clusters of the pairs behind the static scores and of those in prompts, numbered together."""
+        both = pair_clusters([*self.static_sources, *self.sources], [*self.static.target_ids, *self.targets])
+        return both[: len(self.static_sources)], both[len(self.static_sources) :]
 
-    @cached_property
-    def static_clusters(self) -> Int[Tensor, " static_pair"]:
-        """Clusters of the pairs behind the static scores."""
-        return pair_clusters(self.static_sources, self.static.target_ids)
+    def by_cluster(
+        self,
+        static: Bool[Tensor, "layer head static_pair"],
+        dynamic: Bool[Tensor, "template layer head pair"],
+    ) -> tuple[PairHits, PairHits]:
+        """Hits from the weights and in prompts, added up by the clusters that either has."""
+        n = int(torch.cat(self.clusters).max()) + 1
+        left = PairHits.of(static.flatten(0, 1).T[None], self.clusters[0], n)
+        return left, PairHits.of(dynamic.flatten(1, 2).transpose(1, 2), self.clusters[1], n)
 
 
 def _prompted(
@@ -324,18 +330,17 @@ def _scored(
     progress: Callable[[int], object],
 ) -> _ScoredRelation:
     static, dynamic = _hits_of(model, weights, prompted, met, settings, progress)
-    same_pairs = settings.sources == "single" and prompted.n_pairs == static.shape[-1]
     layers = torch.arange(static.shape[1]).repeat_interleave(static.shape[2])
     orders = orders_within(layers, settings.seed)
     scores = {f"static_{name}": static[i].float().mean(-1) for i, name in enumerate(("promote", "suppress"))}
-    table: dict[str, float] = {"n_clusters": float(prompted.clusters.max()) + 1}
+    # Intervals need clusters behind both scores, so the side that has fewer decides.
+    table: dict[str, float] = {"n_clusters": float(min(len(side.unique()) for side in prompted.clusters))}
     for direction, (name, prefix) in enumerate((("promote", ""), ("suppress", "suppress_"))):
-        left = PairHits.of(static[direction].flatten(0, 1).T[None], prompted.static_clusters)
         for context, label in enumerate(("without", "with")):
             hit = dynamic[direction, context]
             scores[f"{name}_{label}"] = hit.float().mean(-1)
-            right = PairHits.of(hit.flatten(1, 2).transpose(1, 2), prompted.clusters)
-            found = agreement(left, right, layers, same_pairs=same_pairs, orders=orders, seed=settings.seed)
+            sides = prompted.by_cluster(static[direction], hit)
+            found = agreement(*sides, layers, orders=orders, seed=settings.seed)
             table |= {f"{prefix}{column}": value for column, value in _columns(found, label).items()}
     return _ScoredRelation(scores, table)
 

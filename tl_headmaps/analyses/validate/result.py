@@ -48,9 +48,11 @@ class Validation(HeadMaps):
             within layers that correlate as highly; ``n_active``: heads with a score above 0; ``n_static``: heads with a
             static score of .15 or more; ``n_confirmed`` and ``confirmed``: those that have it in prompts too, and their
             share; ``pearson`` and ``spearman``: correlation over heads x templates, as published. ``_low`` and
-            ``_high`` are ends of 95% intervals over ``n_clusters`` clusters of pairs; ``spearman`` has none, since most
+            ``_high`` are ends of 95% intervals over clusters of pairs, of which ``n_clusters`` are behind the static
+            scores and behind the dynamic ones (the fewer of both, where they differ); ``spearman`` has none, since most
             heads tie at 0 and no resampling of pairs tells how far it would move. NaN where a side does not vary over
-            heads, where no head counts, and for intervals of fewer than four clusters.
+            heads, where no head counts, and for intervals of fewer than four clusters or where a side does not vary
+            without one of them.
 
     Example:
         >>> from tl_headmaps import Relation, load_default_model, validate
@@ -196,11 +198,25 @@ class Validation(HeadMaps):
             "Intervals are over clusters of pairs that\nshare a target or the beginning of their sources.\n"
             "without context: the last position attends to the source alone; with: what the head really writes there"
         )
-        few = [name for name, n in zip(self.relations, self.agreement["n_clusters"], strict=True) if n < LEAST_UNITS]
-        if few:
-            note += f"\nno interval for {', '.join(few)}: fewer than {LEAST_UNITS} clusters of pairs"
+        note += "".join(f"\nno interval for {', '.join(names)}: {reason}" for reason, names in self._missing().items())
         templates = "\n".join(f"  {visible(template)}" for template in self.templates)
         return self._noted(f"{title}\n\n{table_text(columns, rows)}\n\n{note}\ntemplates:\n{templates}")
+
+    def _missing(self) -> dict[str, list[str]]:
+        """Relations with a correlation that has no interval, by the reason."""
+        reasons: dict[str, list[str]] = {}
+        for place, (name, n) in enumerate(zip(self.relations, self.agreement["n_clusters"], strict=True)):
+            columns = [f"{measure}_{context}" for measure in ("heads", "pearson") for context in _CONTEXTS]
+            known = [column for column in columns if not math.isnan(self.agreement[column][place])]
+            if n < LEAST_UNITS:
+                side = (
+                    " behind the static or the dynamic scores" if self.n_static[place] != self.n_dynamic[place] else ""
+                )
+                reasons.setdefault(f"fewer than {LEAST_UNITS} clusters of pairs{side}", []).append(name)
+            elif any(math.isnan(self.agreement[f"{column}_low"][place]) for column in known):
+                reason = "in the rows without one, scores do not vary over heads when a certain cluster is left out"
+                reasons.setdefault(reason, []).append(name)
+        return reasons
 
     def _text_row(self, place: int, context: Context) -> list[object]:
         table = {name: column[place] for name, column in self.agreement.items()}
