@@ -52,7 +52,7 @@ class HeadNames(Result):
         >>> first = replace(weights, n_layers=1, model=None)  # the first layer alone: all of them take a minute
         >>> names = name_heads(first, progress=False)
         >>> names.coverage()  # share of heads with a name, by third of the model
-        {'all': 0.0, 'early': 0.0}
+        {'all': 0.0, 'middle': 0.0}
         >>> round(names.name("L0H5").score, 2), names.named()
         (0.7, {})
     """
