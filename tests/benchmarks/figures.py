@@ -83,6 +83,10 @@ def bench_table() -> str:
         )
         figure = f"{checked['speedup']:.1f} times faster, {checked['peak_mib_above_model']:.0f} MiB above the model"
         rows.append((what, figure))
+    if ablated := figures.get("ablate"):
+        what = f"switching off {ablated['heads']} heads in {ablated['prompts']} prompts beside 99 other sets, against 5"
+        figure = f"{ablated['over_5_draws_as_passes']:.2f} times the time of whole passes for 5, "
+        rows.append((what, f"{figure}{ablated['over_5_draws']:.2f} times ours"))
     if met := figures.get("met"):
         what = f"met vectors of {met['sources']:,} sources behind {met['prompts']} prompts, against plain passes"
         figure = f"{met['over_plain_pass']:.2f} times their time, {met['peak_mib_above_model']:.0f} MiB above the model"
@@ -104,7 +108,7 @@ def bench_table() -> str:
         rows += [
             ("capturing all heads for task maps, against the forward passes alone", f"{ratio:.2f} times their time"),
             (
-                f"task maps of {tasks['items']:,} items with activations on disk: probes, nulls, second seed",
+                f"task maps of {tasks['items']:,} items with activations on disk: probes, nulls, two halves",
                 f"{spent:.0f} s",
             ),
         ]
