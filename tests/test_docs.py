@@ -3,6 +3,7 @@
 import ast
 import inspect
 import re
+import sys
 import shlex
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -158,6 +159,7 @@ def test_every_field_is_described(name: str) -> None:
     assert there - {"provenance"} == described(name, "Attributes") - {"provenance"}
 
 
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="pdoc looks for typing.Self; build the site on Python 3.11")
 def test_the_reference_holds_every_public_name_and_asks_no_network(tmp_path: Path) -> None:
     page = website.reference(tmp_path).read_text(encoding="utf-8")
     assert [name for name in PUBLIC if f'<section id="{name}">' not in page] == []
