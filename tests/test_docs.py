@@ -3,8 +3,8 @@
 import ast
 import inspect
 import re
-import sys
 import shlex
+import sys
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
