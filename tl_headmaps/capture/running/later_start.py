@@ -125,10 +125,11 @@ def run_without_each(
             streams = Streams(model)
             with streams.seen(layers) as keeping:
                 logits(0, _logits(model, batch.ids, keeping), batch)
-            for number, head in enumerate((None, *heads)):
-                if head is not None:
-                    with streams.begun_at(head.layer if begins else 0) as putting_in:
-                        logits(number, _logits(model, batch.ids, [*putting_in, _replacing(head, instead)]), batch)
+            if progress is not None:
+                progress(len(batch.rows))
+            for number, head in enumerate(heads, 1):
+                with streams.begun_at(head.layer if begins else 0) as putting_in:
+                    logits(number, _logits(model, batch.ids, [*putting_in, _replacing(head, instead)]), batch)
                 if progress is not None:
                     progress(len(batch.rows))
 
