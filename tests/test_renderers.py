@@ -338,6 +338,16 @@ def test_no_component_goes_without_its_name(width: float) -> None:
     assert [label.get_text() for label in axes.get_xticklabels()] == names
 
 
+@pytest.mark.parametrize("n", [9, 60])
+def test_no_hairlines_between_cells(n: int) -> None:
+    """Viewers round edges to pixels: each cell goes over its own by a little, and never far into the next."""
+    sheet = printed(head_map(np.zeros((n, n))))
+    (mesh,) = sheet.axes[0].collections[:1]
+    box = sheet.axes[0].get_position()
+    cell = 72 * min(box.width * sheet.get_figwidth(), box.height * sheet.get_figheight()) / n
+    assert 0.05 * cell < mesh.get_linewidth()[0] < 0.15 * cell or mesh.get_linewidth()[0] == 0.5
+
+
 def test_what_is_counted_has_ticks_at_whole_numbers() -> None:
     def ticks(x: list[float]) -> list[float]:
         return [float(tick) for tick in printed(curve(x, [Line("", [0.0] * len(x))])).axes[0].get_xticks()]

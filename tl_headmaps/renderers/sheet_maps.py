@@ -56,7 +56,7 @@ def map_axes(axes: Any, heat: Heat, layer: Layer, cell: tuple[float, float]) -> 
     """One map on its axes, cells about this many inches: colours, hatching where values are missing, ticks, numbers."""
     from matplotlib.patches import Rectangle
 
-    image = _cells(axes, heat, layer)
+    image = _cells(axes, heat, layer, cell)
     axes.set_aspect(cell[1] / cell[0])
     for row, column in np.argwhere(np.isnan(layer.values)):
         if not heat.lengths or column < heat.lengths[row]:
@@ -84,7 +84,7 @@ def map_axes(axes: Any, heat: Heat, layer: Layer, cell: tuple[float, float]) -> 
     return image
 
 
-def _cells(axes: Any, heat: Heat, layer: Layer) -> Any:
+def _cells(axes: Any, heat: Heat, layer: Layer, cell: tuple[float, float]) -> Any:
     from matplotlib.colors import LinearSegmentedColormap, ListedColormap
 
     colours = [f"#{colour}" for colour in layer.scale.colours]
@@ -101,8 +101,9 @@ def _cells(axes: Any, heat: Heat, layer: Layer) -> Any:
         origin: Any = "lower" if heat.lower else "upper"
         return axes.imshow(values, cmap=table, vmin=low, vmax=high, interpolation="nearest", origin=origin)
     edges = np.arange(columns + 1) - 0.5, np.arange(rows + 1) - 0.5
-    # Edges of the cells' own colours: without them, viewers show hairlines between cells.
-    image = axes.pcolormesh(*edges, values, cmap=table, vmin=low, vmax=high, edgecolors="face", linewidth=0.15)
+    # Edges of the cells' own colours, a tenth of a cell at most: without them, viewers show hairlines between cells.
+    edge = min(0.5, 7.2 * min(cell))
+    image = axes.pcolormesh(*edges, values, cmap=table, vmin=low, vmax=high, edgecolors="face", linewidth=edge)
     axes.set(xlim=(-0.5, columns - 0.5), ylim=(-0.5, rows - 0.5) if heat.lower else (rows - 0.5, -0.5))
     return image
 
