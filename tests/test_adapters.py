@@ -35,7 +35,7 @@ def test_a_folder_opens_with_heads_and_its_own_numbers(name: str, tmp_path: Path
     relation = Relation.from_pairs("own", [(word(5 + n), word(25 + n)) for n in range(10)])
     layer = weights.layers_with_heads[-1]
     scores = relation_scores(model, relation, prompts=" " + word(40), progress=False)
-    assert scores.provenance.options["preset"] == "met" and not bool(scores.promote[:, layer].isnan().any())
+    assert scores.provenance.options["preset"] == "context" and not bool(scores.promote[:, layer].isnan().any())
     assert value_mixing(model, [3, 4, 5, 9], (layer, 1)).reconstruction_error < 1e-5
 
 

@@ -20,9 +20,9 @@ from reading import read_once
 from torch import Tensor
 
 from tl_headmaps import (
+    ContextVectors,
     HeadIndex,
     HeadWeights,
-    MetVectors,
     Relation,
     ablate,
     component_map,
@@ -299,10 +299,10 @@ HEADER = f"""# Architectures
 What is right, checked against the transformers model's own forward pass, for small random models of every decoder that
 TransformerLens 4 boots, opened as `load_model` opens them; raw weights and, where they differ, weights in compatibility
 mode ("processed"). "layer 0" is for models whose first MLP cannot be computed for a token alone (a mixture of experts,
-for example): maps from the weights alone stop at layer 0, and `preset="met"` goes on. "by head" is for maps of
+for example): maps from the weights alone stop at layer 0, and `preset="context"` goes on. "by head" is for maps of
 attention components alone, "checkpoint" for families that `HeadWeights.from_checkpoint` reads without building the
 model. Heads that differ between layers, and hybrids, with attention in some layers only, are at the end. Not in this
-table, but tested on other small models: `preset="maps"` and `"met"`, `validate`, `head_trust`. Written by
+table, but tested on other small models: `preset="maps"` and `"context"`, `validate`, `head_trust`. Written by
 `python tests/test_architectures.py`.
 
 | architecture | {" | ".join(CHECKS)} | checkpoint | why not |
@@ -353,12 +353,14 @@ def test_scores_behind_one_prompt_are_of_clipped_values(tmp_path: Path) -> None:
     """In layer 0 of a rotary model every prompt gives the same vectors, so the same score as their mean."""
     read = HeadWeights.from_model(booted(next(row for row in ARCHITECTURES if row.name == "olmo with clipping")))
     sources = [(20 + n,) for n in range(15)]
-    vectors = MetVectors.of(read.model, sources, [" word5", " word6 word7"], cache_dir=tmp_path)
+    vectors = ContextVectors.of(read.model, sources, [" word5", " word6 word7"], cache_dir=tmp_path)
     # So low a limit that most values are cut off; there is no model that computes this to be compared with.
     weights = replace(read, model=None, read_layer=lambda layer: replace(read.layer(layer), clip=0.02))
     weights.__dict__["fingerprint"] = read.fingerprint
     relation = Relation.from_pairs("own", [(word(20 + n), word(40 + n)) for n in range(15)])
-    scores = relation_scores(weights, relation, preset="met", vectors=vectors, k=12, heads=[(0, n) for n in range(4)])
+    scores = relation_scores(
+        weights, relation, preset="context", vectors=vectors, k=12, heads=[(0, n) for n in range(4)]
+    )
     assert scores.prompt_low is not None and scores.prompt_high is not None
     low, high, score = (x[0, 0] for x in (scores.prompt_low, scores.prompt_high, scores.promote))
     compared = ~low.isnan()

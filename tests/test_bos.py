@@ -170,8 +170,8 @@ def test_a_text_that_brings_its_own_never_gets_two() -> None:
 def test_every_analysis_with_the_option_is_here() -> None:
     public = {name for name in tl_headmaps.__all__ if inspect.isfunction(getattr(tl_headmaps, name))}
     having = {name for name in public if "prepend_bos" in inspect.signature(getattr(tl_headmaps, name)).parameters}
-    met = {"head_trust", "name_heads", "relation_scores", "salient_operations", "token_grid"}
-    assert having == {*CALLS, *met, "ablated", "head_worth", "task_maps", "verify_tasks", "reproduce"}
+    context = {"head_trust", "name_heads", "relation_scores", "salient_operations", "token_grid"}
+    assert having == {*CALLS, *context, "ablated", "head_worth", "task_maps", "verify_tasks", "reproduce"}
 
 
 def test_a_host_that_strips_a_token_that_is_not_there_prepends_nothing() -> None:

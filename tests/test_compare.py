@@ -178,7 +178,7 @@ def changed(result: RelationScores, **options: Any) -> RelationScores:
         (lambda: scored((0, 1)), profiled, "'relation_scores' and the second 'grouping_profile'"),
         (
             lambda: scored((0, 1)),
-            lambda: changed(scored((0, 1)), preset="met"),
+            lambda: changed(scored((0, 1)), preset="context"),
             "preset is 'folded' in the first result",
         ),
         (lambda: scores(), lambda: replace(scores(), k=(10, 5)), "k of copying is 10 in the first result and 5"),

@@ -250,7 +250,7 @@ class TestOpening:
         )
 
     def test_weights_alone_are_not_claimed_of_heads_that_met_words(self, tour: Tour) -> None:
-        said = self.said(tour, "met")
+        said = self.said(tour, "context")
         assert said.startswith(
             "When the model merely reads the name of a country, 1 of its 24 heads would already write the capital."
         )

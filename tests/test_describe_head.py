@@ -47,7 +47,7 @@ def documents(n: int = 12, seed: int = 0) -> list[str]:
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tl_headmaps.capture.running.met.cache_folder", lambda: tmp_path / "cache")
+    monkeypatch.setattr("tl_headmaps.capture.running.context.cache_folder", lambda: tmp_path / "cache")
 
 
 @cache
@@ -178,7 +178,7 @@ class TestSomeHeads:
         options: dict[str, Any] = {"prompts": [" word7"], "n_null": 1, "progress": False}
         full, some = (head_trust(model, documents(), heads=x, **options) for x in (None, ["L1H2", "L2H0"]))
         for name in ("token_share", "interval_low", "null"):
-            one, other = getattr(full, name)["met"], getattr(some, name)["met"]
+            one, other = getattr(full, name)["context"], getattr(some, name)["context"]
             assert one[1, 2].equal(other[1, 2]) and one[2, 0].equal(other[2, 0])
             assert int((~other.isnan()).sum()) == 2
         assert some.n_tokens == full.n_tokens and bool(some.sink_share[0].isnan())

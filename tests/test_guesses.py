@@ -153,7 +153,10 @@ class TestHeads:
             (lambda: layer_list("9" * 5000), "is not the number of a layer"),
             (lambda: token_position(["Birds"], f"Birds#{'9' * 5000}"), "is not a token of the text"),
             (lambda: word_place(["Birds"], f"Birds#{'9' * 5000}"), "is not in the text"),
-            (lambda: check_choice(np.array(["met", "maps"]), Preset, "preset"), "is not known. Choose one of: 'met'"),
+            (
+                lambda: check_choice(np.array(["context", "maps"]), Preset, "preset"),
+                "is not known. Choose one of: 'context'",
+            ),
             (lambda: head_list("L9", [HeadIndex(0, 0), HeadIndex(1, 0)]), "no heads of layer 9 here; .* layers 0, 1"),
             (lambda: layer_list("x"), "'x' is not the number of a layer"),
             (lambda: layer_list(1.5), "1.5 is not the number of a layer"),
@@ -604,12 +607,12 @@ class TestDoctor:
     def test_a_line_for_each_thing(self, run: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.setattr("tl_headmaps.load_model", lambda *_: shared_model("llama"))
         monkeypatch.setenv("TL_HEADMAPS_CACHE", str(tmp_path))
-        (tmp_path / "met").mkdir()
-        (tmp_path / "met" / "x").write_bytes(b"0" * 2500)
+        (tmp_path / "context").mkdir()
+        (tmp_path / "context" / "x").write_bytes(b"0" * 2500)
         done = run("doctor")
         lines = {line.split()[1]: line for line in done.out.splitlines()}
         assert done.code == 0 and {"versions", "cache", "hub", "model", "browser", "matplotlib"} <= set(lines)
-        assert "met 2 KB" in lines["cache"] and "met and activations are kept up to 5 GB" in lines["cache"]
+        assert "context 2 KB" in lines["cache"] and "context and activations are kept up to 5 GB" in lines["cache"]
         assert "torch 2" in lines["versions"]
         assert lines["model"].startswith("missing") and "tl-headmaps model" in lines["model"]
         done = run("doctor", "--model", "tiny")
@@ -642,7 +645,7 @@ class TestDoctor:
         done = run("doctor")
         assert done.code == 1 and "broken   cache       TL_HEADMAPS_CACHE_GB='much' is not a size" in done.out
         monkeypatch.setenv("TL_HEADMAPS_CACHE_GB", "inf")
-        assert "met and activations are kept without a limit" in run("doctor").out
+        assert "context and activations are kept without a limit" in run("doctor").out
 
     def test_what_is_broken_fails(self, run: Any, tmp_path: Path) -> None:
         done = run("doctor", "--model", str(tmp_path / "nothing"))

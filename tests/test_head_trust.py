@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tl_headmaps import HeadMapsError, HeadWeights, Relation, Result, head_trust, relation_scores
 from tl_headmaps.analyses import head_trust as analysis
-from tl_headmaps.capture.running.met import met_vectors
+from tl_headmaps.capture.running.context import context_vectors
 from tl_headmaps.circuits.ov import constant_values
 from tl_headmaps.circuits.vectors import token_vectors
 from tl_headmaps.scorers.trust import permuted_within_deciles, share_with_interval, sinks
@@ -32,11 +32,11 @@ def trust(model: Any, texts: Any = None, **options: Any) -> Any:
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tl_headmaps.capture.running.met.cache_folder", lambda: tmp_path / "cache")
+    monkeypatch.setattr("tl_headmaps.capture.running.context.cache_folder", lambda: tmp_path / "cache")
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "gemma3"])
-@pytest.mark.parametrize("vectors", ["folded", "met"])
+@pytest.mark.parametrize("vectors", ["folded", "context"])
 def test_shares_equal_a_dense_reference(kind: str, vectors: str) -> None:
     model = shared_model(kind)
     weights = HeadWeights.from_model(model)
@@ -62,7 +62,7 @@ def test_shares_equal_a_dense_reference(kind: str, vectors: str) -> None:
             x = x if layer.ln1 is None else layer.ln1.normalised(x)
         else:
             prefixes = [model.to_tokens(prompt)[0].tolist() for prompt in PROMPTS]
-            x = met_vectors(model, [(int(i),) for i in ids[0]], prefixes, progress=False).layer(number)
+            x = context_vectors(model, [(int(i),) for i in ids[0]], prefixes, progress=False).layer(number)
         read = x if layer.ln1 is None else x * layer.ln1.weight
         written.append((pattern @ value @ W_O).double())
         predicted.append((pattern @ (read @ layer.W_V[group]) @ W_O).double())
@@ -80,9 +80,9 @@ def test_shares_equal_a_dense_reference(kind: str, vectors: str) -> None:
 
 def test_tokens_say_everything_in_layer_0_of_a_rotary_model() -> None:
     result = trust(shared_model("llama"))
-    for vectors in ("folded", "met"):
+    for vectors in ("folded", "context"):
         torch.testing.assert_close(result.token_share[vectors][0], torch.ones(4), atol=1e-4, rtol=0)
-    assert float(result.null["met"][0].max()) < 0.9
+    assert float(result.null["context"][0].max()) < 0.9
 
 
 def test_held_out_documents_never_reach_a_fit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,7 +109,7 @@ def test_held_out_documents_never_reach_a_fit(monkeypatch: pytest.MonkeyPatch) -
 
 def test_raw_and_processed_weights_give_the_same() -> None:
     raw, processed = (trust(shared_model("gpt2", processed=flag)) for flag in (False, True))
-    for vectors in ("folded", "met"):
+    for vectors in ("folded", "context"):
         torch.testing.assert_close(raw.token_share[vectors], processed.token_share[vectors], atol=2e-3, rtol=0)
 
 
@@ -142,19 +142,21 @@ def test_saved_and_loaded(tmp_path: Path) -> None:
     for suffix in (".json", ".safetensors"):
         assert Result.load(result.save(tmp_path / f"trust{suffix}")) == result
     values = result.to_dict()
-    assert set(values["token_share"]) == set(values["null"]) == {"folded", "met"}
+    assert set(values["token_share"]) == set(values["null"]) == {"folded", "context"}
     assert list(values["axes"]) == ["layer", "head"]
     assert "held-out documents" in str(result)
-    assert [layer.name for layer in result.figure().data.layers] == ["folded", "met"]
+    assert [layer.name for layer in result.figure().data.layers] == ["folded", "context"]
     assert result.top(1)[0][0].layer == 0
 
 
-@pytest.mark.parametrize("preset", ["folded", "met"])
+@pytest.mark.parametrize("preset", ["folded", "context"])
 def test_shown_beside_relation_scores(preset: Any, tmp_path: Path) -> None:
     model = shared_model("llama")
     result = trust(model)
     relation = Relation.from_pairs("own", [(word(20 + n), word(40 + n)) for n in range(8)])
-    options: dict[str, Any] = {"preset": preset, "progress": False} | ({"prompts": PROMPTS} if preset == "met" else {})
+    options: dict[str, Any] = {"preset": preset, "progress": False} | (
+        {"prompts": PROMPTS} if preset == "context" else {}
+    )
     scores = relation_scores(model, relation, trust=result.save(tmp_path / "trust.json"), **options)
     assert scores.token_share is not None and scores.token_share.equal(result.token_share[preset])
     given = relation_scores(model, relation, trust=result, **options).token_share
@@ -185,6 +187,6 @@ def test_bad_input(texts: Any, options: dict[str, Any], sentence: str) -> None:
 def test_few_documents_have_no_interval() -> None:
     result = trust(random_model("llama"), documents(8))
     assert result.n_documents == 2
-    assert bool(result.interval_low["met"].isnan().all()) and not bool(result.token_share["met"].isnan().any())
-    rows = [line.split() for line in str(result).splitlines() if line.startswith(("folded", "met"))]
+    assert bool(result.interval_low["context"].isnan().all()) and not bool(result.token_share["context"].isnan().any())
+    rows = [line.split() for line in str(result).splitlines() if line.startswith(("folded", "context"))]
     assert [row[3] for row in rows] == ["-", "-"], "no count of heads above their nulls without an interval"

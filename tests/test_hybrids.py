@@ -30,9 +30,9 @@ from planted import TL_MAJOR, hosted, word
 
 from tl_headmaps import (
     AttentionGroups,
+    ContextVectors,
     HeadIndex,
     HeadWeights,
-    MetVectors,
     Relation,
     Result,
     TaskItem,
@@ -167,8 +167,8 @@ class TestRefusals:
         ):
             with pytest.raises(UnsupportedModelError, match=sentence):
                 call()
-        met = relation_scores(model, TOY, preset="met", prompts=f" {word(40)}", progress=False)
-        assert is_empty(met.promote)
+        context = relation_scores(model, TOY, preset="context", prompts=f" {word(40)}", progress=False)
+        assert is_empty(context.promote)
         assert "no layer" in describe_model(model).facts["analyses"]
 
     def test_processed_weights_of_heads_with_mamba_beside_them(self) -> None:
@@ -184,7 +184,7 @@ class TestRefusals:
         with pytest.raises(UnsupportedModelError, match=REFUSED[kind].sentence):
             relation_scores(model, TOY, progress=False, preset="folded")
         with pytest.raises(UnsupportedModelError):
-            relation_scores(model, TOY, preset="met", prompts=f" {word(40)}", progress=False)
+            relation_scores(model, TOY, preset="context", prompts=f" {word(40)}", progress=False)
 
 
 @pytest.mark.skipif(TL_MAJOR < 4, reason="TransformerLens 3 has no Falcon-H1; run make test")
@@ -412,7 +412,7 @@ class TestRunning:
     def test_met_vectors_are_what_layers_read(self, kind: str, tmp_path: Path) -> None:
         model, reference = hybrid_model(kind), Reference(kind)
         prefixes = [word(40), f"{word(41)} {word(42)}"]
-        vectors = MetVectors.of(
+        vectors = ContextVectors.of(
             model,
             [(5,), (6,), (7,)],
             [" " + p for p in prefixes],
@@ -425,7 +425,7 @@ class TestRunning:
                 streams = [reference.run([*ids, token])[1]["stream", layer][-1] for ids in ([40], [41, 42])]
                 normed = [x * torch.rsqrt(x.square().mean() + 1e-5) for x in streams]
                 assert relative(vectors.layer(layer)[row], torch.stack(normed).mean(0)) < 1e-3
-        scores = relation_scores(model, TOY, preset="met", prompts=[" " + p for p in prefixes], progress=False)
+        scores = relation_scores(model, TOY, preset="context", prompts=[" " + p for p in prefixes], progress=False)
         assert is_empty(scores.promote)
         assert scores.stream is not None and bool(scores.stream[:, EMPTY].isnan().all())
         assert scores.figure() is not None and "stream" in str(scores)
@@ -438,7 +438,7 @@ class TestRunning:
                 head_trust(hybrid_model(kind), texts, **options, progress=False)
             return
         trust = head_trust(hybrid_model(kind), texts, **options, progress=False)
-        assert is_empty(trust.token_share["met"]) and is_empty(trust.token_share["folded"])
+        assert is_empty(trust.token_share["context"]) and is_empty(trust.token_share["folded"])
         assert bool(trust.sink_share[EMPTY].isnan().all())
         assert Result.load(trust.save(tmp_path / "trust.json")) == trust
         assert trust.n_tokens == sum(len(text.split()) for text in texts[6:]) + trust.n_documents * int(

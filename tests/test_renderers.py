@@ -217,8 +217,8 @@ def test_nothing_is_cut_in_print(figure: Figure, inches: float) -> None:
 
 
 def test_notes_and_scores_are_a_caption_in_print() -> None:
-    figure = token_grid(np.eye(2), ["a", "b"], ["c", "d"], score=0.7, note="k = 10, met; 3 of 5 pairs")
-    assert "score 0.7 · k = 10, met; 3 of 5 pairs" in words_in(printed(figure))
+    figure = token_grid(np.eye(2), ["a", "b"], ["c", "d"], score=0.7, note="k = 10, context; 3 of 5 pairs")
+    assert "score 0.7 · k = 10, context; 3 of 5 pairs" in words_in(printed(figure))
     gaps = head_map([MapLayer("", [[0.1, None]], marked=[[True, False]])], mark="interval includes 0")
     assert "Dot: interval includes 0. Hatched: missing." in words_in(printed(gaps))
 

@@ -344,8 +344,8 @@ class TestBadInput:
             ({"vocabulary": lambda text: False}, "leaves no token"),
             ({"heads": "L9H0"}, "There is no head L9H0"),
             ({"heads": []}, "heads= is empty"),
-            ({"prompts": [" word5"]}, "prompts= goes with preset='met'"),
-            ({"prepend_bos": False}, "prepend_bos= goes with preset='met'"),
+            ({"prompts": [" word5"]}, "prompts= goes with preset='context'"),
+            ({"prepend_bos": False}, "prepend_bos= goes with preset='context'"),
         ],
     )
     def test_is_refused(self, options: dict[str, Any], sentence: str) -> None:

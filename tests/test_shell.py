@@ -159,7 +159,7 @@ class TestAmbientState:
         for name, call in calls.items():
             if callable(call) and not isinstance(call, type) and ".analyses." in call.__module__:
                 assert getattr(call, "is_steady", False), f"@steady is missing above {name}()"
-        for method in (HeadWeights.from_model, HeadWeights.from_checkpoint, Result.load, calls["MetVectors"].of):
+        for method in (HeadWeights.from_model, HeadWeights.from_checkpoint, Result.load, calls["ContextVectors"].of):
             assert getattr(method.__func__, "is_steady", False), method
 
     @pytest.mark.parametrize("seed", [-1, 2**63, 2**64, 10**5000, 1.5, True, "0"], ids=range(7))

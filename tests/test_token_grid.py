@@ -305,7 +305,11 @@ class TestBadInput:
 
     @pytest.mark.parametrize(
         ("option", "value", "choices"),
-        [("circuit", "vo", "'ov', 'qk'"), ("preset", "raw", "'met', 'folded', 'maps'"), ("preset", "", "'met'")],
+        [
+            ("circuit", "vo", "'ov', 'qk'"),
+            ("preset", "raw", "'context', 'folded', 'maps'"),
+            ("preset", "", "'context'"),
+        ],
     )
     def test_unknown_option(self, model: Any, option: str, value: str, choices: str) -> None:
         sentence = f"{option}='{value}' is not known. Choose one of: {choices}"

@@ -92,7 +92,7 @@ def test_heads_that_exist(laguna: Any) -> None:
 
 
 def test_scores_have_short_rows(laguna: Any, tmp_path: Path) -> None:
-    for options in ({"preset": "folded"}, {"preset": "met", "prompts": PROMPT}):
+    for options in ({"preset": "folded"}, {"preset": "context", "prompts": PROMPT}):
         scores = relation_scores(laguna, TOY, progress=False, **options)
         assert is_short(scores.promote) and is_short(scores.p_value)
         assert len(scores.top(100)) == len(list(scores.to_rows())) == 12

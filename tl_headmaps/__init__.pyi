@@ -48,7 +48,8 @@ from .capture.bundled import default_model_folder as default_model_folder
 from .capture.bundled import load_default_model as load_default_model
 from .capture.loading import load_model as load_model
 from .capture.running.ablated import ablated as ablated
-from .capture.running.met import MetVectors as MetVectors
+from .capture.running.context import ContextVectors as ContextVectors
+from .capture.running.context import MetVectors as MetVectors
 from .capture.weights import HeadWeights as HeadWeights
 from .core.citations import cite as cite
 from .core.errors import HeadMapsError as HeadMapsError

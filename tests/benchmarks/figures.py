@@ -87,12 +87,12 @@ def bench_table() -> str:
         what = f"switching off {ablated['heads']} heads in {ablated['prompts']} prompts beside 99 other sets, against 5"
         figure = f"{ablated['over_5_draws_as_passes']:.2f} times the time of whole passes for 5, "
         rows.append((what, f"{figure}{ablated['over_5_draws']:.2f} times ours"))
-    if met := figures.get("met"):
-        what = f"met vectors of {met['sources']:,} sources behind {met['prompts']} prompts, against plain passes"
-        figure = f"{met['over_plain_pass']:.2f} times their time, {met['peak_mib_above_model']:.0f} MiB above the model"
+    if context := figures.get("context"):
+        what = f"context vectors of {context['sources']:,} sources behind {context['prompts']} prompts, against plain"
+        figure = f"{context['over_plain_pass']:.2f} times their time, {context['peak_mib_above_model']:.0f} MiB on top"
         rows.append((what, figure))
         what = "all relations scored with these vectors (stream and single prompts too), against `folded`"
-        rows.append((what, f"{met['scores_over_folded']:.2f} times the time"))
+        rows.append((what, f"{context['scores_over_folded']:.2f} times the time"))
     if spectra := figures.get("spectra"):
         names = ", ".join(name.replace("_", " ") for name in spectra["speedups"])
         what = f"maps of {names} of all {spectra['matrices']} matrices, against svdvals of each"

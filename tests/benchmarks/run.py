@@ -40,8 +40,8 @@ from tl_headmaps.capture.components.matrices import ModelComponents
 from tl_headmaps.capture.running.activations import prepends_bos, run
 from tl_headmaps.capture.running.answers import encode_question
 from tl_headmaps.capture.running.batches import token_batches
+from tl_headmaps.capture.running.context import context_vectors
 from tl_headmaps.capture.running.head_features import capture_head_features
-from tl_headmaps.capture.running.met import met_vectors
 from tl_headmaps.capture.running.prefixes import encode_prefixes
 from tl_headmaps.capture.running.prompts import fill
 from tl_headmaps.circuits.cache import cache_of
@@ -290,7 +290,7 @@ def bench_salient(weights: HeadWeights) -> dict[str, Any]:
 
 
 def bench_met(weights: HeadWeights) -> dict[str, Any]:
-    """Met vectors of 1,400 sources behind the bundled prompts, against a plain pass; scores with them and without."""
+    """Context vectors of 1,400 sources, against a plain pass; scores with them and without."""
     model = weights.model
     relations = load_relations(model=weights)
     size = weights.n_vocab
@@ -306,27 +306,27 @@ def bench_met(weights: HeadWeights) -> dict[str, Any]:
             for batch in tokens.split(128):
                 model(batch, return_type=None)
 
-    def met() -> None:
+    def context() -> None:
         with tempfile.TemporaryDirectory() as folder:
-            met_vectors(model, sources, prefixes, weights=weights, cache_dir=folder, progress=False)
+            context_vectors(model, sources, prefixes, weights=weights, cache_dir=folder, progress=False)
 
     def scored(preset: Any) -> None:
         relation_scores(weights, relations, preset=preset, heads=heads, progress=False)
 
-    scored("met")  # the vectors are kept from here on
+    scored("context")  # the vectors are kept from here on
     with peak_memory() as peak:
-        met()
-    times = interleaved({"plain": plain, "met": met}, repeats=3)
-    scores = interleaved({preset: lambda preset=preset: scored(preset) for preset in ("folded", "met")}, repeats=3)
+        context()
+    times = interleaved({"plain": plain, "context": context}, repeats=3)
+    scores = interleaved({preset: lambda preset=preset: scored(preset) for preset in ("folded", "context")}, repeats=3)
     return {
         "sources": len(sources),
         "prompts": len(prefixes),
         "seconds": times,
-        "over_plain_pass": times["met"] / times["plain"],
+        "over_plain_pass": times["context"] / times["plain"],
         "peak_mib_above_model": peak.mib,
         "score_layers": list(LAYERS),
         "score_seconds": scores,
-        "scores_over_folded": scores["met"] / scores["folded"],
+        "scores_over_folded": scores["context"] / scores["folded"],
     }
 
 
@@ -497,7 +497,7 @@ BENCHES = {
     "relation_scores": bench_relations,
     "ablate": bench_ablate,
     "salient_operations": bench_salient,
-    "met": bench_met,
+    "context": bench_met,
     "spectra": bench_spectra,
     "contribution": bench_contribution,
     "default_from_checkpoint": bench_default_from_disk,

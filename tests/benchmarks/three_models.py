@@ -8,7 +8,7 @@ read once. For each preset and model:
 
 * scores: the best heads of every relation and how many heads implement it;
 * agreement of static scores with what heads write in the relations' own templates, with and without context (other
-  prompts than those the tokens are met behind), for every third relation;
+  prompts than those the tokens are read behind), for every third relation;
 * ablation: accuracy on eliciting prompts while the best ten heads are switched off, beside heads of the same layers,
   for every third relation;
 * names: how many heads get a name, from the same sample of ordinary words;
@@ -49,7 +49,7 @@ from tl_headmaps.core.provenance import package_versions
 from tl_headmaps.renderers import Figure, Line, curve
 
 OUT = Path(__file__).with_suffix(".json")
-PRESETS = ("folded", "met")
+PRESETS = ("folded", "context")
 LEAST_PAIRS = 10
 N_HEADS = 10
 CAPITALS, CAPITALS_TEMPLATE = "country_to_capital", "The capital of <X> is"
@@ -261,7 +261,7 @@ def table_of(entries: list[dict[str, Any]]) -> str:
                     f"{agreed} | "
                     f"{', '.join(f'{value:.2f}' for value in accuracy)} ({len(both)}) |"
                 )
-    lines += ["", "| model | heads | named by folded | named by met |", "|---|---|---|---|"]
+    lines += ["", "| model | heads | named by folded | named by context |", "|---|---|---|---|"]
     for entry in entries:
         counts = [sum(map(len, entry[preset]["names"].values())) for preset in PRESETS]
         lines.append(f"| {entry['model']} | {entry['heads']} | {counts[0]} | {counts[1]} |")
@@ -269,25 +269,25 @@ def table_of(entries: list[dict[str, Any]]) -> str:
 
 
 def capitals_table(entries: list[dict[str, Any]], n_columns: int | None = None) -> str:
-    """The finding in a line for each model: country to capital by both presets, and without the heads met finds."""
-    titles = ["country to capital", "best head, folded", "best head, met", "accuracy, ten best by met off"]
+    """The finding in a line for each model: country to capital by both presets, and without the heads context finds."""
+    titles = ["country to capital", "best head, folded", "best head, context", "accuracy, ten best by context off"]
     titles += ["ten others of their layers", "heads that implement it", "best by folded off", "pairs, k"]
     rows = []
     for entry in entries:
-        folded, met = (entry[preset]["capitals"] for preset in PRESETS)
-        others = [drawn[-1] for drawn in met["same_layers"]]
+        folded, context = (entry[preset]["capitals"] for preset in PRESETS)
+        others = [drawn[-1] for drawn in context["same_layers"]]
         cells = [
             entry["model"],
             *(
                 " ".join(next(((f"{s:.2f}", head) for head, s in row["best"].items()), ["0.00"]))
-                for row in (folded, met)
+                for row in (folded, context)
             ),
-            fall(met["accuracy"]),
+            fall(context["accuracy"]),
             f"{min(others):.2f} to {max(others):.2f}",
-            f"{len(folded['implementing'])} → {len(met['implementing'])} of {entry['heads']}",
+            f"{len(folded['implementing'])} → {len(context['implementing'])} of {entry['heads']}",
             # Fewer than ten where fewer heads score above 0.
             f"{fall(folded['accuracy'])} ({len(folded['accuracy']) - 1})",
-            f"{met['pairs']}, {met['k']}",
+            f"{context['pairs']}, {context['k']}",
         ]
         rows.append(cells)
     lines = [titles, ["---"] * len(titles), *rows]

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from calibration.rows import Bench, Measured, row
-from tl_headmaps import HeadWeights, MetVectors, Relation, RelationScores, load_relations, relation_scores
+from tl_headmaps import ContextVectors, HeadWeights, Relation, RelationScores, load_relations, relation_scores
 from tl_headmaps.analyses.relation_scores.likeness import alike_pairs
-from tl_headmaps.capture.running.met import meet
+from tl_headmaps.capture.running.context import collect_inputs
 from tl_headmaps.core.types import Preset
 from tl_headmaps.data.relations import encode
 from tl_headmaps.scorers.statistics import clustered_interval
@@ -76,23 +76,25 @@ def _null_scores(bench: Bench, change: Change, few: bool, k: int, preset: Preset
     chosen = [*chosen, HE_SHE] if few or bench.quick else bundled
     layers = torch.linspace(1, 29, bench.count(10 if few else 3, 1)).int().tolist()
     heads = [(layer, head) for layer in layers for head in range(weights.n_heads)]
-    vectors = _met_by_the_real_model(bench, chosen) if preset == "met" else None
+    vectors = _met_by_the_real_model(bench, chosen) if preset == "context" else None
     return relation_scores(weights, chosen, k=k, heads=heads, preset=preset, vectors=vectors, progress=False)
 
 
-class _RealStream(MetVectors):
+class _RealStream(ContextVectors):
     """What the unchanged model reads: null heads are put into its stream."""
 
-    def check(self, weights: HeadWeights) -> "MetVectors":
+    def check(self, weights: HeadWeights) -> "ContextVectors":
         return self
 
 
-def _met_by_the_real_model(bench: Bench, relations: list[Relation]) -> MetVectors:
+def _met_by_the_real_model(bench: Bench, relations: list[Relation]) -> ContextVectors:
     weights, sources = bench.weights, set()
     for relation in relations:
-        entry = encode(relation, weights.tokenizer, n_sources=weights.n_vocab, n_targets=weights.n_vocab, several=True)
-        sources |= {(source,) for source in entry.source_ids} | {source for source, _ in entry.several}
-    vectors = meet(weights, sorted(sources, key=lambda source: (len(source), source)), progress=False)
+        entry = encode(
+            relation, weights.tokenizer, n_sources=weights.n_vocab, n_targets=weights.n_vocab, multi_token_sources=True
+        )
+        sources |= {(source,) for source in entry.source_ids} | {source for source, _ in entry.multi_token_sources}
+    vectors = collect_inputs(weights, sorted(sources, key=lambda source: (len(source), source)), progress=False)
     return _RealStream(vectors.folder, vectors.identity, vectors.sources, vectors.parts)
 
 
@@ -136,33 +138,33 @@ def _said(scores: RelationScores) -> Measured:
     return Measured.of_verdicts([True] * n_said + [False] * (n_asked - n_said))
 
 
-MET = "met vectors, W_O turned inside d_head"
+MET = "context vectors, W_O turned inside d_head"
 
 
 @row("relation_scores", "p_value", "q_value", "suppress_p_value", "suppress_q_value", null=MET)
 def met_inner(bench: Bench) -> Measured:
-    return Measured.of_p_values(_all_p_values(null_scores(bench, inner_rotation, preset="met")))
+    return Measured.of_p_values(_all_p_values(null_scores(bench, inner_rotation, preset="context")))
 
 
 @row("relation_scores", "p_value", null=f"{MET}, relations with fewer than 10 targets, k = 100")
 def met_inner_few(bench: Bench) -> Measured:
-    return Measured.of_p_values(_all_p_values(null_scores(bench, inner_rotation, few=True, k=100, preset="met")))
+    return Measured.of_p_values(_all_p_values(null_scores(bench, inner_rotation, few=True, k=100, preset="context")))
 
 
 @row("relation_scores", "neighbour_p_value", null=f"{MET}, heads with a hit, few targets, k = 100")
 def met_neighbours(bench: Bench) -> Measured:
-    scores = null_scores(bench, inner_rotation, few=True, k=100, preset="met")
+    scores = null_scores(bench, inner_rotation, few=True, k=100, preset="context")
     return Measured.of_p_values(scores.neighbour_p_value)
 
 
 @row("relation_scores", "implements", null=f"{MET}, relations with fewer than 10 targets, k = 100")
 def met_implements(bench: Bench) -> Measured:
-    return _said(null_scores(bench, inner_rotation, few=True, k=100, preset="met"))
+    return _said(null_scores(bench, inner_rotation, few=True, k=100, preset="context"))
 
 
 @row("relation_scores", "implements", null=MET)
 def met_implements_all(bench: Bench) -> Measured:
-    return _said(null_scores(bench, inner_rotation, preset="met"))
+    return _said(null_scores(bench, inner_rotation, preset="context"))
 
 
 REAL = ("country_to_capital", "country_to_language", "element_to_symbol", "male_to_female", "city_to_country", "plural")

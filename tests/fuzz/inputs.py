@@ -19,9 +19,9 @@ from planted import source_model
 from workshop import Command, Workshop, cached_in, check_sentence, written
 
 from tl_headmaps import (
+    ContextVectors,
     HeadMapsError,
     HeadWeights,
-    MetVectors,
     Relation,
     Result,
     Tasks,
@@ -77,7 +77,7 @@ def text_file(shop: Workshop, generator: random.Random) -> bool:
     if kind == "texts":
         result: Result = grouping_profile(shop.model, path, progress=False)
     elif kind == "prompts":
-        result = token_grid(shop.model, "L1H0", [3, 4], [5, 6], preset="met", prompts=read_prompts(path))
+        result = token_grid(shop.model, "L1H0", [3, 4], [5, 6], preset="context", prompts=read_prompts(path))
     else:
         result = validate(shop.model, str(shop.relation_file), read_templates(path), preset="folded", progress=False)
     assert result.to_json() and str(result) and result.figure()
@@ -167,15 +167,15 @@ def reproduction_folder(shop: Workshop, generator: random.Random) -> bool:
 
 
 def cache_file(shop: Workshop, generator: random.Random) -> bool:
-    """A damaged file of the activation cache, or of met vectors, is made again, bit for bit."""
+    """A damaged file of the activation cache, or of context vectors, is made again, bit for bit."""
 
     folder = shop.folder / "kept"
 
     def made() -> Any:
         with redirect_stderr(io.StringIO()), cached_in(folder):
             # All layers: files of others are not even looked at.
-            met = relation_scores(shop.model, NEXT, preset="met", progress=False)
-            return plain(met), plain(task_maps(shop.model, tasks(), n_null=9, progress=False))
+            context = relation_scores(shop.model, NEXT, preset="context", progress=False)
+            return plain(context), plain(task_maps(shop.model, tasks(), n_null=9, progress=False))
 
     def files() -> dict[Path, bytes]:
         return {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
@@ -191,15 +191,17 @@ def cache_file(shop: Workshop, generator: random.Random) -> bool:
 
 
 def vectors_folder(shop: Workshop, generator: random.Random) -> bool:
-    """Met vectors of someone else: refused, or the scores of undamaged ones."""
+    """Context vectors of someone else: refused, or the scores of undamaged ones."""
     if not (shop.folder / "vectors").exists():
-        made = MetVectors.of(shop.model, [(token,) for token in range(3, 9)], [" word30"], cache_dir=shop.folder / "v")
+        made = ContextVectors.of(
+            shop.model, [(token,) for token in range(3, 9)], [" word30"], cache_dir=shop.folder / "v"
+        )
         made.folder.rename(shop.folder / "vectors")
     relation = Relation.from_pairs("own", [(token, token + 1) for token in range(3, 8)])
 
     def scores(name: str) -> Any:
         weights = HeadWeights.from_checkpoint(shop.checkpoint)
-        options: dict[str, Any] = {"preset": "met", "vectors": shop.folder / name, "progress": False}
+        options: dict[str, Any] = {"preset": "context", "vectors": shop.folder / name, "progress": False}
         return relation_scores(weights, relation, **options)
 
     expected = scores("vectors")
@@ -263,7 +265,7 @@ def _valid_command(shop: Workshop, generator: random.Random) -> list[str]:
     commands = [
         ["grid", *grid, *checkpoint],
         ["relations", relation, "--heads", "L1H0", "--k", "3", "--run-dir", str(shop.folder / "cli"), *checkpoint],
-        ["relations", relation, "--preset", "met", *model],
+        ["relations", relation, "--preset", "context", *model],
         ["head", "L1H2", "--relations", relation, "--preset", "folded", "--text", text, "--texts", str(texts), *model],
         ["model", *generator.choice((model, checkpoint))],
         ["cite", str(saved)],

@@ -16,7 +16,7 @@ TRIES: dict[str, Callable[[Workshop, random.Random], bool]] = {
     "run folders": inputs.run_folder,
     "reproductions": inputs.reproduction_folder,
     "caches": inputs.cache_file,
-    "met vectors": inputs.vectors_folder,
+    "context vectors": inputs.vectors_folder,
     "command lines": inputs.command_line,
     "pages": surroundings.page,
     "vocabularies": surroundings.vocabulary,

@@ -255,7 +255,7 @@ def _mlp(weights: HeadWeights) -> str:
 
 def _presets(weights: HeadWeights) -> str:
     context_free = "folded, maps" if weights.basis == "raw" else "folded (maps needs raw weights)"
-    return context_free if weights.model is None else f"met (default), {context_free}"
+    return context_free if weights.model is None else f"context (default), {context_free}"
 
 
 def _analyses(weights: HeadWeights) -> str:

@@ -19,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..capture.running.activations import Activation, LayerActivations, encode_prompt, prepends_bos, run
-from ..capture.running.met import MetVectors, met_vectors
+from ..capture.running.context import ContextVectors, context_vectors
 from ..capture.running.prefixes import encode_prefixes
 from ..capture.running.text import check_runs
 from ..capture.weights import HeadWeights
@@ -42,14 +42,14 @@ from ..scorers.ablation import masks_of
 from ..scorers.statistics import LEAST_UNITS
 from ..scorers.trust import Fit, WriteSums, permuted_within_deciles, share_with_interval, sinks, unexplained
 
-VECTORS: tuple[str, ...] = ("folded", "met")
-"""Which vectors of a token predict what is written: without context, or as met behind neutral prompts."""
+VECTORS: tuple[str, ...] = ("folded", "context")
+"""Which vectors of a token predict what is written: without context, or as read behind neutral prompts."""
 
 _MOST_NULL = 1000
 """Draws of the null, at most: only their mean is told, and each is as much work as the shares themselves."""
 
 _N_PROMPTS = 2
-"""Prompts behind which tokens are met: there are thousands of tokens in a text."""
+"""Prompts behind which tokens are read: there are thousands of tokens in a text."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -57,7 +57,7 @@ class HeadTrust(HeadMaps):
     """Share of what each head writes in running text that its tokens' own vectors explain, on held-out documents.
 
     Attributes:
-        token_share: By kind of vector (``folded``: the token without context; ``met``: as the layer reads it behind
+        token_share: By kind of vector (``folded``: the token without context; ``context``: as the layer reads it behind
             neutral prompts), one value per layer and head. 1: the tokens say everything; 0: nothing.
         interval_low, interval_high: 95% interval, held-out documents resampled.
         null: The same with the vectors of tokens dealt out anew within deciles of frequency, mean over draws.
@@ -70,10 +70,10 @@ class HeadTrust(HeadMaps):
     Example:
         >>> from tl_headmaps import head_trust, load_default_model
         >>> texts = [f"There were {n} cups on table {n + 1}." for n in range(9)]
-        >>> trust = head_trust(load_default_model(), texts, n_null=1, cache_dir="met", progress=False)
+        >>> trust = head_trust(load_default_model(), texts, n_null=1, cache_dir="context", progress=False)
         >>> trust.n_documents, trust.n_fit_documents
         (3, 6)
-        >>> trust.token_share["met"].shape
+        >>> trust.token_share["context"].shape
         torch.Size([30, 9])
     """
 
@@ -93,8 +93,8 @@ class HeadTrust(HeadMaps):
 
     @property
     def values(self) -> Float[Tensor, "layer head"]:
-        """The token shares of met vectors."""
-        return self.token_share["met"]
+        """The token shares of context vectors."""
+        return self.token_share["context"]
 
     @property
     def axes(self) -> dict[str, list[Any]]:
@@ -103,10 +103,10 @@ class HeadTrust(HeadMaps):
         return {"layer": list(range(n_layers)), "head": list(range(n_heads))}
 
     def head_map(self, vectors: str | None = None) -> Float[Tensor, "layer head"]:
-        """The token shares of one kind of vector, ``"met"`` by default."""
+        """The token shares of one kind of vector, ``"context"`` by default."""
         if vectors is not None and vectors not in self.token_share:
             raise UsageError(f"There are no shares of {vectors!r}; there are those of {', '.join(self.token_share)}.")
-        return self.token_share[vectors or "met"]
+        return self.token_share[vectors or "context"]
 
     def to_rows(self) -> Iterable[dict[str, Any]]:
         """One record per kind of vector and head."""
@@ -161,7 +161,7 @@ def shares_of(trust: HeadTrust | str | Path, weights: HeadWeights, preset: Prese
             f"trust= belongs to another model than {weights.model_name!r}: the fingerprints of their weights differ. "
             "Run head_trust with this model."
         )
-    return result.token_share["met" if preset == "met" else "folded"]
+    return result.token_share["context" if preset == "context" else "folded"]
 
 
 @steady
@@ -187,11 +187,11 @@ def head_trust(
         texts: Documents (a list, a file, a dataset); the bundled text by default.
         heads: Only these heads; all by default.
         max_tokens: Cut documents to this many tokens; by default to what the model holds.
-        prompts: Prefixes behind which tokens are met; by default the first two of the bundled ones.
+        prompts: Prefixes behind which tokens are read; by default the first two of the bundled ones.
         n_null: How often vectors are dealt out anew among tokens of similar frequency.
         prepend_bos: Begin documents and prefixes with BOS; by default as the model does.
         seed: Of these draws and of the resampling behind intervals.
-        cache_dir: Where met vectors are kept; default: the cache folder.
+        cache_dir: Where context vectors are kept; default: the cache folder.
         progress: Show progress bars on a terminal.
 
     Example:
@@ -199,8 +199,8 @@ def head_trust(
         >>> texts = ["Birds sometimes walk to the river and drink.", "The cat sat on the mat all day.",
         ...          "It rained on Monday and again on Tuesday."] * 2
         >>> texts += [f"There were {n} cups on table {n + 1}." for n in range(6)]
-        >>> trust = head_trust(load_default_model(), texts, n_null=1, cache_dir="met", progress=False)
-        >>> round(float(trust.token_share["met"][0].min()), 2)  # in layer 0 the tokens say everything
+        >>> trust = head_trust(load_default_model(), texts, n_null=1, cache_dir="context", progress=False)
+        >>> round(float(trust.token_share["context"][0].min()), 2)  # in layer 0 the tokens say everything
         1.0
     """
     check_runs(model)
@@ -220,10 +220,10 @@ def head_trust(
         )
     tokens = _Tokens.of(documents)
     prefixes = encode_prefixes(model, neutral_prompts()[:_N_PROMPTS] if prompts is None else prompts, prepend_bos)
-    met = met_vectors(
+    context = context_vectors(
         model, [(token,) for token in tokens.ids], prefixes, weights=weights, cache_dir=cache_dir, progress=progress
     )
-    tables = _value_tables(weights, list(by_layer(chosen)), tokens, met)
+    tables = _value_tables(weights, list(by_layer(chosen)), tokens, context)
     sums = _Sums(weights, chosen, documents, tokens, tables, held_out, n_null, seed)
     with Progress(total=len(documents), desc="head trust", unit="document", show=progress) as bar:
         read: tuple[Activation, ...] = ("resid_pre", "v", "pattern")
@@ -271,7 +271,7 @@ _Tables: TypeAlias = dict[str, dict[int, Float[Tensor, "token kv_head d_head"]]]
 """Values of every token by kind of vector and layer, without their constant part."""
 
 
-def _value_tables(weights: HeadWeights, layers: Sequence[int], tokens: _Tokens, met: MetVectors) -> _Tables:
+def _value_tables(weights: HeadWeights, layers: Sequence[int], tokens: _Tokens, context: ContextVectors) -> _Tables:
     ids = torch.tensor(tokens.ids, device=weights.device)
     tables: _Tables = {name: {} for name in VECTORS}
     plain, in_layer = None, -1
@@ -280,7 +280,10 @@ def _value_tables(weights: HeadWeights, layers: Sequence[int], tokens: _Tokens, 
         # They are the same for all layers above 0.
         if plain is None or in_layer == 0:
             plain, in_layer = token_vectors(weights, ids, number, "folded"), number
-        inputs = {"folded": plain if layer.ln1 is None else layer.ln1.normalised(plain), "met": met.layer(number)}
+        inputs = {
+            "folded": plain if layer.ln1 is None else layer.ln1.normalised(plain),
+            "context": context.layer(number),
+        }
         for name, x in inputs.items():
             read = x if layer.ln1 is None else x * layer.ln1.weight
             tables[name][number] = torch.einsum("td,gdh->tgh", read, layer.W_V)

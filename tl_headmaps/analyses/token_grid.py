@@ -10,10 +10,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..capture.running.behind import Source
-from ..capture.running.met import MetVectors
+from ..capture.running.context import ContextVectors
 from ..capture.weights import HeadWeights
 from ..circuits.extremes import entries
-from ..circuits.maps import CircuitMaps, MetSources
+from ..circuits.maps import CircuitMaps, ContextSources
 from ..circuits.ranking import ranks
 from ..core.ambient import steady
 from ..core.errors import TokenError, UsageError
@@ -161,7 +161,7 @@ def token_grid(
     circuit: Circuit = "ov",
     preset: Preset | None = None,
     prompts: str | Sequence[str] | None = None,
-    vectors: MetVectors | str | Path | None = None,
+    vectors: ContextVectors | str | Path | None = None,
     prepend_bos: bool | None = None,
     progress: bool = True,
 ) -> TokenGrid:
@@ -177,12 +177,12 @@ def token_grid(
         multi_token: ``"skip"`` refuses a target of several tokens, ``"first"`` takes its first token.
         circuit: ``"ov"``: what the head writes when it attends to a source. ``"qk"``: how much a query (row)
             attends to a key (column).
-        preset: ``"met"``: what each layer reads when the model meets the token behind neutral prompts. ``"folded"``:
-            what the model computes for a token without context. ``"maps"``: the published recipe. By default ``"met"``
+        preset: ``"context"``: what each layer reads at the token behind neutral prompts. ``"folded"``:
+            what the model computes for the token alone. ``"maps"``: the published recipe. By default ``"context"``
             for OV maps of a model that can run, ``"folded"`` for QK maps and for weights alone.
-        prompts: With ``"met"``: prefixes the sources are put behind; by default eight neutral ones.
-        vectors: With ``"met"``: vectors made before (:class:`MetVectors` or their folder), for weights that cannot run.
-        prepend_bos: With ``"met"``: begin each prefix with BOS; by default as the model does.
+        prompts: With ``"context"``: prefixes the sources are put behind; by default eight neutral ones.
+        vectors: With ``"context"``: :class:`ContextVectors` made before (or their folder), for weights that cannot run.
+        prepend_bos: With ``"context"``: begin each prefix with BOS; by default as the model does.
         progress: Show progress bars on a terminal.
 
     Example:
@@ -202,20 +202,20 @@ def token_grid(
     check_choice(multi_token, MultiToken, "multi_token")
     example_of = None if relation is None else resolve(relation)
     weights = HeadWeights.of(model)
-    preset = weights.preset(preset, circuit, meets=prompts is not None or vectors is not None)
+    preset = weights.preset(preset, circuit, in_context=prompts is not None or vectors is not None)
     index = weights.head(head)
     for name, words in (("sources", sources), ("targets", targets)):
         if isinstance(words, str) or not len(words):
             raise UsageError(f"{name} must be a list of at least one word or token id, not {words!r}.")
-    # Met sources may have several tokens: they are read at their last.
-    ids = [_source_ids(weights, word, several=preset == "met") for word in sources]
-    met = MetSources.of(
+    # Sources in context may have several tokens: they are read at their last.
+    ids = [_source_ids(weights, word, several=preset == "context") for word in sources]
+    context = ContextSources.of(
         weights, ids, circuit, preset, prompts=prompts, vectors=vectors, prepend_bos=prepend_bos, progress=progress
     )
     rows = torch.arange(len(ids), device=weights.device)
     source_ids = [source[-1] for source in ids]
-    plain = None if met is not None else torch.tensor(source_ids, device=weights.device)
-    circuits = CircuitMaps(weights, plain, circuit=circuit, preset=preset, met=met)
+    plain = None if context is not None else torch.tensor(source_ids, device=weights.device)
+    circuits = CircuitMaps(weights, plain, circuit=circuit, preset=preset, context=context)
     target_ids = [_target_id(weights, word, circuits.n_columns, multi_token) for word in targets]
     columns = torch.tensor(target_ids, device=weights.device)
     maps = circuits.layer(index.layer, [index.head])
@@ -247,7 +247,8 @@ def token_grid(
         values=entries(maps, columns)[0].cpu(),
         ranks=ranked.greater[0].view(len(rows), len(columns)).cpu(),
         provenance=weights.provenance(
-            options={"preset": preset} | ({} if met is None else met.options), data={} if met is None else met.data
+            options={"preset": preset} | ({} if context is None else context.options),
+            data={} if context is None else context.data,
         ),
         **scored,
     )

@@ -94,7 +94,7 @@ class HeadWeights:
         tokenizer: The model's tokenizer; None allows token ids only.
         origin: The checkpoint these weights are read from, which another process can open again; None for weights of a
             model in memory.
-        model: The running model these weights were read from, for ``preset="met"``; None for a checkpoint.
+        model: The running model these weights were read from, for ``preset="context"``; None for a checkpoint.
 
     Example:
         >>> from tl_headmaps import HeadWeights, load_default_model
@@ -291,23 +291,23 @@ class HeadWeights:
         """Where computations run."""
         return self.W_E.device
 
-    def preset(self, asked: str | None, circuit: Circuit = "ov", *, meets: bool = False) -> Preset:
+    def preset(self, asked: str | None, circuit: Circuit = "ov", *, in_context: bool = False) -> Preset:
         """The preset asked for; where none was, the one that shows more of what heads do.
 
-        On three models, met vectors find the heads that context-free ones miss (tests/benchmarks/three_models.py), so
+        On three models, context vectors find the heads that others miss (tests/benchmarks/three_models.py), so
         they are the default wherever they can be made: of OV maps, by a model that can run and has a tokenizer for the
-        prompts. QK maps would have to meet the whole vocabulary.
+        prompts. QK maps would have to read the whole vocabulary.
 
         Args:
             asked: What the caller asked for.
             circuit: Which maps.
-            meets: Whether prompts or met vectors were given, which leave no choice.
+            in_context: Whether prompts or context vectors were given, which leave no choice.
         """
         if asked is not None:
             check_choice(asked, Preset, "preset")
             return cast(Preset, asked)
         can_run = self.model is not None and self.tokenizer is not None
-        return "met" if meets or (can_run and circuit == "ov") else "folded"
+        return "context" if in_context or (can_run and circuit == "ov") else "folded"
 
     def require(self, preset: Preset, needs_mlp: bool) -> None:
         """Raise unless the weights suit a preset (and the first MLP can be computed, where it is needed)."""
@@ -318,11 +318,11 @@ class HeadWeights:
                 "(TransformerBridge.boot_transformers(...) without enable_compatibility_mode(), or "
                 "HookedTransformer.from_pretrained_no_processing(...)), or use preset='folded'."
             )
-        if needs_mlp and preset != "met" and self.mlp_refusal is not None:
+        if needs_mlp and preset != "context" and self.mlp_refusal is not None:
             which = "no layer that has heads" if 0 in self.mixers else "only layer 0"
             raise UnsupportedModelError(
                 f"{self.model_name!r}: {self.mlp_refusal}. Layers above 0 read the output of the first MLP, so {which} "
-                "can be mapped from the weights alone. Where the model can run, preset='met' needs no MLP."
+                "can be mapped from the weights alone. Where the model can run, preset='context' needs no MLP."
             )
 
     @cached_property
@@ -350,7 +350,7 @@ class HeadWeights:
             )
         needed = ["norm before attention", "stream"]
         needed += ["scores"] if circuit == "qk" else ["values", "mixing", "attention output", "logits"]
-        if preset != "met":
+        if preset != "context":
             needed += ["embedding", "first MLP"]
         if self.check is not None:
             self.check.require(self.model_name, f"{circuit.upper()} maps", *needed)

@@ -11,27 +11,27 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..capture.running.behind import Source
-from ..capture.running.met import MetVectors, meet, vocabulary_keys
+from ..capture.running.context import ContextVectors, collect_inputs, vocabulary_keys
 from ..capture.weights import HeadWeights
 from ..core.errors import UsageError
 from ..core.types import Circuit, Preset
 from .factored import LayerMaps
 from .ov import ov_maps
-from .qk import met_qk_maps, qk_maps
+from .qk import context_qk_maps, qk_maps
 from .vectors import token_vectors, vocabulary_vectors
 
 
 @dataclass(frozen=True)
-class MetSources:
-    """What maps with ``preset="met"`` read.
+class ContextSources:
+    """What maps with ``preset="context"`` read.
 
     Attributes:
         rows: Vectors of the source tokens, a row for each.
         keys: Keys of every token of the vocabulary, for QK maps.
     """
 
-    rows: MetVectors
-    keys: MetVectors | None = None
+    rows: ContextVectors
+    keys: ContextVectors | None = None
 
     @classmethod
     def of(
@@ -42,12 +42,12 @@ class MetSources:
         preset: Preset,
         *,
         prompts: str | Sequence[str] | None = None,
-        vectors: MetVectors | str | Path | None = None,
+        vectors: ContextVectors | str | Path | None = None,
         prepend_bos: bool | None = None,
         layers: Sequence[int] | None = None,
         progress: bool = True,
-    ) -> "MetSources | None":
-        """What an analysis of these sources reads with ``preset="met"``; None with another preset.
+    ) -> "ContextSources | None":
+        """What an analysis of these sources reads with ``preset="context"``; None with another preset.
 
         Args:
             weights: The model's weights.
@@ -60,12 +60,14 @@ class MetSources:
             layers: The layers that will be read; all by default.
             progress: Show progress bars on a terminal.
         """
-        if preset != "met":
+        if preset != "context":
             for name, value in (("prompts", prompts), ("vectors", vectors), ("prepend_bos", prepend_bos)):
                 if value is not None:
-                    raise UsageError(f"{name}= goes with preset='met'; preset={preset!r} puts tokens behind nothing.")
+                    raise UsageError(
+                        f"{name}= goes with preset='context'; preset={preset!r} puts tokens behind nothing."
+                    )
             return None
-        rows = meet(
+        rows = collect_inputs(
             weights,
             sources,
             prompts=prompts,
@@ -90,8 +92,8 @@ class MetSources:
 class CircuitMaps:
     """Builds the maps of each layer for some rows (None: a row for every token of the vocabulary).
 
-    Token vectors without context, the same for all layers above 0, are computed once; met vectors are read from disk a
-    layer at a time. Several threads may ask at the same time.
+    Token vectors without context, the same for all layers above 0, are computed once; those in context are read a
+    layer at a time from disk. Several threads may ask at the same time.
     """
 
     def __init__(
@@ -101,12 +103,12 @@ class CircuitMaps:
         *,
         circuit: Circuit = "ov",
         preset: Preset = "folded",
-        met: MetSources | None = None,
+        context: ContextSources | None = None,
     ) -> None:
-        if (preset == "met") != (met is not None):
-            raise AssertionError("preset='met' and met vectors go together")
+        if (preset == "context") != (context is not None):
+            raise AssertionError("preset='context' and context vectors go together")
         weights.require_circuit(circuit, preset)
-        self.weights, self.ids, self.circuit, self.preset, self.met = weights, ids, circuit, preset, met
+        self.weights, self.ids, self.circuit, self.preset, self.context = weights, ids, circuit, preset, context
         self._lock = threading.Lock()
         self._rows: tuple[bool, Tensor] | None = None
 
@@ -123,15 +125,15 @@ class CircuitMaps:
             rows = self.row_vectors(layer)
             if self.circuit == "ov":
                 return ov_maps(self.weights, weights, rows, heads, self.preset)
-            if self.met is not None:
-                assert self.met.keys is not None
-                return met_qk_maps(self.weights, weights, rows, self.met.keys.keys(layer), heads)
+            if self.context is not None:
+                assert self.context.keys is not None
+                return context_qk_maps(self.weights, weights, rows, self.context.keys.keys(layer), heads)
             return qk_maps(self.weights, weights, rows, self._vocabulary(layer), heads, self.preset)
 
     def row_vectors(self, layer: int) -> Float[Tensor, "row d_model"]:
-        """Source vectors of the rows, before ln1 (met ones: without its weight)."""
-        if self.met is not None:
-            return self.met.rows.layer(layer).to(self.weights.device)
+        """Source vectors of the rows, before ln1 (in context: without its weight)."""
+        if self.context is not None:
+            return self.context.rows.layer(layer).to(self.weights.device)
         if self.ids is None:
             return self._vocabulary(layer)
         with self._lock:

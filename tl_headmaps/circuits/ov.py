@@ -6,7 +6,7 @@ r"""The OV circuit: what a head writes about a token it attends to, read out ove
 and the final norm up to their scale, and the mean over the vocabulary is taken off each row. That is the head's
 direct contribution to the centred logits, up to one positive factor per position.
 
-``met``:     the same with the layer's own input at the token, averaged over neutral prompts, in place of ln1(x).
+``context``:     the same with the layer's own input at the token, averaged over neutral prompts, in place of ln1(x).
 
 The constant part of a value vector (b_V, and ln1's bias times W_V) is left out of ``folded``: rows of the
 attention pattern sum to one, so it is added whatever the head attends to and says nothing about the source. It is
@@ -40,7 +40,7 @@ def ov_maps(
     Args:
         weights: The model.
         layer: The layer's weights, from ``weights.layer(...)``.
-        vectors: Source vectors: before ln1, from :func:`.vectors.token_vectors`; those of ``met`` without its weight.
+        vectors: Source vectors: before ln1, from :func:`.vectors.token_vectors`; of ``context`` without its weight.
         heads: Head numbers within the layer.
         preset: Which vectors they are; all but ``"maps"`` apply the norms.
     """
@@ -94,7 +94,7 @@ def stream_map(weights: HeadWeights, layer: int, vectors: Float[Tensor, "row d_m
     Args:
         weights: The model.
         layer: The layer whose input the vectors are.
-        vectors: Normalised inputs of the layer, from met vectors.
+        vectors: Normalised inputs of the layer, from context vectors.
     """
     left = vectors if weights.ln_final is None else weights.ln_final.folded_into(vectors)
     cache = cache_of(weights)

@@ -48,15 +48,15 @@ def qk_maps(
     return _maps(layer, torch.stack(left), right, groups, heads)
 
 
-def met_qk_maps(
+def context_qk_maps(
     weights: HeadWeights,
     layer: LayerWeights,
     queries: Float[Tensor, "row d_model"],
     keys: Float[Tensor, "kv_head vocab d_head"],
     heads: Sequence[int],
 ) -> LayerMaps:
-    """The same from met vectors: queries as the layer reads them, keys already multiplied by W_K."""
-    queries = _with_bias(layer, read_by(layer, queries, "met"), True)
+    """The same from context vectors: queries as the layer reads them, keys already multiplied by W_K."""
+    queries = _with_bias(layer, read_by(layer, queries, "context"), True)
     groups = sorted({layer.shape.group_of(head) for head in heads})
     left = [query * layer.score_scale for query in layer.queries(queries, heads)]
     joint = layer.k_norm is not None and layer.k_norm.is_joint(len(layer.W_K), layer.shape.d_head)

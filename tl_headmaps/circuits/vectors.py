@@ -8,8 +8,8 @@ folded     e_t                      e_t + MLP_0(ln2_0(e_t)), with the norm after
 =========  =======================  =========================================================
 
 Position embeddings are left out in both. ``e_t`` carries the model's embedding factor and the norm after it, and the
-MLP the model's factor of what blocks add, only in ``folded``. The vectors of ``met`` come from a running model
-(:mod:`..capture.running.met`) and are normalised already.
+MLP the model's factor of what blocks add, only in ``folded``. The vectors of ``context`` come from a running model
+(:mod:`..capture.running.context`) and are normalised already.
 """
 
 import torch
@@ -60,7 +60,7 @@ def read_by(layer: LayerWeights, vectors: Float[Tensor, "row d_model"], preset: 
         )
     if preset == "maps" or layer.ln1 is None:
         return vectors
-    return vectors * layer.ln1.weight if preset == "met" else layer.ln1.scaled(vectors)
+    return vectors * layer.ln1.weight if preset == "context" else layer.ln1.scaled(vectors)
 
 
 def vocabulary_vectors(weights: HeadWeights, layer: int, preset: Preset) -> Float[Tensor, "vocab d_model"]:

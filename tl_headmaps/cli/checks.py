@@ -15,8 +15,8 @@ from .options import (
     PresetOption,
     PromptsOption,
     TopKOption,
+    context_options,
     given,
-    met_options,
 )
 from .output import check_folder, check_outputs, comma_parts, parse_heads, say, show_and_save
 
@@ -64,7 +64,7 @@ def validate(
     resolved = resolve_relations(relations)
     chosen = None if templates is None else read_templates(templates)
     options = given(preset=preset, k=k, sources=sources, multi_token=multi_token, seed=seed)
-    options |= met_options(prompts, prepend_bos)
+    options |= context_options(prompts, prepend_bos)
     show_and_save(validate_(load_model(model, device), resolved, chosen, **options), paths)
 
 
@@ -128,7 +128,7 @@ def ablate(
         preset=preset,
         k=k,
         multi_token=multi_token,
-        **met_options(prompts, prepend_bos),
+        **context_options(prompts, prepend_bos),
     )
     if controls and controls != ["auto"]:
         options["controls"] = None if controls == ["none"] else resolve_relations(comma_parts(controls))

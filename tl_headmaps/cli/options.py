@@ -48,25 +48,27 @@ WorkersOption = Annotated[
     typer.Option("--workers", metavar="N", min=1, help="Compute layers in N processes (needs --checkpoint)."),
 ]
 DeviceOption = Annotated[str | None, typer.Option("--device", help="cpu, cuda, mps; default: the model's own.")]
-_PRESETS = "met: what layers read when the model meets the token; folded: the token without context; maps: as published"
+_PRESETS = "context: what layers read at the token in a text; folded: the token alone; maps: as published"
 PresetOption = Annotated[
     Preset | None,
     typer.Option(
         "--preset",
-        help=f"{_PRESETS}. Default: met for OV maps of a model that can run, folded for QK maps and for --checkpoint.",
+        help=f"{_PRESETS}. Default: context for OV maps of a model that runs, folded for QK and --checkpoint.",
     ),
 ]
 VocabularyPresetOption = Annotated[
     Preset | None,
-    typer.Option("--preset", help=f"{_PRESETS} (met takes minutes for a whole vocabulary); default: folded."),
+    typer.Option("--preset", help=f"{_PRESETS} (context takes minutes for a whole vocabulary); default: folded."),
 ]
 PromptsOption = Annotated[
     Path | None,
-    typer.Option("--prompts", metavar="FILE", help="With --preset met: prefixes, one on each line; default: neutral."),
+    typer.Option(
+        "--prompts", metavar="FILE", help="With --preset context: prefixes, one on each line; default: neutral."
+    ),
 ]
 VectorsOption = Annotated[
     Path | None,
-    typer.Option("--vectors", metavar="FOLDER", help="With --preset met: vectors made before, for weights alone."),
+    typer.Option("--vectors", metavar="FOLDER", help="With --preset context: vectors made before, for weights alone."),
 ]
 BosOption = Annotated[
     bool | None,
@@ -129,8 +131,8 @@ def first_given(**options: Any) -> str | None:
     return next((f"--{name.replace('_', '-')}" for name in given(**options)), None)
 
 
-def met_options(prompts: Path | None, prepend_bos: bool | None, vectors: Path | None = None) -> dict[str, Any]:
-    """The options of ``--preset met`` that were set, as an analysis takes them."""
+def context_options(prompts: Path | None, prepend_bos: bool | None, vectors: Path | None = None) -> dict[str, Any]:
+    """The options of ``--preset context`` that were set, as an analysis takes them."""
     from ..data.prompts import read_prompts
 
     read = None if prompts is None else read_prompts(prompts)

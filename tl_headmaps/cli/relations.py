@@ -24,9 +24,9 @@ from .options import (
     TopKOption,
     VectorsOption,
     WorkersOption,
+    context_options,
     first_given,
     given,
-    met_options,
     open_weights,
     worker_pool,
 )
@@ -65,7 +65,7 @@ def grid(
     one = parse_head(head, named_head)
     rows, columns = split_tokens(sources), split_tokens(targets)
     chosen = given(relation=relation, multi_token=multi_token, circuit=circuit, preset=preset)
-    options = chosen | met_options(prompts, prepend_bos, vectors)
+    options = chosen | context_options(prompts, prepend_bos, vectors)
     show_and_save(token_grid(open_weights(model, checkpoint, device), one, rows, columns, **options), paths)
 
 
@@ -148,7 +148,7 @@ def relations(
         circuit=circuit,
         preset=preset,
         run_dir=run_dir,
-        **met_options(prompts, prepend_bos, vectors),
+        **context_options(prompts, prepend_bos, vectors),
     )
     named = [resolve(name) for name in relations or []]
     with worker_pool(workers, checkpoint) as pool:

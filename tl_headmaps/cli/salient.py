@@ -20,8 +20,8 @@ from .options import (
     VocabularyOption,
     VocabularyPresetOption,
     WorkersOption,
+    context_options,
     given,
-    met_options,
     open_weights,
     worker_pool,
 )
@@ -67,7 +67,7 @@ def salient(
         circuit=circuit,
         preset=preset,
         run_dir=run_dir,
-        **met_options(prompts, prepend_bos),
+        **context_options(prompts, prepend_bos),
     )
     with worker_pool(workers, checkpoint) as pool:
         result = salient_operations(open_weights(model, checkpoint, device), executor=pool, **options)
@@ -92,7 +92,7 @@ def name_heads(
 
     paths = check_outputs(out)
     options = given(
-        vocabulary=vocabulary, circuit=circuit, preset=preset, run_dir=run_dir, **met_options(prompts, prepend_bos)
+        vocabulary=vocabulary, circuit=circuit, preset=preset, run_dir=run_dir, **context_options(prompts, prepend_bos)
     )
     with worker_pool(workers, checkpoint) as pool:
         result = analyse(open_weights(model, checkpoint, device), executor=pool, **options)

@@ -14,8 +14,8 @@ from .options import (
     OutOption,
     PromptsOption,
     TextsOption,
+    context_options,
     given,
-    met_options,
 )
 from .output import check_outputs, parse_heads, show_and_save
 
@@ -44,6 +44,6 @@ def trust(
         max_tokens=max_tokens,
         n_null=n_null,
         seed=seed,
-        **met_options(prompts, prepend_bos),
+        **context_options(prompts, prepend_bos),
     )
     show_and_save(head_trust(load_model(model, device), **options), paths)

@@ -1,6 +1,6 @@
-"""What is kept on disk between calls, up to a limit: met vectors and activations, which can be made again.
+"""What is kept on disk between calls, up to a limit: context vectors and activations, which can be made again.
 
-An entry is a folder or a file with a digest for its name, directly below ``met`` or ``activations`` in the cache
+An entry is a folder or a file with a digest for its name, directly below ``context`` or ``activations`` in the cache
 folder. Whoever uses one marks it (the time of its last change is the time of its last use). When something new was
 written and all entries together are larger than the limit, those that were not used for longest are removed, but never
 one that was used in the last hour: another process may be reading it, or writing to it.
@@ -22,7 +22,7 @@ from .errors import HeadMapsError, UsageError
 from .files import cache_folder
 
 LIMIT_VARIABLE = "TL_HEADMAPS_CACHE_GB"
-PARTS = ("met", "activations")
+PARTS = ("context", "activations")
 """The parts of the cache folder that the limit is about; the default model and digests of checkpoints stay."""
 
 _DEFAULT_GB = 5.0
@@ -34,7 +34,7 @@ _REMOVED = ".removed"
 
 
 def cache_limit() -> float:
-    """Bytes that met vectors and activations may take: ``TL_HEADMAPS_CACHE_GB`` if set, else 5 GB."""
+    """Bytes that context vectors and activations may take: ``TL_HEADMAPS_CACHE_GB`` if set, else 5 GB."""
     stated = os.environ.get(LIMIT_VARIABLE) or str(_DEFAULT_GB)
     try:
         limit = float(stated)
@@ -42,7 +42,7 @@ def cache_limit() -> float:
         limit = math.nan
     if not limit >= 0:
         raise UsageError(
-            f"{LIMIT_VARIABLE}={stated!r:.80} is not a size. Give the gigabytes that met vectors and activations may "
+            f"{LIMIT_VARIABLE}={stated!r:.80} is not a size. Give the gigabytes that vectors and activations may "
             "take on disk, such as 2.5, or inf for no limit."
         )
     return limit * 1e9

@@ -61,7 +61,7 @@ class Provenance:
         >>> from tl_headmaps import Provenance, load_default_model, token_grid
         >>> provenance = token_grid(load_default_model(), "L23H4", ["France"], ["Paris"]).provenance
         >>> provenance.basis, provenance.options["preset"], len(provenance.fingerprint)
-        ('raw', 'met', 64)
+        ('raw', 'context', 64)
         >>> Provenance.from_dict(provenance.to_dict()) == provenance
         True
     """
@@ -115,8 +115,8 @@ class Provenance:
         """One line for papers and the metadata of files; without the time, so that equal results have equal files.
 
         Example:
-            >>> Provenance("tiny", "0123456789abcdef", "Tiny", "raw", "float32", "cpu", {"preset": "met"}, seed=3).line
-            'Made from tiny (fingerprint 0123456789ab), preset=met, seed=3 with tl-headmaps ..., torch ...'
+            >>> Provenance("tiny", "0123456789abcdef", "Tiny", "raw", "float32", "cpu", {"preset": "maps"}, seed=3).line
+            'Made from tiny (fingerprint 0123456789ab), preset=maps, seed=3 with tl-headmaps ..., torch ...'
         """
         options = {name: value for name, value in self.options.items() if isinstance(value, str | int | float)}
         if self.seed is not None:

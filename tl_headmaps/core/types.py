@@ -14,9 +14,9 @@ from .errors import UsageError
 Circuit: TypeAlias = Literal["ov", "qk"]
 """Which bilinear map of a head: what it writes (``ov``) or where it looks (``qk``)."""
 
-Preset: TypeAlias = Literal["met", "folded", "maps"]
-"""Which vectors of a token a circuit reads: what the layer reads when the model meets the token behind neutral prompts
-(``met``), what it computes for the token without context (``folded``), or those of the published recipe (``maps``)."""
+Preset: TypeAlias = Literal["context", "folded", "maps"]
+"""Which vectors of a token a circuit reads: what the layer reads at the token behind neutral prompts
+(``context``), what it computes for the token alone (``folded``), or those of the published recipe (``maps``)."""
 
 Basis: TypeAlias = Literal["raw", "folded", "centred"]
 """State of the loaded weights; ``centred`` means processed without folding the norms."""
@@ -274,4 +274,6 @@ def check_choice(value: object, choices: object, name: str) -> None:
     """Raise a UsageError unless ``value`` is one of the choices of a Literal."""
     allowed = get_args(choices)
     if not isinstance(value, str) or value not in allowed:
+        if (name, value) == ("preset", "met"):
+            raise UsageError("preset='met' is called 'context' now. Give preset='context'.")
         raise UsageError(f"{name}={value!r:.60} is not known. Choose one of: {', '.join(map(repr, allowed))}.")

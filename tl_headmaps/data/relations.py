@@ -403,7 +403,7 @@ class Encoded:
     Attributes:
         kept: Positions of these pairs in ``relation.pairs``.
         dropped: (source, target, reason) of the others.
-        several: Token ids of the sources of several tokens and the ids of their targets, if they were asked for.
+        multi_token_sources: Ids of sources of several tokens and of their targets, if asked for.
     """
 
     relation: Relation
@@ -411,7 +411,7 @@ class Encoded:
     target_ids: tuple[int, ...]
     kept: tuple[int, ...]
     dropped: tuple[tuple[str, str, str], ...] = field(repr=False)
-    several: tuple[tuple[tuple[int, ...], int], ...] = ()
+    multi_token_sources: tuple[tuple[tuple[int, ...], int], ...] = ()
 
 
 def encode(
@@ -421,7 +421,7 @@ def encode(
     n_sources: int,
     n_targets: int,
     multi_token: MultiToken = "skip",
-    several: bool = False,
+    multi_token_sources: bool = False,
 ) -> Encoded:
     """Ids of a relation's pairs; pairs with a word of several tokens are dropped with the reason.
 
@@ -431,7 +431,7 @@ def encode(
         n_sources: Number of rows of the map: the tokens the model embeds.
         n_targets: Number of columns of the map.
         multi_token: ``"skip"`` drops targets of several tokens, ``"first"`` takes their first token.
-        several: Give pairs whose source has several tokens too, apart from the others, instead of dropping them.
+        multi_token_sources: Give pairs whose source has several tokens too, apart from the others.
     """
     sources, targets, kept, dropped, longer = [], [], [], [], []
     known = _single_tokens(relation, tokenizer)
@@ -440,7 +440,7 @@ def encode(
         try:
             source_id = single_id(tokenizer, known.get(source, source), n_sources)
         except TokenError:
-            if not (several and isinstance(source, str) and tokenizer is not None):
+            if not (multi_token_sources and isinstance(source, str) and tokenizer is not None):
                 dropped.append((str(source), str(target), "source is not one token"))
                 continue
         try:

@@ -98,12 +98,12 @@ class Alike:
     Attributes:
         unit: Pairs with the same target and alike sources: their targets are shuffled together.
         cluster: Pairs that share a target or a stem: they are resampled together.
-        wrong: Target of the most similar source with another one; -1 where there is none.
+        neighbour: Target of the most similar source with another one; -1 where there is none.
     """
 
     unit: Int[Tensor, " pair"]
     cluster: Int[Tensor, " pair"]
-    wrong: Int[Tensor, " pair"]
+    neighbour: Int[Tensor, " pair"]
 
     @classmethod
     def nothing(cls, pairs: Pairs) -> "Alike":
@@ -226,12 +226,14 @@ class _Null:
             inside = (pair >= relation.span.start) & (pair < relation.span.stop)
             place, here = pair[inside] - relation.span.start, (direction, number, head)
             self.null_mean[here], self.p_value[here] = relation.shuffled(own, listed[inside], place)
-            if not bool((relation.wrong >= 0).any()):
+            if not bool((relation.neighbour >= 0).any()):
                 continue
-            wrong = torch.zeros_like(own)
-            wrong[place] = (listed[inside] == relation.wrong[place, None]).any(1) & (relation.wrong[place] >= 0)
-            self.neighbour[here] = wrong.float().mean()
-            self.neighbour_p_value[here] = relation.above(own, wrong)
+            neighbour = torch.zeros_like(own)
+            neighbour[place] = (listed[inside] == relation.neighbour[place, None]).any(1) & (
+                relation.neighbour[place] >= 0
+            )
+            self.neighbour[here] = neighbour.float().mean()
+            self.neighbour_p_value[here] = relation.above(own, neighbour)
 
 
 @dataclass(frozen=True)
@@ -244,7 +246,7 @@ class _Shuffled:
         unit: Unit of each pair.
         target_of_unit: Place of each unit's target.
         weight: Share of the units with each target.
-        wrong: Target of the neighbour of each pair.
+        neighbour: Target of the neighbour of each pair.
         own: Place of each pair's target.
     """
 
@@ -253,7 +255,7 @@ class _Shuffled:
     unit: Int[Tensor, " pair"]
     target_of_unit: Int[Tensor, " unit"]
     weight: Float[Tensor, " target"]
-    wrong: Int[Tensor, " pair"]
+    neighbour: Int[Tensor, " pair"]
     own: Int[Tensor, " pair"]
 
     @classmethod
@@ -265,7 +267,7 @@ class _Shuffled:
         target_of_unit = torch.zeros(int(unit.max()) + 1, dtype=torch.int64, device="cpu")
         target_of_unit[unit] = own
         weight = torch.bincount(target_of_unit, minlength=len(targets)).double() / len(target_of_unit)
-        return cls(span, targets, unit, target_of_unit, weight, alike.wrong[span], own)
+        return cls(span, targets, unit, target_of_unit, weight, alike.neighbour[span], own)
 
     def shuffled(self, hit: Tensor, listed: Tensor, place: Tensor) -> tuple[float, float]:
         """Mean score of shuffled targets, and how often they score as well.
@@ -303,11 +305,11 @@ class _Shuffled:
         n = torch.tensor(len(self.target_of_unit) + 1.0, dtype=torch.float64, device="cpu")
         return float(torch.exp((same + 1.0).double().lgamma().sum() - n.lgamma()))
 
-    def above(self, hit: Tensor, wrong: Tensor) -> Tensor:
+    def above(self, hit: Tensor, neighbour: Tensor) -> Tensor:
         """p-value of more units hitting their own targets than wrong ones."""
-        known = self.wrong >= 0
+        known = self.neighbour >= 0
         more = torch.zeros(len(self.target_of_unit), dtype=torch.int64, device="cpu")
-        more.index_add_(0, self.unit[known], hit[known].long() - wrong[known].long())
+        more.index_add_(0, self.unit[known], hit[known].long() - neighbour[known].long())
         return sign_p_value((more > 0).sum(), (more < 0).sum())
 
 

@@ -6,7 +6,7 @@ r"""How much a head does about a token: the norm of what it writes over the norm
 the numerator and without it in the denominator: the same whether or not the weights were folded when the model was
 loaded.
 
-``met``:     the same, where n(x) is the layer's own input, normalised and averaged over neutral prompts.
+``context``:     the same, where n(x) is the layer's own input, normalised and averaged over neutral prompts.
 
 For QK, ||x W_Q W_K^T|| / ||x||: how strongly a query token can prefer any key to another.
 

@@ -1,7 +1,7 @@
 r"""How much of what a head writes is told by which tokens it attends to.
 
 A head writes z W_O at each position, z = A V. Let V' hold the values of the tokens' own vectors (without context, or as
-met behind neutral prompts) and z' = A V' with the same attention A; keys that are sinks are left out of both. With
+read behind neutral prompts) and z' = A V' with the same attention A; keys that are sinks are left out of both. With
 means m and m' over the positions of the texts fitted on, and one scale a fitted there,
 
     token share = 1 - sum |(z - m) W_O - a (z' - m') W_O|^2 / sum |(z - m) W_O|^2

@@ -47,7 +47,7 @@ MOST_DIFFERENCE = 0.2
 MOST_CONTROLS = 3
 
 CONTROL_PAIRS = 20
-"""Pairs of a relation that tell whether it shares heads: a large model meets hundreds of tokens a minute."""
+"""Pairs of a relation that tell whether it shares heads: a large model reads hundreds of tokens a minute."""
 
 CONTROLS_AT_A_TIME = 6
 """Relations tried as controls together: the model runs once for all of them, and not for those after the last."""
@@ -107,10 +107,10 @@ def ablate(
         split: Choose the heads on one half of the pairs and test them on the other; pairs that share a target or the
             beginning of their sources stay together.
         method: ``"zero"``, or ``"mean"``: what the head writes on average over the same prompts in a clean run.
-        preset: Preset of the static scores that rank the heads; default: ``"met"``.
+        preset: Preset of the static scores that rank the heads; default: ``"context"``.
         k: k of the static scores; by default the relation's own.
         multi_token: ``"skip"`` leaves out targets of several tokens, ``"first"`` takes their first token.
-        prompts: With ``preset="met"``: prefixes behind which static scores are taken; by default eight neutral ones.
+        prompts: With ``preset="context"``: prefixes of static scores; by default eight neutral ones.
         prepend_bos: Begin each prompt with BOS; by default as the model does (never with ``preset="maps"``).
         data_dir: Folder of relations to use instead of the bundled one.
         progress: Show a progress bar on a terminal.
@@ -368,7 +368,7 @@ class AblationExperiment:
             heads=heads,
             multi_token=settings.multi_token,
             prompts=settings.prompts,
-            prepend_bos=settings.prepend_bos if settings.preset == "met" else None,
+            prepend_bos=settings.prepend_bos if settings.preset == "context" else None,
             progress=settings.progress,
         )
 

@@ -29,7 +29,7 @@ SENTENCE = "When Mary and John went to the store, John gave a drink to Mary."
 """The sentence on which a head's attention is shown, unless another is given."""
 
 _N_PROMPTS = 2
-"""Neutral prompts behind which the sources of relations are met: meeting thousands of them behind eight takes longer
+"""Neutral prompts behind which the sources of relations are read: reading thousands of them behind eight takes longer
 than all the rest."""
 
 _TOKENS = 64
@@ -66,7 +66,7 @@ def describe_head(
     Each part is a result of its own analysis, made for the heads of one layer, so that q-values are over these. Parts
     that are given are not made again. A part that the model cannot have is left out, and the card says why.
 
-    Takes less than a minute for the bundled model on two cores; most of it is meeting the sources of relations, which
+    Takes less than a minute for the bundled model on two cores; most of it is reading the sources of relations, which
     is kept on disk for the next head, and passes through held-out text with each head of the layer replaced by its
     mean.
 
@@ -74,7 +74,7 @@ def describe_head(
         model: A TransformerBridge or HookedTransformer with a tokenizer.
         head: The head.
         relations: Relations to try; by default all bundled ones that the model's tokenizer can write.
-        preset: Of the relation scores; by default ``"met"``, behind two neutral prompts (give
+        preset: Of the relation scores; by default ``"context"``, behind two neutral prompts (give
             ``results=[relation_scores(...)]`` for the usual eight).
         text: A sentence to show its attention on.
         texts: Texts (a list, a file, a dataset) for profile, trust and worth; a third of them is held out where
@@ -94,7 +94,7 @@ def describe_head(
         ('copy', 0.67)
     """
     check_runs(model)
-    preset = "met" if preset is None else preset
+    preset = "context" if preset is None else preset
     check_choice(preset, Preset, "preset")
     weights = HeadWeights.from_model(model)
     chosen = weights.head(head)
@@ -115,7 +115,7 @@ def describe_head(
     shared: dict[str, Any] = {"heads": layer, "max_tokens": _TOKENS, "progress": progress}
     make("description", lambda: describe_model(weights))
     make("trust", lambda: head_trust(model, prose, **shared))
-    prompts = neutral_prompts()[:_N_PROMPTS] if preset == "met" else None
+    prompts = neutral_prompts()[:_N_PROMPTS] if preset == "context" else None
     make(
         "relations",
         lambda: relation_scores(

@@ -180,7 +180,7 @@ class HeadCard(Result):
         return f"replaced by its mean it changes the loss on held-out text by {rise} nats a token (95% {known}){place}"
 
     def _relation_table(self, scores: RelationScores) -> Table:
-        titles = ["relation", "pairs", "score", "95%", "null", "q", "wrong", "suppress"]
+        titles = ["relation", "pairs", "score", "95%", "null", "q", "neighbour", "suppress"]
         titles += [] if scores.stream is None else ["stream"]
         titles += [] if scores.token_share is None else ["tokens"]
         own = dict(self.implemented)
@@ -265,7 +265,7 @@ class HeadCard(Result):
             rows.append([name, number(float(shares[self._at])), interval(low, high), number(null)])
         note = (
             f"Share of what it writes on {trust.n_documents} held-out documents that its tokens' own vectors explain; "
-            "met: as the layer reads a token, folded: without context; null: vectors of other tokens."
+            "context: as the layer reads a token, folded: without context; null: vectors of other tokens."
         )
         return _table(["vectors", "share explained", "95%", "null"], rows, note)
 

@@ -1,4 +1,4 @@
-"""Which heads implement a relation: the MAPS method, a folded variant, and one that meets its tokens, with nulls."""
+"""Which heads implement a relation: the MAPS method, a folded variant, and one in context, with nulls."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from ...capture.running.behind import Source
-from ...capture.running.met import MetVectors
+from ...capture.running.context import ContextVectors
 from ...capture.weights import HeadWeights
-from ...circuits.maps import CircuitMaps, MetSources
+from ...circuits.maps import CircuitMaps, ContextSources
 from ...circuits.ov import stream_map, written_maps
 from ...core.ambient import steady
 from ...core.errors import RelationDataError, UsageError
@@ -40,7 +40,7 @@ def relation_scores(
     layers: LayerLike | Iterable[LayerLike] | None = None,
     multi_token: MultiToken = "skip",
     prompts: str | Sequence[str] | None = None,
-    vectors: MetVectors | str | Path | None = None,
+    vectors: ContextVectors | str | Path | None = None,
     prepend_bos: bool | None = None,
     ranks: bool = False,
     trust: HeadTrust | str | Path | None = None,
@@ -55,17 +55,17 @@ def relation_scores(
         model: A TransformerBridge, a HookedTransformer, or HeadWeights.
         relations: One or several bundled names, files, or :class:`Relation` objects; by default all bundled ones that
             the model's tokenizer can write.
-        preset: ``"met"``: what each layer reads when the model meets the token behind neutral prompts. ``"folded"``:
-            what the model computes for a token without context. ``"maps"``: the published recipe. By default ``"met"``
+        preset: ``"context"``: what each layer reads at the token behind neutral prompts. ``"folded"``:
+            what the model computes for the token alone. ``"maps"``: the published recipe. By default ``"context"``
             for OV maps of a model that can run, ``"folded"`` for QK maps and for weights alone.
         k: Count targets among the k strongest; by default each relation's own k (larger for large vocabularies).
         circuit: ``"ov"``: what a head writes. ``"qk"``: whether a source, as query, attends to its target as key.
         heads: Only these heads (``"L12"``: all of layer 12); all by default.
         layers: Only heads of these layers.
         multi_token: ``"skip"`` leaves out targets of several tokens, ``"first"`` takes their first token.
-        prompts: With ``"met"``: prefixes the sources are put behind; by default eight neutral ones.
-        vectors: With ``"met"``: vectors made before (:class:`MetVectors` or their folder), for weights that cannot run.
-        prepend_bos: With ``"met"``: begin each prefix with BOS; by default as the model does.
+        prompts: With ``"context"``: prefixes the sources are put behind; by default eight neutral ones.
+        vectors: With ``"context"``: :class:`ContextVectors` made before (or their folder), for weights that cannot run.
+        prepend_bos: With ``"context"``: begin each prefix with BOS; by default as the model does.
         ranks: Also keep the exact rank of every pair (slower, because no row can be left early).
         trust: What :func:`head_trust` gave for this model (or its file): its token shares are shown beside the scores.
         data_dir: Folder of relations to use instead of the bundled one.
@@ -87,7 +87,7 @@ def relation_scores(
     weights = HeadWeights.of(model)
     if relations is None:
         resolved = load_relations(model=weights, data_dir=data_dir)
-    preset = weights.preset(preset, circuit, meets=prompts is not None or vectors is not None)
+    preset = weights.preset(preset, circuit, in_context=prompts is not None or vectors is not None)
     chosen_heads = weights.chosen_heads(heads, layers)
     chosen = by_layer(chosen_heads)
     weights.require(preset, needs_mlp=max(chosen) > 0)
@@ -100,13 +100,13 @@ def relation_scores(
             n_sources=weights.n_vocab,
             n_targets=n_targets,
             multi_token=multi_token,
-            several=preset == "met",
+            multi_token_sources=preset == "context",
         )
         for relation in resolved
     ]
     chosen_k = [checked_k(entry, k, n_targets) for entry in encoded]
     asked = _Asked.of(encoded, chosen_k, alike_pairs(weights, encoded))
-    met = MetSources.of(
+    context = ContextSources.of(
         weights,
         asked.sources,
         circuit,
@@ -120,10 +120,10 @@ def relation_scores(
     options: dict[str, Any] = {"preset": preset, "k": k, "multi_token": multi_token}
     options["heads"] = None if heads is None and layers is None else sorted(map(str, chosen_heads))
     data = {entry.relation.name: entry.relation.digest for entry in encoded}
-    if met is not None:
-        options, data = options | met.options, data | met.data
+    if context is not None:
+        options, data = options | context.options, data | context.data
     swept = sweep_layers(
-        _ScoreLayers(weights, asked, chosen, circuit, preset, met, ranks),
+        _ScoreLayers(weights, asked, chosen, circuit, preset, context, ranks),
         list(chosen),
         kind=RelationScores.kind,
         provenance=weights.provenance(options=options, data=data),
@@ -133,7 +133,7 @@ def relation_scores(
         description=f"scores of {f'{len(encoded)} relations' if len(encoded) > 1 else encoded[0].relation.name}",
         progress=progress,
     )
-    tables = _Tables(asked, weights.n_layers, weights.n_heads, met is not None, ranks)
+    tables = _Tables(asked, weights.n_layers, weights.n_heads, context is not None, ranks)
     for layer, tensors in swept.layers.items():
         tables.put(layer, chosen[layer], tensors)
     return tables.result(encoded, circuit=circuit, provenance=swept.provenance, token_share=token_share)
@@ -147,21 +147,21 @@ class _Asked:
         sources: Token ids of each source; those of several tokens come last.
         pairs: Pairs of sources of one token.
         alike: Which of these belong together.
-        several: Pairs of sources of several tokens, read at their last; None if there are none.
+        multi_token: Pairs of sources of several tokens, read at their last; None if there are none.
     """
 
     sources: tuple[Source, ...]
     pairs: Pairs
     alike: Alike
-    several: Pairs | None
+    multi_token: Pairs | None
 
     @classmethod
     def of(cls, encoded: list[Encoded], k: list[int], alike: Alike) -> "_Asked":
         single: list[list[tuple[Source, int]]] = [
             [((i,), t) for i, t in zip(entry.source_ids, entry.target_ids, strict=True)] for entry in encoded
         ]
-        several = [list(entry.several) for entry in encoded]
-        sources = sorted({source for part in (*single, *several) for source, _ in part}, key=lambda s: (len(s), s))
+        multi_token = [list(entry.multi_token_sources) for entry in encoded]
+        sources = sorted({source for part in (*single, *multi_token) for source, _ in part}, key=lambda s: (len(s), s))
         row_of = {source: row for row, source in enumerate(sources)}
 
         def pairs(parts: list[list[tuple[Source, int]]]) -> Pairs:
@@ -170,7 +170,7 @@ class _Asked:
             relation = [number for number, part in enumerate(parts) for _ in part]
             return Pairs(*(torch.tensor(v, dtype=torch.int64, device="cpu") for v in (rows, columns, relation, k)))
 
-        return cls(tuple(sources), pairs(single), alike, pairs(several) if any(several) else None)
+        return cls(tuple(sources), pairs(single), alike, pairs(multi_token) if any(multi_token) else None)
 
     def counts(self, groups: Tensor) -> tuple[int, ...]:
         """How many groups the pairs of each relation are in."""
@@ -185,8 +185,8 @@ class _Asked:
         )
         parts = [torch.tensor(lengths, device="cpu"), self.pairs.rows, self.pairs.columns]
         parts.append(torch.tensor(tokens, device="cpu"))
-        if self.several is not None:
-            parts += [self.several.rows, self.several.columns]
+        if self.multi_token is not None:
+            parts += [self.multi_token.rows, self.multi_token.columns]
         return ids_digest(*parts)
 
 
@@ -199,13 +199,13 @@ class _ScoreLayers:
     heads: dict[int, list[int]]
     circuit: Circuit
     preset: Preset
-    met: MetSources | None
+    context: ContextSources | None
     ranks: bool
 
     def prepare(self) -> LayerStep:
         device = self.weights.device
-        ids = None if self.met is not None else torch.tensor([s[0] for s in self.asked.sources], device=device)
-        circuits = CircuitMaps(self.weights, ids, circuit=self.circuit, preset=self.preset, met=self.met)
+        ids = None if self.context is not None else torch.tensor([s[0] for s in self.asked.sources], device=device)
+        circuits = CircuitMaps(self.weights, ids, circuit=self.circuit, preset=self.preset, context=self.context)
         pairs = self.asked.pairs.to(device)
 
         def step(layer: int) -> dict[str, Tensor]:
@@ -217,10 +217,10 @@ class _ScoreLayers:
                 for side, values in zip(_SIDES, scored, strict=True)
                 for name in names
             }
-            if self.met is None:
+            if self.context is None:
                 return tensors
-            if self.asked.several is not None:
-                tensors["several"] = shares(maps, self.asked.several.to(device))
+            if self.asked.multi_token is not None:
+                tensors["multi_token"] = shares(maps, self.asked.multi_token.to(device))
             if self.circuit == "ov":
                 tensors["stream"] = shares(stream_map(self.weights, layer, circuits.row_vectors(layer)), pairs)[:, 0]
                 tensors["prompt_low"], tensors["prompt_high"] = self._by_prompt(layer, pairs, tensors["promote_score"])
@@ -230,21 +230,21 @@ class _ScoreLayers:
 
     def _by_prompt(self, layer: int, pairs: Pairs, score: Tensor) -> tuple[Tensor, Tensor]:
         """Smallest and largest score behind one prompt alone; NaN where the averaged vectors score next to nothing."""
-        assert self.met is not None
+        assert self.context is not None
         low, high = torch.full_like(score, torch.nan), torch.full_like(score, torch.nan)
         asked = score >= _PROMPT_LEAST
         numbers, places = asked.any(1).nonzero()[:, 0].tolist(), asked.any(0).nonzero()[:, 0].tolist()
-        if not places or self.met.rows.n_prompts < 2:
+        if not places or self.context.rows.n_prompts < 2:
             return low, high
         pairs = pairs.of_relations(numbers)
         heads = [self.heads[layer][place] for place in places]
-        weights, values = self.weights.layer(layer), self.met.rows.values(layer).to(self.weights.device)
+        weights, values = self.weights.layer(layer), self.context.rows.values(layer).to(self.weights.device)
         group = tuple(self.weights.group_of(head, layer) for head in heads)
         n_prompts, _, n_rows, _ = values.shape
         # The prompts' rows below each other, so that one scan of the vocabulary serves them all.
         left = weights.mixed(values.transpose(0, 1).flatten(1, 2))
         with torch.no_grad():
-            maps = written_maps(self.weights, weights, left, group, heads, "met")
+            maps = written_maps(self.weights, weights, left, group, heads, "context")
             # Only what is asked of each head: most heads know few of the relations that some head knows.
             needed = asked[numbers][:, places].T[:, pairs.relation.cpu()].repeat(1, n_prompts).to(self.weights.device)
             alone = shares(maps, pairs.repeated(n_prompts, n_rows), active=needed).view(n_prompts, len(pairs.k), -1)
@@ -283,13 +283,13 @@ def _test(n_units: int, n_pairs: int) -> str:
 class _Tables:
     """Maps over relation, layer and head, filled layer by layer."""
 
-    def __init__(self, asked: _Asked, n_layers: int, n_heads: int, met: bool, ranks: bool) -> None:
-        self.asked, self.met = asked, met
+    def __init__(self, asked: _Asked, n_layers: int, n_heads: int, context: bool, ranks: bool) -> None:
+        self.asked, self.context = asked, context
         n_relations, n_ranked = len(asked.pairs.k), len(asked.pairs.rows) if ranks else 0
         shape = (n_relations, n_layers, n_heads)
         self.maps = [{name: torch.full(shape, float("nan"), device="cpu") for name in _SCORES} for _ in _SIDES]
         self.ranks = [torch.full((n_ranked, n_layers, n_heads), -1, device="cpu") for _ in _SIDES]
-        extra = ("several", "prompt_low", "prompt_high")
+        extra = ("multi_token", "prompt_low", "prompt_high")
         self.extra = {name: torch.full(shape, float("nan"), device="cpu") for name in extra}
         self.stream = torch.full(shape[:2], float("nan"), device="cpu")
 
@@ -334,20 +334,20 @@ class _Tables:
             promote_ranks=split[0],
             suppress_ranks=split[1],
             **details,
-            **(self._met_fields(promote["score"], sizes) if self.met else {}),
+            **(self._context_fields(promote["score"], sizes) if self.context else {}),
         )
 
-    def _met_fields(self, promote: Tensor, sizes: Tensor) -> dict[str, Any]:
-        several = self.asked.several
-        n_several = torch.zeros_like(sizes) if several is None else several.sizes
-        both = (promote * sizes[:, None, None] + self.extra["several"].nan_to_num() * n_several[:, None, None]) / (
-            sizes + n_several
-        )[:, None, None]
+    def _context_fields(self, promote: Tensor, sizes: Tensor) -> dict[str, Any]:
+        multi_token = self.asked.multi_token
+        n_multi_token = torch.zeros_like(sizes) if multi_token is None else multi_token.sizes
+        both = (
+            promote * sizes[:, None, None] + self.extra["multi_token"].nan_to_num() * n_multi_token[:, None, None]
+        ) / (sizes + n_multi_token)[:, None, None]
         return {
             "stream": self.stream,
             "prompt_low": self.extra["prompt_low"],
             "prompt_high": self.extra["prompt_high"],
-            "n_several": tuple(n_several.tolist()),
-            "several": self.extra["several"],
+            "n_multi_token": tuple(n_multi_token.tolist()),
+            "multi_token": self.extra["multi_token"],
             "together": both,
         }

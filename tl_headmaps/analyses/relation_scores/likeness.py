@@ -38,8 +38,8 @@ def alike_pairs(weights: HeadWeights, encoded: Sequence[Encoded]) -> Alike:
         )
         unit = _units(targets, same_stem, directions)
         parts.append((unit, clusters_of(keys), _wrong_targets(sources, targets, directions)))
-    units, clusters, wrong = (torch.cat(part) for part in zip(*parts, strict=True))
-    return Alike(units, clusters, wrong)
+    units, clusters, neighbours = (torch.cat(part) for part in zip(*parts, strict=True))
+    return Alike(units, clusters, neighbours)
 
 
 def _stems(word: TokenLike) -> list[tuple[str, str]]:
@@ -79,11 +79,11 @@ def _wrong_targets(
     _, target = targets.unique(return_inverse=True)
     right = torch.zeros(int(source.max()) + 1, int(target.max()) + 1, dtype=torch.bool, device="cpu")
     right[source, target] = True
-    wrong = []
+    neighbours = []
     for rows in torch.arange(len(sources), device="cpu").split(_BLOCK):
         likeness = directions[rows] @ directions.T
         # A target that is right for the source as well is no wrong one.
         likeness[right[source[rows]][:, target]] = -torch.inf
         best, place = likeness.max(1)
-        wrong.append(torch.where(best > -torch.inf, targets[place], -1))
-    return torch.cat(wrong)
+        neighbours.append(torch.where(best > -torch.inf, targets[place], -1))
+    return torch.cat(neighbours)

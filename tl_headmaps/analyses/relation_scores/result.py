@@ -37,8 +37,8 @@ _MAPS = (
 )
 """Fields with one value per relation, layer and head."""
 
-_MET_MAPS = ("prompt_low", "prompt_high", "several", "together")
-"""The same, of met vectors alone."""
+_CONTEXT_MAPS = ("prompt_low", "prompt_high", "multi_token", "together")
+"""The same, of context vectors alone."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -70,11 +70,11 @@ class RelationScores(HeadMaps):
         n_clusters: Number of clusters of pairs that share a target or a stem, by which intervals are made.
         promote_ranks, suppress_ranks: Exact rank of every kept pair's target, by relation, if asked for (0 is best;
             ``ranks_count_from`` in JSON).
-        stream: With ``preset="met"``: the promotion score of the stream itself before each layer (logit lens). A head
+        stream: With ``"context"``: the promotion score of the stream itself before each layer (logit lens). A head
             whose score is not above it passes on what is known already.
-        prompt_low, prompt_high: With ``"met"``: the smallest and largest promotion score behind one prompt alone, for
+        prompt_low, prompt_high: With ``"context"``: the smallest and largest promotion score of a single prompt, for
             heads that score 0.05 or more; NaN with a single prompt, where agreement cannot be judged.
-        n_several, several: With ``"met"``: pairs whose source has several tokens, and their promotion scores.
+        n_multi_token, multi_token: With ``"context"``: pairs with a source of several tokens, and their scores.
         together: Promotion scores over pairs with sources of one and of several tokens.
         token_share: With ``trust=``: share of what each head writes in running text that token identities explain.
 
@@ -109,10 +109,10 @@ class RelationScores(HeadMaps):
     )
     json_axes: ClassVar[Mapping[str, str | None]] = {"relation": "relations", "layer": None, "head": None}
     json_extra: ClassVar[tuple[str, ...]] = ("ranks_count_from",)
-    nullable: ClassVar[tuple[str, ...]] = (*_MAPS, *_MET_MAPS, "stream", "token_share")
+    nullable: ClassVar[tuple[str, ...]] = (*_MAPS, *_CONTEXT_MAPS, "stream", "token_share")
     labelled: ClassVar[str] = "relations"
     aligned: ClassVar[tuple[str, ...]] = (
-        *("k", "n_pairs", "n_kept", "dropped", "test", "n_units", "n_clusters", "n_several"),
+        *("k", "n_pairs", "n_kept", "dropped", "test", "n_units", "n_clusters", "n_multi_token"),
         *("promote_ranks", "suppress_ranks"),
     )
     ranks_count_from: ClassVar[int] = 0
@@ -143,8 +143,8 @@ class RelationScores(HeadMaps):
     stream: Float[Tensor, "relation layer"] | None = None
     prompt_low: Float[Tensor, "relation layer head"] | None = None
     prompt_high: Float[Tensor, "relation layer head"] | None = None
-    n_several: tuple[int, ...] | None = None
-    several: Float[Tensor, "relation layer head"] | None = None
+    n_multi_token: tuple[int, ...] | None = None
+    multi_token: Float[Tensor, "relation layer head"] | None = None
     together: Float[Tensor, "relation layer head"] | None = None
     token_share: Float[Tensor, "layer head"] | None = None
 
@@ -171,7 +171,7 @@ class RelationScores(HeadMaps):
         """Heads that implement each relation, best first: a score of at least 0.15 that beats its null (q < 0.05).
 
         It must also be above what the head scores on wrong targets, those of similar sources (p <= 0.05), and with
-        ``preset="met"`` above that of the stream itself.
+        ``preset="context"`` above that of the stream itself.
         """
         implementing = (self.promote >= score) & (self.q_value < q) & (self.neighbour_p_value <= SPECIFIC_P)
         if self.stream is not None:
@@ -185,7 +185,7 @@ class RelationScores(HeadMaps):
 
     @property
     def _met_maps(self) -> tuple[str, ...]:
-        return tuple(name for name in _MET_MAPS if getattr(self, name) is not None)
+        return tuple(name for name in _CONTEXT_MAPS if getattr(self, name) is not None)
 
     def to_rows(self) -> Iterable[dict[str, Any]]:
         """One record per relation and head."""
@@ -273,20 +273,20 @@ class RelationScores(HeadMaps):
         implementing = self.implements()
         rows = [row for name in self.relations for row in self._text_rows(name, implementing[name])]
         head = f"best of {self.n_measured}"
-        titles = ["relation", "pairs", "k", head, "score", "95%", "null", "q", "wrong", "suppress"]
+        titles = ["relation", "pairs", "k", head, "score", "95%", "null", "q", "neighbour", "suppress"]
         note = (
             "score: share of pairs whose target is among the k strongest tokens; null: the same with shuffled "
-            f"targets;\nq: {self._family};\n95%: pairs that share a target or a stem count together; wrong: score on "
+            f"targets;\nq: {self._family};\n95%: pairs that share a target or stem count together; neighbour: score on "
             "the targets of the most similar\nother sources; ~ not shown to be above that;\n* implements the relation "
-            "(score >= 0.15 and q < 0.05, above wrong"
+            "(score >= 0.15 and q < 0.05, above neighbour"
         )
         if self.stream is None:
             note += ")"
         else:
-            titles += ["stream", "by prompt", "several"]
+            titles += ["stream", "by prompt", "multi_token"]
             note += (
                 " and the stream); = not above the stream\nstream: score of the stream itself before the layer; by "
-                f"prompt: {self._agreement};\nseveral: score of the pairs whose source has several tokens"
+                f"prompt: {self._agreement};\nmulti_token: score of the pairs whose source has several tokens"
             )
         if self.token_share is not None:
             titles.append("tokens")
@@ -316,7 +316,7 @@ class RelationScores(HeadMaps):
                     f"{self.q_value[at]:.1g}" if self.q_value[at] > 1e-9 else "<1e-9",
                     decimal(float(self.neighbour[at])),
                     decimal(float(self.suppress[at])),
-                    *self._met_cells(at),
+                    *self._context_cells(at),
                     *([] if self.token_share is None else [decimal(float(self.token_share[at[1:]]))]),
                 ]
             )
@@ -342,13 +342,13 @@ class RelationScores(HeadMaps):
             return "there is one prompt only, so agreement cannot be judged"
         return "smallest and largest score behind one prompt alone"
 
-    def _met_cells(self, at: tuple[int, int, int]) -> list[str]:
+    def _context_cells(self, at: tuple[int, int, int]) -> list[str]:
         if self.stream is None or self.prompt_low is None or self.prompt_high is None:
             return []
-        assert self.several is not None and self.n_several is not None
-        low, high, n = float(self.prompt_low[at]), float(self.prompt_high[at]), self.n_several[at[0]]
+        assert self.multi_token is not None and self.n_multi_token is not None
+        low, high, n = float(self.prompt_low[at]), float(self.prompt_high[at]), self.n_multi_token[at[0]]
         return [
             decimal(float(self.stream[at[:2]])),
             interval(low, high),
-            f"{decimal(float(self.several[at]))} ({n})" if n else "-",
+            f"{decimal(float(self.multi_token[at]))} ({n})" if n else "-",
         ]

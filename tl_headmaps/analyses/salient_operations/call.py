@@ -10,11 +10,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ...capture.running.activations import prepends_bos
-from ...capture.running.met import VOCABULARY_PROMPTS, announce, met_parts, met_vectors, runnable
+from ...capture.running.context import VOCABULARY_PROMPTS, context_parts, context_vectors, print_estimate, runnable
 from ...capture.running.prefixes import encode_prefixes
 from ...capture.weights import HeadWeights
 from ...circuits.extremes import entries, top_and_bottom
-from ...circuits.maps import CircuitMaps, MetSources
+from ...circuits.maps import CircuitMaps, ContextSources
 from ...circuits.ov import ov_maps
 from ...core.ambient import steady
 from ...core.errors import UsageError
@@ -61,14 +61,14 @@ def salient_operations(
         layers: Only heads of these layers.
         n_tokens: Salient tokens of each head.
         n_targets: Promoted and suppressed targets of each.
-        preset: ``"met"``: what each layer reads when the model meets the token behind neutral prompts (the whole
-            vocabulary is met, which takes minutes). ``"folded"``: what the model computes for a token without context.
+        preset: ``"context"``: what each layer reads at the token behind neutral prompts (the whole
+            vocabulary is read, which takes minutes). ``"folded"``: what the model computes for a token without context.
             ``"maps"``: the published recipe.
         circuit: ``"ov"``: what is written about a token. ``"qk"``: which keys a query token attends to.
         vocabulary: ``"all"`` tokens; ``"words"`` leaves out byte fragments, control tokens and untrained tokens; or a
             function of a token's text that says whether to consider it as a source.
-        prompts: With ``"met"``: prefixes the tokens are put behind; by default the first two of the bundled ones.
-        prepend_bos: With ``"met"``: begin each prefix with BOS; by default as the model does.
+        prompts: With ``"context"``: prefixes the tokens are put behind; by default the first two of the bundled ones.
+        prepend_bos: With ``"context"``: begin each prefix with BOS; by default as the model does.
         describe: A function (a language model, say) of the head, its mappings and a prompt that returns a description.
         run_dir: Save finished layers in this folder, so that an interrupted run resumes.
         executor: Where to compute layers: any ``concurrent.futures.Executor`` (processes, Dask, MPI, Slurm).
@@ -109,13 +109,15 @@ def salient_operations(
     }
     n_named = min(n_left, max(n_tokens, NAMING_TOKENS))
     data: dict[str, str] = {}
-    met = None
-    if preset == "met":
-        met = _MetSalience.of(weights, by_number, usable.mask.cpu(), circuit, n_named, prompts, prepend_bos, progress)
-        options, data = options | met.sources.options, met.sources.data
+    context = None
+    if preset == "context":
+        context = _ContextSalience.of(
+            weights, by_number, usable.mask.cpu(), circuit, n_named, prompts, prepend_bos, progress
+        )
+        options, data = options | context.sources.options, context.sources.data
     elif prompts is not None or prepend_bos is not None:
         name = "prepend_bos" if prompts is None else "prompts"
-        raise UsageError(f"{name}= goes with preset='met'; preset={preset!r} puts tokens behind nothing.")
+        raise UsageError(f"{name}= goes with preset='context'; preset={preset!r} puts tokens behind nothing.")
     task = _SalientLayers(
         weights,
         by_number,
@@ -124,7 +126,7 @@ def salient_operations(
         preset,
         n_named,
         min(n_columns, max(n_targets, NAMING_TARGETS)),
-        met,
+        context,
     )
     swept = sweep_layers(
         task,
@@ -212,11 +214,11 @@ class _SalientLayers:
     preset: Preset
     n_tokens: int
     n_targets: int
-    met: "_MetSalience | None" = None
+    context: "_ContextSalience | None" = None
 
     def prepare(self) -> LayerStep:
-        met = None if self.met is None else self.met.sources
-        circuits = CircuitMaps(self.weights, circuit=self.circuit, preset=self.preset, met=met)
+        context = None if self.context is None else self.context.sources
+        circuits = CircuitMaps(self.weights, circuit=self.circuit, preset=self.preset, context=context)
         usable = self.usable.to(self.weights.device)
         return lambda layer: self._layer(circuits, usable, layer)
 
@@ -224,13 +226,13 @@ class _SalientLayers:
         heads, weights = self.heads[layer], self.weights
         with torch.no_grad():
             maps = circuits.layer(layer, heads)
-            if self.met is None:
+            if self.context is None:
                 vectors = circuits.row_vectors(layer)
                 ratio = salience(weights, weights.layer(layer), maps, vectors, circuit=self.circuit, preset=self.preset)
                 tokens, ratios = most_salient(ratio, usable, self.n_tokens)
                 rows = tokens
             else:
-                tokens, ratios, rows = self.met.of_layer(layer)
+                tokens, ratios, rows = self.context.of_layer(layer)
             top, bottom = top_and_bottom(maps.with_own_rows(rows), self.n_targets)
             # What the first tokens have at each other's targets, promoted and suppressed ones.
             first = torch.stack([each.columns[:, :GRID_TOKENS, :GRID_TARGETS] for each in (top, bottom)], dim=1)
@@ -249,13 +251,13 @@ class _SalientLayers:
 
 
 @dataclass(frozen=True)
-class _MetSalience:
-    """The salient tokens of every layer's heads among a vocabulary that was met, and their vectors.
+class _ContextSalience:
+    """The salient tokens of every layer's heads among a vocabulary in context, and their vectors.
 
-    The vocabulary is met part by part and only salience is kept; the few tokens that turn out salient are met again.
+    The vocabulary is read part by part and only salience is kept; the few tokens that turn out salient are read again.
     """
 
-    sources: MetSources
+    sources: ContextSources
     tokens: dict[int, Int[Tensor, "head n"]]
     ratios: dict[int, Float[Tensor, "head n"]]
 
@@ -270,33 +272,33 @@ class _MetSalience:
         prompts: str | Sequence[str] | None,
         prepend_bos: bool | None,
         progress: bool,
-    ) -> "_MetSalience":
+    ) -> "_ContextSalience":
         if circuit != "ov":
             raise UsageError(
-                "preset='met' tells the salient operations of OV circuits alone. Use preset='folded' with circuit='qk'."
+                "preset='context' knows salient operations of OV circuits alone. Use preset='folded' with circuit='qk'."
             )
         model = runnable(weights)
         chosen = neutral_prompts()[:VOCABULARY_PROMPTS] if prompts is None else prompts
         listed = (chosen,) if isinstance(chosen, str) else tuple(chosen)
         prefixes = encode_prefixes(model, listed, prepends_bos(model, prepend_bos))
         ids = usable.nonzero()[:, 0].tolist()
-        announce(weights, len(ids) * len(prefixes))
+        print_estimate(weights, len(ids) * len(prefixes))
         ratio = {layer: torch.zeros(len(numbers), len(ids)) for layer, numbers in heads.items()}
         everything = [(token,) for token in ids]
-        for part, means in met_parts(model, everything, prefixes, weights=weights, progress=progress):
+        for part, means in context_parts(model, everything, prefixes, weights=weights, progress=progress):
             for layer, numbers in heads.items():
                 read, vectors = weights.layer(layer), means[layer].to(weights.device)
                 with torch.no_grad():
-                    maps = ov_maps(weights, read, vectors, numbers, "met")
-                    found = salience(weights, read, maps, vectors, circuit="ov", preset="met")
+                    maps = ov_maps(weights, read, vectors, numbers, "context")
+                    found = salience(weights, read, maps, vectors, circuit="ov", preset="context")
                 ratio[layer][:, part] = found.cpu()
         everything_counts = torch.ones(len(ids), dtype=torch.bool)
         best = {layer: most_salient(values, everything_counts, n_tokens) for layer, values in ratio.items()}
         of_rows = torch.tensor(ids)
         tokens = {layer: of_rows[rows] for layer, (rows, _) in best.items()}
         sources = sorted({(token,) for table in tokens.values() for token in table.flatten().tolist()})
-        rows = met_vectors(model, sources, prefixes, weights=weights, keep=("mean",), progress=progress)
-        return cls(MetSources(rows), tokens, {layer: ratios for layer, (_, ratios) in best.items()})
+        rows = context_vectors(model, sources, prefixes, weights=weights, keep=("mean",), progress=progress)
+        return cls(ContextSources(rows), tokens, {layer: ratios for layer, (_, ratios) in best.items()})
 
     def of_layer(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:
         """Token ids and salience of a layer's heads, and where the tokens are among the rows of its maps."""

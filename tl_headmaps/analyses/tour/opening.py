@@ -16,7 +16,7 @@ from ..token_grid import TokenGrid
 from .sections import LEAD, ablation, grid, operations, relations
 from .tour import Tour
 
-_MET = "met"
+_CONTEXT = "context"
 """The preset that runs the model; the others read weights alone."""
 
 _NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
@@ -54,8 +54,8 @@ def _sentences(tour: Tour) -> Iterator[str]:
 
 
 def _pointed_out(n: int, total: int, preset: str) -> str:
-    heads = f"{n or 'none'} of {'its ' * (preset == _MET)}{total} heads"
-    if preset == _MET:
+    heads = f"{n or 'none'} of {'its ' * (preset == _CONTEXT)}{total} heads"
+    if preset == _CONTEXT:
         # What they attend to in a question is another matter, hence "would".
         return f"When the model merely reads the name of a country, {heads} would already write the capital."
     were = "was" if n < 2 else "were"

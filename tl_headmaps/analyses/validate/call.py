@@ -14,7 +14,7 @@ from ...capture.running.activations import LayerActivations, check_prompts, prep
 from ...capture.running.prompts import Prompt, check_templates, fill
 from ...capture.running.text import check_runs
 from ...capture.weights import HeadWeights
-from ...circuits.maps import CircuitMaps, MetSources
+from ...circuits.maps import CircuitMaps, ContextSources
 from ...core.ambient import steady
 from ...core.errors import RelationDataError, UsageError
 from ...core.progress import Progress
@@ -51,13 +51,13 @@ def validate(
         model: A TransformerBridge or HookedTransformer.
         relations: One or several bundled names, files, or :class:`Relation` objects.
         templates: Prompts with ``<X>`` in place of the source; by default the relations' neutral ones.
-        preset: Which static scores are compared. ``"met"`` and ``"folded"``: with a head's direct contribution to the
-            logits; ``"maps"``: with that of the published recipe, z W_O W_U. Default: ``"met"``.
+        preset: Which static scores are compared. ``"context"`` and ``"folded"``: with a head's contribution to the
+            logits; ``"maps"``: with that of the published recipe, z W_O W_U. Default: ``"context"``.
         k: Count targets among the k strongest tokens; by default each relation's own k (larger for large vocabularies).
         sources: ``"single"``: prompts with the one-token sources behind the static scores. ``"multi"``: prompts with
             sources of several tokens (the last one is read), compared with static scores of the one-token sources.
         multi_token: ``"skip"`` leaves out targets of several tokens, ``"first"`` takes their first token.
-        prompts: With ``preset="met"``: prefixes the static sources are put behind; by default eight neutral ones.
+        prompts: With ``preset="context"``: prefixes the static sources are put behind; by default eight neutral ones.
         prepend_bos: Begin each prompt with BOS; by default as the model does (never with ``preset="maps"``).
         seed: Seed of the permutations behind the p-values and of resampled pairs; nothing else is random.
         data_dir: Folder of relations to use instead of the bundled one.
@@ -111,7 +111,7 @@ def validate_with_weights(
     weights.require(settings.preset, needs_mlp=max(weights.layers_with_heads) > 0)
     # Everything a user can get wrong is found before the long work starts.
     prompted = [_prompted(model, weights, relation, templates, settings) for relation in relations]
-    met = [_met(weights, entry, settings, progress) for entry in prompted]
+    context = [_context(weights, entry, settings, progress) for entry in prompted]
     with Progress(
         total=sum(len(entry.prompts) for entry in prompted),
         desc=f"prompts of {f'{len(relations)} relations' if len(relations) > 1 else relations[0].name}",
@@ -120,7 +120,7 @@ def validate_with_weights(
     ) as bar:
         scored = [
             _scored(model, weights, entry, sources, settings, bar.update)
-            for entry, sources in zip(prompted, met, strict=True)
+            for entry, sources in zip(prompted, context, strict=True)
         ]
     provenance = weights.provenance(
         runs_model=True,
@@ -305,18 +305,18 @@ class _ScoredRelation:
     agreement: dict[str, float]
 
 
-def _met(
+def _context(
     weights: HeadWeights, prompted: _PromptedRelation, settings: ValidationSettings, progress: bool
-) -> MetSources | None:
-    """Met vectors of a relation's static sources, where the static scores are of that preset."""
+) -> ContextSources | None:
+    """Context vectors of a relation's static sources, where the static scores are of that preset."""
     sources = [(source,) for source in prompted.static.source_ids]
-    return MetSources.of(
+    return ContextSources.of(
         weights,
         sources,
         "ov",
         settings.preset,
         prompts=settings.prompts,
-        prepend_bos=settings.prepend_bos if settings.preset == "met" else None,
+        prepend_bos=settings.prepend_bos if settings.preset == "context" else None,
         progress=progress,
     )
 
@@ -325,19 +325,19 @@ def _scored(
     model: Any,
     weights: HeadWeights,
     prompted: _PromptedRelation,
-    met: MetSources | None,
+    context: ContextSources | None,
     settings: ValidationSettings,
     progress: Callable[[int], object],
 ) -> _ScoredRelation:
-    static, dynamic = _hits_of(model, weights, prompted, met, settings, progress)
+    static, dynamic = _hits_of(model, weights, prompted, context, settings, progress)
     layers = torch.arange(static.shape[1]).repeat_interleave(static.shape[2])
     orders = orders_within(layers, settings.seed)
     scores = {f"static_{name}": static[i].float().mean(-1) for i, name in enumerate(("promote", "suppress"))}
     # Intervals need clusters behind both scores, so the side that has fewer decides.
     table: dict[str, float] = {"n_clusters": float(min(len(side.unique()) for side in prompted.clusters))}
     for direction, (name, prefix) in enumerate((("promote", ""), ("suppress", "suppress_"))):
-        for context, label in enumerate(("without", "with")):
-            hit = dynamic[direction, context]
+        for place, label in enumerate(("without", "with")):
+            hit = dynamic[direction, place]
             scores[f"{name}_{label}"] = hit.float().mean(-1)
             sides = prompted.by_cluster(static[direction], hit)
             found = agreement(*sides, layers, orders=orders, seed=settings.seed)
@@ -362,7 +362,7 @@ def _hits_of(
     model: Any,
     weights: HeadWeights,
     prompted: _PromptedRelation,
-    met: MetSources | None,
+    context: ContextSources | None,
     settings: ValidationSettings,
     progress: Callable[[int], object],
 ) -> tuple[Bool[Tensor, "2 layer head static_pair"], Bool[Tensor, "2 2 template layer head pair"]]:
@@ -375,9 +375,9 @@ def _hits_of(
     shape = (len(layers), weights.n_heads)
     static = torch.zeros(2, *shape, len(prompted.static.kept), dtype=torch.bool)
     dynamic = torch.zeros(2, 2, *shape, n_prompts, dtype=torch.bool)
-    static_ids = None if met is not None else torch.tensor(prompted.static.source_ids, device=weights.device)
+    static_ids = None if context is not None else torch.tensor(prompted.static.source_ids, device=weights.device)
     static_targets = torch.tensor(prompted.static.target_ids, device=weights.device)
-    circuits = CircuitMaps(weights, static_ids, preset=settings.preset, met=met)
+    circuits = CircuitMaps(weights, static_ids, preset=settings.preset, context=context)
     for number, part in enumerate(_parts(weights, n_prompts)):
         activations = _HeadActivations(model, weights, prompted.prompts[part], progress)
         # Rows are template by template, so the targets repeat; each prompt has two rows, its values and its outputs.

@@ -1,4 +1,4 @@
-"""Prefixes that sources are met behind: their token ids, and which of them do not suit some sources."""
+"""Prefixes that sources are put behind: their token ids, and which of them do not suit some sources."""
 
 import re
 from collections.abc import Sequence

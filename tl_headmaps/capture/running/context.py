@@ -1,4 +1,4 @@
-"""What a layer reads when the model meets a token: its own normalised input there, behind neutral prompts.
+"""What a layer reads at a token in a text: its own normalised input there, behind neutral prompts.
 
 A source (one token, or several) is put behind each of a few prefixes. At the source's last token every layer reads the
 residual stream through its norm; that input, without the norm's weight and bias, is averaged over the prefixes. So the
@@ -45,7 +45,7 @@ _PART_BYTES = 256 << 20
 """Memory the vectors of one part of the sources may take while the model runs."""
 
 VOCABULARY_PROMPTS = 2
-"""Prefixes used where every token of a vocabulary is met."""
+"""Prefixes used where every token of a vocabulary is read."""
 
 _OPERATIONS_PER_SECOND = 5e10
 """For estimates alone: what two cores do, roughly."""
@@ -58,10 +58,10 @@ and bias (all that a QK map reads of the thousands of tokens of a vocabulary).""
 
 @steady
 @dataclass(frozen=True)
-class MetVectors:
+class ContextVectors:
     """What every layer reads at some sources behind neutral prompts; on disk, read a layer at a time.
 
-    Made by the analyses with ``preset="met"``, or beforehand with :meth:`of`: an analysis of a checkpoint that is never
+    Made by analyses with ``preset="context"``, or before with :meth:`of`: an analysis of a checkpoint that is never
     built takes vectors that were made where the model can run (``vectors=``).
 
     Attributes:
@@ -72,12 +72,12 @@ class MetVectors:
         rows: Which of the sources are read, and in which order; None for all.
 
     Example:
-        >>> from tl_headmaps import MetVectors, load_default_model
+        >>> from tl_headmaps import ContextVectors, load_default_model
         >>> model = load_default_model()
-        >>> vectors = MetVectors.of(model, [" France", " Egypt"], ["We talked about", "A list:"], cache_dir="met")
+        >>> vectors = ContextVectors.of(model, [" France", " Egypt"], ["We talked about", "A list:"], cache_dir="kept")
         >>> vectors.layer(23).shape  # the input of layer 23, without the weight of its norm
         torch.Size([2, 576])
-        >>> MetVectors.load(vectors.folder).layer(23).equal(vectors.layer(23))
+        >>> ContextVectors.load(vectors.folder).layer(23).equal(vectors.layer(23))
         True
     """
 
@@ -97,7 +97,7 @@ class MetVectors:
         prepend_bos: bool | None = None,
         cache_dir: str | Path | None = None,
         progress: bool = True,
-    ) -> "MetVectors":
+    ) -> "ContextVectors":
         """Vectors of some sources behind some prompts, from disk where they are there.
 
         Args:
@@ -106,7 +106,7 @@ class MetVectors:
                 word need not be in a list.
             prompts: Prefixes the sources are put behind.
             prepend_bos: Begin each prefix with BOS; by default as the model does.
-            cache_dir: Where to keep them for good; default: ``met`` in the cache folder, where vectors that were not
+            cache_dir: Where to keep them for good; default: ``context`` in the cache folder, where those that were not
                 used for longest are removed when all take more than 5 GB (``TL_HEADMAPS_CACHE_GB``).
             progress: Show a progress bar on a terminal.
         """
@@ -115,10 +115,10 @@ class MetVectors:
         for problem in problems_of(model, (prompts,) if isinstance(prompts, str) else prompts, ids):
             if problem is not None:
                 raise UsageError(problem)
-        return met_vectors(model, ids, prefixes, cache_dir=cache_dir, progress=progress)
+        return context_vectors(model, ids, prefixes, cache_dir=cache_dir, progress=progress)
 
     @classmethod
-    def load(cls, folder: str | Path) -> "MetVectors":
+    def load(cls, folder: str | Path) -> "ContextVectors":
         """Vectors that were made before."""
         folder = home_expanded(folder)
         path = folder / _DESCRIPTION
@@ -130,8 +130,8 @@ class MetVectors:
             return made
         except UnreadableError as error:
             raise UsageError(
-                f"{folder} is not a folder of met vectors: cannot read {path.name}: {error}. Give a folder made by "
-                "MetVectors.of()."
+                f"{folder} is not a folder of context vectors: cannot read {path.name}: {error}. Give a folder made by "
+                "ContextVectors.of()."
             ) from error
         except (ValueError, KeyError, TypeError) as error:
             raise UsageError(f"{path} is damaged ({type(error).__name__}: {error}). Make the vectors again.") from error
@@ -139,10 +139,10 @@ class MetVectors:
     def _require_whole(self) -> None:
         """Raise unless a description is what was once written: pieces say nothing about single sources."""
         if self.identity["sources"] != _sources_digest(self.sources) or sum(self.parts) != len(self.sources):
-            raise ValueError("its sources are not those that were met")
+            raise ValueError("its sources are not those that were read")
         known = all(isinstance(self.identity[name], str) for name in ("weights", "parameters"))
         if not (known and [list(map(int, prefix)) for prefix in self.identity["prefixes"]]):
-            raise ValueError("it does not say which model met them, and behind what")
+            raise ValueError("it does not say which model read them, and behind what")
 
     @property
     def n_prompts(self) -> int:
@@ -164,22 +164,22 @@ class MetVectors:
     def _chosen(self, tensor: Tensor, axis: int) -> Tensor:
         return tensor if self.rows is None else tensor.index_select(axis, torch.tensor(self.rows, device="cpu"))
 
-    def select(self, sources: Sequence[Source]) -> "MetVectors":
+    def select(self, sources: Sequence[Source]) -> "ContextVectors":
         """The vectors of some of the sources, in their order; refuses sources that are not there."""
         known = {source: row for row, source in enumerate(self.sources)}
         missing = [source for source in sources if source not in known]
         if missing:
             raise UsageError(
-                f"The met vectors in {self.folder} have no source with token ids {list(missing[0])} ({len(missing)} of "
+                f"The vectors in {self.folder} lack a source with token ids {list(missing[0])} ({len(missing)} of "
                 f"{len(sources)} are missing). Make vectors of all sources of the relations."
             )
         return replace(self, rows=tuple(known[source] for source in sources))
 
-    def check(self, weights: HeadWeights) -> "MetVectors":
+    def check(self, weights: HeadWeights) -> "ContextVectors":
         """Refuse vectors of another model."""
         if self.identity.get("weights") != weights.fingerprint:
             raise UsageError(
-                f"The met vectors in {self.folder} were made with another model than {weights.model_name!r}: the "
+                f"The context vectors in {self.folder} were made with another model than {weights.model_name!r}: the "
                 "fingerprints of their weights differ. Make them again with this model."
             )
         return self
@@ -195,12 +195,12 @@ class MetVectors:
                 piece = unpack(path.read_bytes(), _piece(part, layer), self.identity)
             except (OSError, DamagedPieceError) as error:
                 raise UsageError(
-                    f"The met vectors in {path} cannot be read ({error}). Start the same call again: it makes damaged "
+                    f"The context vectors in {path} cannot be read ({error}). Repeat the same call: it makes damaged "
                     "files again."
                 ) from error
             if not all(bool(tensor.isfinite().all()) for tensor in piece.values()):
                 raise UsageError(
-                    f"The met vectors in {path} hold NaN or infinity. Delete the file and make them again."
+                    f"The context vectors in {path} hold NaN or infinity. Delete the file and make them again."
                 )
             yield piece
 
@@ -212,6 +212,10 @@ def _source_ids(model: Any, source: Any) -> Source:
     return tuple(word_ids(model.tokenizer, text) if isinstance(text, str) and text[:1].isspace() else ids)
 
 
+MetVectors = ContextVectors
+"""What :class:`ContextVectors` was called until version 0.2."""
+
+
 def _piece(part: int, layer: int) -> str:
     return f"part-{part:03d}-layer-{layer:04d}"
 
@@ -220,17 +224,17 @@ def _sources_digest(sources: Sequence[Source]) -> str:
     return hashlib.sha256(json.dumps(list(map(list, sources))).encode()).hexdigest()
 
 
-def meet(
+def collect_inputs(
     weights: HeadWeights,
     sources: Sequence[Source],
     *,
     prompts: str | Sequence[str] | None = None,
-    vectors: "MetVectors | str | Path | None" = None,
+    vectors: "ContextVectors | str | Path | None" = None,
     prepend_bos: bool | None = None,
     layers: Sequence[int] | None = None,
     progress: bool = True,
-) -> MetVectors:
-    """Met vectors of an analysis' sources: given ones, or those of the model the weights were read from.
+) -> ContextVectors:
+    """Context vectors of an analysis' sources: given ones, or those of the model the weights were read from.
 
     Args:
         weights: The model's weights.
@@ -244,10 +248,10 @@ def meet(
     if vectors is not None:
         if prompts is not None or prepend_bos is not None:
             raise UsageError(
-                "vectors= were met behind prompts of their own, so prompts= and prepend_bos= do not go with them. Give "
+                "vectors= were read behind prompts of their own, so prompts= and prepend_bos= do not fit. Give "
                 "either the vectors or the prompts."
             )
-        made = vectors if isinstance(vectors, MetVectors) else MetVectors.load(vectors)
+        made = vectors if isinstance(vectors, ContextVectors) else ContextVectors.load(vectors)
         return made.check(weights).select(sources)
     model = runnable(weights)
     chosen = neutral_prompts() if prompts is None else (prompts,) if isinstance(prompts, str) else tuple(prompts)
@@ -258,24 +262,24 @@ def meet(
         prefixes = [prefix for prefix, problem in zip(prefixes, problems, strict=True) if problem is None]
     elif refused := [problem for problem in problems if problem is not None]:
         raise UsageError(refused[0])
-    return met_vectors(model, sources, prefixes, weights=weights, layers=layers, progress=progress)
+    return context_vectors(model, sources, prefixes, weights=weights, layers=layers, progress=progress)
 
 
-def vocabulary_keys(weights: HeadWeights, rows: MetVectors, *, progress: bool = True) -> MetVectors:
-    """Keys of every token of the vocabulary behind the first two prefixes that rows were met behind.
+def vocabulary_keys(weights: HeadWeights, rows: ContextVectors, *, progress: bool = True) -> ContextVectors:
+    """Keys of every token of the vocabulary behind the first two prefixes that rows were read behind.
 
     They are what QK maps rank a row's targets among: thousands of tokens, so an estimate is printed first.
     """
     model = runnable(weights)
     prefixes = rows.identity["prefixes"][:VOCABULARY_PROMPTS]
     size = 4 * len(weights.layers_with_heads) * weights.n_vocab * weights.n_kv_heads * weights.d_head
-    announce(weights, weights.n_vocab * len(prefixes), f"{size / 2**30:.1f} GiB on disk, ")
+    print_estimate(weights, weights.n_vocab * len(prefixes), f"{size / 2**30:.1f} GiB on disk, ")
     everything = [(token,) for token in range(weights.n_vocab)]
-    return met_vectors(model, everything, prefixes, weights=weights, keep=("keys",), progress=progress)
+    return context_vectors(model, everything, prefixes, weights=weights, keep=("keys",), progress=progress)
 
 
-def announce(weights: HeadWeights, n_tokens: int, also: str = "") -> None:
-    """Say on stderr how long meeting many tokens may take: two operations per parameter and token."""
+def print_estimate(weights: HeadWeights, n_tokens: int, also: str = "") -> None:
+    """Say on stderr how long reading many tokens may take: two operations per parameter and token."""
     n_parameters = sum(parameter.numel() for parameter in runnable(weights).parameters())
     seconds = 2 * n_parameters * n_tokens / _OPERATIONS_PER_SECOND
     if seconds > 10:
@@ -289,14 +293,14 @@ def runnable(weights: HeadWeights) -> Any:
     """The model that weights were read from; refuses those of a checkpoint that was never built."""
     if weights.model is None:
         raise UsageError(
-            f"preset='met' runs the model, and the weights of {weights.model_name!r} were read from a checkpoint "
+            f"preset='context' runs the model, and the weights of {weights.model_name!r} were read from a checkpoint "
             "without building it. Load the model (load_model(folder), or --model FOLDER), give vectors made where it "
             "can run (vectors=), or use preset='folded'."
         )
     return weights.model
 
 
-def met_vectors(
+def context_vectors(
     model: Any,
     sources: Sequence[Source],
     prefixes: Sequence[Sequence[int]],
@@ -306,7 +310,7 @@ def met_vectors(
     layers: Sequence[int] | None = None,
     cache_dir: str | Path | None = None,
     progress: bool = True,
-) -> MetVectors:
+) -> ContextVectors:
     """What every layer reads at each source behind each prefix, from disk where it is there.
 
     Args:
@@ -316,11 +320,11 @@ def met_vectors(
         weights: The model's weights, if they were read already.
         keep: What to keep of each source.
         layers: The layers that will be read: only their files are looked at; all are made where one is missing.
-        cache_dir: Where to keep it; default: ``met`` in the cache folder.
+        cache_dir: Where to keep it; default: ``context`` in the cache folder.
         progress: Show a progress bar on a terminal.
     """
     if not sources:
-        raise UsageError("There is no source to meet; give at least one.")
+        raise UsageError("There is no source to read; give at least one.")
     weights = HeadWeights.from_model(model) if weights is None else weights
     _check_lengths(model, sources, prefixes)
     identity = {
@@ -334,12 +338,12 @@ def met_vectors(
     }
     key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
     limit = cache_limit()  # a wrong one is refused now, not after the work
-    home = cache_folder() / "met" if cache_dir is None else home_expanded(cache_dir)
+    home = cache_folder() / "context" if cache_dir is None else home_expanded(cache_dir)
     folder = home / key[:32]
     mark_used(folder)  # before it is looked at: what is found then stays
     size = _part_size(weights, len(prefixes), keep)
     parts = tuple(min(size, len(sources) - start) for start in range(0, len(sources), size))
-    vectors = MetVectors(folder, identity, tuple(map(tuple, sources)), parts)
+    vectors = ContextVectors(folder, identity, tuple(map(tuple, sources)), parts)
     asked = weights.layers_with_heads if layers is None else layers
     left = [part for part in range(len(parts)) if not _is_whole(vectors, part, asked)]
     with _bar(sum(parts[part] for part in left) * len(prefixes), progress) as bar:
@@ -367,7 +371,7 @@ def _says(path: Path, text: str) -> bool:
         return False
 
 
-def met_parts(
+def context_parts(
     model: Any,
     sources: Sequence[Source],
     prefixes: Sequence[Sequence[int]],
@@ -385,7 +389,7 @@ def met_parts(
 
 
 def _bar(n_runs: int, progress: bool) -> Any:
-    return Progress(total=n_runs, desc="met vectors", unit="token", show=progress and n_runs > 0)
+    return Progress(total=n_runs, desc="context vectors", unit="token", show=progress and n_runs > 0)
 
 
 def _part_size(weights: HeadWeights, n_prefixes: int, keep: Sequence[Kept]) -> int:
@@ -405,7 +409,7 @@ def _check_lengths(model: Any, sources: Sequence[Source], prefixes: Sequence[Seq
     check_prompts(model, [list(source) for source in sources])
 
 
-def _is_whole(vectors: MetVectors, part: int, layers: Sequence[int]) -> bool:
+def _is_whole(vectors: ContextVectors, part: int, layers: Sequence[int]) -> bool:
     """Whether all files of a part are there and right."""
     for layer in layers:
         path = vectors._path(part, layer)
@@ -467,7 +471,7 @@ def _capture(
             if not bool(tensor.isfinite().all()):
                 raise UnsupportedModelError(
                     f"The model's stream before layer {layer} holds NaN or infinity behind a neutral prompt, so "
-                    "there are no met vectors. Load the model in float32 or bfloat16, or use preset='folded'."
+                    "there are no context vectors. Load the model in float32 or bfloat16, or use preset='folded'."
                 )
     return kept
 

@@ -1,4 +1,4 @@
-"""Met vectors: what a layer reads at a token behind a prompt, equal to a whole forward pass whatever the model."""
+"""Context vectors: what a layer reads at a token behind a prompt, equal to a whole forward pass whatever the model."""
 
 import json
 import os
@@ -24,10 +24,10 @@ from test_vocabulary import TOKENIZERS
 from torch import Tensor
 
 from tl_headmaps import (
+    ContextVectors,
     HeadIndex,
     HeadMapsError,
     HeadWeights,
-    MetVectors,
     Relation,
     Result,
     ablate,
@@ -37,8 +37,8 @@ from tl_headmaps import (
     validate,
 )
 from tl_headmaps.capture.running import behind, prefixes
-from tl_headmaps.capture.running import met as engine
-from tl_headmaps.capture.running.met import meet, met_vectors
+from tl_headmaps.capture.running import context as engine
+from tl_headmaps.capture.running.context import collect_inputs, context_vectors
 from tl_headmaps.core import caches
 from tl_headmaps.core.caches import cache_limit, trim_cache
 from tl_headmaps.core.errors import UsageError
@@ -76,7 +76,7 @@ def expected(model: Any, layer: int) -> Tensor:
 
 
 def check(model: Any, folder: Path) -> None:
-    vectors = met_vectors(model, SOURCES, PREFIXES, cache_dir=folder, progress=False)
+    vectors = context_vectors(model, SOURCES, PREFIXES, cache_dir=folder, progress=False)
     for layer in range(len(model.blocks)):
         torch.testing.assert_close(vectors.layer(layer), expected(model, layer), atol=TOLERANCE, rtol=0)
 
@@ -102,8 +102,8 @@ def test_sliding_windows_shorter_than_the_prompt(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "gemma3"])
 def test_raw_and_processed_weights_give_the_same(kind: str, tmp_path: Path) -> None:
     raw, processed = shared_model(kind), shared_model(kind, processed=True)
-    one = met_vectors(raw, SOURCES, PREFIXES, cache_dir=tmp_path, progress=False)
-    other = met_vectors(processed, SOURCES, PREFIXES, cache_dir=tmp_path, progress=False)
+    one = context_vectors(raw, SOURCES, PREFIXES, cache_dir=tmp_path, progress=False)
+    other = context_vectors(processed, SOURCES, PREFIXES, cache_dir=tmp_path, progress=False)
     assert one.folder != other.folder
     for layer in range(len(raw.blocks)):
         # A centring norm leaves nothing of the mean, which processing takes off the stream.
@@ -113,10 +113,10 @@ def test_raw_and_processed_weights_give_the_same(kind: str, tmp_path: Path) -> N
 
 def test_vectors_do_not_depend_on_batches_or_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = shared_model("llama")
-    whole = met_vectors(model, SOURCES, PREFIXES, cache_dir=tmp_path / "a", progress=False)
+    whole = context_vectors(model, SOURCES, PREFIXES, cache_dir=tmp_path / "a", progress=False)
     monkeypatch.setattr(behind, "_BATCH_BYTES", 1)
     monkeypatch.setattr(engine, "_PART_BYTES", 1)
-    single = met_vectors(model, SOURCES, PREFIXES, cache_dir=tmp_path / "b", progress=False)
+    single = context_vectors(model, SOURCES, PREFIXES, cache_dir=tmp_path / "b", progress=False)
     assert len(whole.parts) == 1 and len(single.parts) == len(SOURCES)
     for layer in range(len(model.blocks)):
         torch.testing.assert_close(whole.layer(layer), single.layer(layer), atol=1e-5, rtol=0)
@@ -124,7 +124,7 @@ def test_vectors_do_not_depend_on_batches_or_parts(tmp_path: Path, monkeypatch: 
 
 def test_layer_0_of_a_rotary_model_reads_the_embedding(tmp_path: Path) -> None:
     model = shared_model("llama")
-    vectors = met_vectors(model, [(13,), (14,)], PREFIXES, cache_dir=tmp_path, progress=False)
+    vectors = context_vectors(model, [(13,), (14,)], PREFIXES, cache_dir=tmp_path, progress=False)
     norm = HeadWeights.from_model(model).layer(0).ln1
     assert norm is not None
     assert torch.equal(vectors.layer(0), norm.normalised(model.embed.W_E[[13, 14]].float()))
@@ -143,7 +143,7 @@ def test_a_host_without_a_faithful_cache_runs_whole_passes(tmp_path: Path, monke
 
 def test_values_of_each_prefix(tmp_path: Path) -> None:
     model = shared_model("llama")
-    vectors = met_vectors(model, SOURCES, PREFIXES, cache_dir=tmp_path, progress=False)
+    vectors = context_vectors(model, SOURCES, PREFIXES, cache_dir=tmp_path, progress=False)
     _, cache = model.run_with_cache(torch.tensor([[*PREFIXES[1], *SOURCES[3]]]))
     torch.testing.assert_close(vectors.values(2)[1, :, 3], cache["blocks.2.attn.hook_v"][0, -1], atol=TOLERANCE, rtol=0)
 
@@ -151,15 +151,15 @@ def test_values_of_each_prefix(tmp_path: Path) -> None:
 class TestCache:
     def test_a_second_call_reads_the_files(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         model = shared_model("llama")
-        first = met_vectors(model, SOURCES, PREFIXES, cache_dir=tmp_path, progress=False)
+        first = context_vectors(model, SOURCES, PREFIXES, cache_dir=tmp_path, progress=False)
         monkeypatch.setattr(engine, "_capture", None)
-        again = met_vectors(model, SOURCES, PREFIXES, cache_dir=tmp_path, progress=False)
+        again = context_vectors(model, SOURCES, PREFIXES, cache_dir=tmp_path, progress=False)
         assert torch.equal(first.layer(1), again.layer(1))
 
     def test_the_same_weights_under_other_settings_are_met_anew(self, tmp_path: Path) -> None:
         """Parameters do not say what eps is: vectors of another model were read from disk."""
         one, other = (random_model("llama", rms_norm_eps=eps) for eps in (1e-6, 0.05))
-        found = [met_vectors(m, SOURCES, PREFIXES, cache_dir=tmp_path, progress=False) for m in (one, other, one)]
+        found = [context_vectors(m, SOURCES, PREFIXES, cache_dir=tmp_path, progress=False) for m in (one, other, one)]
         assert found[0].folder == found[2].folder != found[1].folder
         assert not torch.allclose(found[0].layer(1), found[1].layer(1), atol=1e-2)
 
@@ -168,7 +168,7 @@ class TestCache:
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str], harm: str
     ) -> None:
         model = shared_model("llama")
-        first = met_vectors(model, SOURCES, PREFIXES, cache_dir=tmp_path, progress=False)
+        first = context_vectors(model, SOURCES, PREFIXES, cache_dir=tmp_path, progress=False)
         before, path = first.layer(1), sorted(first.folder.iterdir())[1]
         data = path.read_bytes()
         if harm == "gone":
@@ -178,25 +178,25 @@ class TestCache:
         if harm != "gone":
             with pytest.raises(UsageError, match="cannot be read"):
                 first.layer(1)
-        again = met_vectors(model, SOURCES, PREFIXES, cache_dir=tmp_path, progress=False)
+        again = context_vectors(model, SOURCES, PREFIXES, cache_dir=tmp_path, progress=False)
         assert torch.equal(again.layer(1), before) and path.read_bytes() == data
         assert ("is damaged" in capsys.readouterr().err) == (harm != "gone")
 
     def test_only_files_of_the_asked_layers_are_read(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         model = shared_model("llama")
-        first = met_vectors(model, SOURCES, PREFIXES, cache_dir=tmp_path, progress=False)
+        first = context_vectors(model, SOURCES, PREFIXES, cache_dir=tmp_path, progress=False)
         path = first._path(0, 1)
         path.write_bytes(b"")
-        met_vectors(model, SOURCES, PREFIXES, layers=[0, 2], cache_dir=tmp_path, progress=False)
+        context_vectors(model, SOURCES, PREFIXES, layers=[0, 2], cache_dir=tmp_path, progress=False)
         assert not path.read_bytes() and not capsys.readouterr().err
-        met_vectors(model, SOURCES, PREFIXES, layers=[1], cache_dir=tmp_path, progress=False)
+        context_vectors(model, SOURCES, PREFIXES, layers=[1], cache_dir=tmp_path, progress=False)
         assert path.read_bytes() and "is damaged" in capsys.readouterr().err
 
     @pytest.mark.parametrize("change", ["swapped", "parts", "parameters", "prefixes", "weights"])
     def test_a_damaged_description_is_refused_and_made_again(self, tmp_path: Path, change: str) -> None:
         """Two sources that changed places would have each other's vectors."""
         model = shared_model("llama")
-        first = met_vectors(model, SOURCES, PREFIXES, cache_dir=tmp_path, progress=False)
+        first = context_vectors(model, SOURCES, PREFIXES, cache_dir=tmp_path, progress=False)
         path = first.folder / "vectors.json"
         whole = path.read_text()
         stated = json.loads(whole)
@@ -208,16 +208,16 @@ class TestCache:
             stated["identity"][change] = 3
         path.write_text(json.dumps(stated))
         with pytest.raises(UsageError, match=r"is damaged .* Make the vectors again"):
-            MetVectors.load(first.folder)
-        met_vectors(model, SOURCES, PREFIXES, cache_dir=tmp_path, progress=False)
+            ContextVectors.load(first.folder)
+        context_vectors(model, SOURCES, PREFIXES, cache_dir=tmp_path, progress=False)
         assert path.read_text() == whole
 
     def test_another_weight_is_another_model(self, tmp_path: Path) -> None:
         model = random_model("llama")
-        first = met_vectors(model, SOURCES, PREFIXES, cache_dir=tmp_path, progress=False)
+        first = context_vectors(model, SOURCES, PREFIXES, cache_dir=tmp_path, progress=False)
         with torch.no_grad():
             next(model.blocks[1].mlp.parameters()).mul_(1.5)
-        second = met_vectors(model, SOURCES, PREFIXES, cache_dir=tmp_path, progress=False)
+        second = context_vectors(model, SOURCES, PREFIXES, cache_dir=tmp_path, progress=False)
         assert first.folder != second.folder
         assert not torch.allclose(first.layer(2), second.layer(2))
 
@@ -225,7 +225,7 @@ class TestCache:
 DAY = 86_400.0
 
 
-def kept(cache: Path, name: str, *, days: float, size: int = 1000, part: str = "met") -> Path:
+def kept(cache: Path, name: str, *, days: float, size: int = 1000, part: str = "context") -> Path:
     """An entry of a cache that was last used so long ago."""
     entry = cache / part / (name * 32)
     entry.mkdir(parents=True)
@@ -246,12 +246,12 @@ class TestLimit:
         trim_cache(tmp_path, 2500.0)
         assert old.exists() and older.exists() and not oldest.exists() and not file.exists()
         trim_cache(tmp_path, 0.0, keep=[older])
-        assert older.exists() and not old.exists() and list((tmp_path / "met").iterdir()) == [older]
+        assert older.exists() and not old.exists() and list((tmp_path / "context").iterdir()) == [older]
 
     def test_what_may_be_in_use_and_what_is_not_ours_stays(self, tmp_path: Path) -> None:
         recent = kept(tmp_path, "a", days=0.01)
         foreign = [kept(tmp_path, "mine", days=9), kept(tmp_path, "b", days=9, part="models")]
-        (tmp_path / "met" / ("c" * 32)).symlink_to(foreign[0], target_is_directory=True)
+        (tmp_path / "context" / ("c" * 32)).symlink_to(foreign[0], target_is_directory=True)
         trim_cache(tmp_path, 0.0)
         assert all((entry / "vectors.json").exists() for entry in (recent, *foreign))
         trim_cache(tmp_path / "nothing", 0.0)
@@ -268,7 +268,7 @@ class TestLimit:
 
         monkeypatch.setattr(Path, "rename", marked_before)
         trim_cache(tmp_path, 0.0)
-        assert (entry / "vectors.json").exists() and list((tmp_path / "met").iterdir()) == [entry]
+        assert (entry / "vectors.json").exists() and list((tmp_path / "context").iterdir()) == [entry]
 
     def test_what_a_killed_process_began_to_remove_is_removed(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -277,38 +277,38 @@ class TestLimit:
         with monkeypatch.context() as patched:
             patched.setattr(caches, "_delete", lambda path: None)
             trim_cache(tmp_path, 0.0)
-        (left,) = (tmp_path / "met").iterdir()
+        (left,) = (tmp_path / "context").iterdir()
         assert left.name.startswith(".") and left.name.endswith(".removed")
         trim_cache(tmp_path, 10_000.0)
-        assert not list((tmp_path / "met").iterdir())
+        assert not list((tmp_path / "context").iterdir())
 
     def test_writing_trims_and_reading_marks(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("TL_HEADMAPS_CACHE_GB", "0")
         cache, model = tmp_path / "cache", shared_model("llama")
-        first = met_vectors(model, SOURCES, PREFIXES, progress=False)
+        first = context_vectors(model, SOURCES, PREFIXES, progress=False)
         for use in (
             lambda: first.layer(1),
-            lambda: met_vectors(model, SOURCES, PREFIXES, progress=False),
+            lambda: context_vectors(model, SOURCES, PREFIXES, progress=False),
         ):
             os.utime(first.folder, (time.time() - DAY,) * 2)
             use()
             assert time.time() - first.folder.stat().st_mtime < 60
         other = kept(cache, "a", days=1)
-        met_vectors(model, SOURCES, PREFIXES, progress=False)
+        context_vectors(model, SOURCES, PREFIXES, progress=False)
         assert other.exists(), "nothing was written"
-        second = met_vectors(model, SOURCES[:2], PREFIXES, progress=False)
+        second = context_vectors(model, SOURCES[:2], PREFIXES, progress=False)
         assert not other.exists() and first.layer(1).shape[0] == len(SOURCES) and second.layer(1).shape[0] == 2
         os.utime(first.folder, (time.time() - DAY,) * 2)
-        third = met_vectors(model, SOURCES[:3], PREFIXES, progress=False)
+        third = context_vectors(model, SOURCES[:3], PREFIXES, progress=False)
         assert not first.folder.exists() and third.folder.exists()
-        assert met_vectors(model, SOURCES, PREFIXES, progress=False).layer(1).shape[0] == len(SOURCES), "made again"
+        assert context_vectors(model, SOURCES, PREFIXES, progress=False).layer(1).shape[0] == len(SOURCES), "made again"
 
     def test_a_folder_of_the_caller_is_left_alone(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("TL_HEADMAPS_CACHE_GB", "0")
-        model, own = shared_model("llama"), tmp_path / "own" / "met"
-        first = met_vectors(model, SOURCES, PREFIXES, cache_dir=own, progress=False)
+        model, own = shared_model("llama"), tmp_path / "own" / "context"
+        first = context_vectors(model, SOURCES, PREFIXES, cache_dir=own, progress=False)
         os.utime(first.folder, (1.0, 1.0))
-        met_vectors(model, SOURCES[:2], PREFIXES, cache_dir=own, progress=False)
+        context_vectors(model, SOURCES[:2], PREFIXES, cache_dir=own, progress=False)
         assert first.layer(1).shape[0] == len(SOURCES) and first.folder.stat().st_mtime == 1.0
 
     @pytest.mark.parametrize("stated", ["much", "-1", "nan"])
@@ -318,7 +318,7 @@ class TestLimit:
         monkeypatch.setenv("TL_HEADMAPS_CACHE_GB", stated)
         monkeypatch.setattr(engine, "_capture", None)
         with pytest.raises(UsageError, match=f"TL_HEADMAPS_CACHE_GB='{stated}' is not a size. Give the gigabytes"):
-            met_vectors(shared_model("llama"), SOURCES, PREFIXES, progress=False)
+            context_vectors(shared_model("llama"), SOURCES, PREFIXES, progress=False)
 
     def test_no_limit_at_all(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("TL_HEADMAPS_CACHE_GB", "inf")
@@ -332,7 +332,7 @@ def test_hooks_of_the_user_are_silent_and_stay(tmp_path: Path) -> None:
     calls = []
     model.blocks[0].hook_resid_pre.add_hook(lambda value, hook: calls.append(1))
     before = [len(point._forward_hooks) for point in model.modules() if hasattr(point, "_forward_hooks")]
-    met_vectors(model, SOURCES, PREFIXES, cache_dir=tmp_path, progress=False)
+    context_vectors(model, SOURCES, PREFIXES, cache_dir=tmp_path, progress=False)
     assert not calls
     assert before == [len(point._forward_hooks) for point in model.modules() if hasattr(point, "_forward_hooks")]
 
@@ -380,28 +380,28 @@ def test_a_lookup_that_weights_alone_do_not_show(said_by_the_stream: bool, tmp_p
     relation = Relation.from_pairs("lookup", [(word(s), word(t)) for s, t in LOOKUPS.items()], k=1)
     prompts = [" word16 word17", " word18 word19 word20"]
     folded = relation_scores(model, relation, preset="folded", progress=False)
-    met = relation_scores(model, relation, preset="met", prompts=prompts, heads="L2H0", progress=False)
+    context = relation_scores(model, relation, preset="context", prompts=prompts, heads="L2H0", progress=False)
     assert float(folded.promote[0, 2, 0]) == 0
-    assert float(met.promote[0, 2, 0]) == 1
-    assert met.stream is not None and met.prompt_low is not None
+    assert float(context.promote[0, 2, 0]) == 1
+    assert context.stream is not None and context.prompt_low is not None
     # Before layer 2 the code is there, and the answer only if it was written.
-    assert float(met.stream[0, 2]) == float(said_by_the_stream)
-    assert float(met.prompt_low[0, 2, 0]) == 1
-    assert (HeadIndex(2, 0) in met.implements()["lookup"]) is not said_by_the_stream
-    assert ("L2H0=" in str(met)) is said_by_the_stream
-    assert Result.load(met.save(tmp_path / "met.json")) == met
-    assert Result.load(met.save(tmp_path / "met.safetensors")) == met
+    assert float(context.stream[0, 2]) == float(said_by_the_stream)
+    assert float(context.prompt_low[0, 2, 0]) == 1
+    assert (HeadIndex(2, 0) in context.implements()["lookup"]) is not said_by_the_stream
+    assert ("L2H0=" in str(context)) is said_by_the_stream
+    assert Result.load(context.save(tmp_path / "context.json")) == context
+    assert Result.load(context.save(tmp_path / "context.safetensors")) == context
 
 
 def test_met_equals_folded_in_layer_0_of_a_rotary_model() -> None:
     model = shared_model("llama")
     relation = Relation.from_pairs("next", [(word(i), word(i + 1)) for i in range(20, 40)])
-    met, folded = (
+    context, folded = (
         relation_scores(model, relation, preset=preset, ranks=True, heads=["L0H0", "L0H1"], progress=False)
-        for preset in ("met", "folded")
+        for preset in ("context", "folded")
     )
-    assert met.promote_ranks is not None and folded.promote_ranks is not None
-    assert torch.equal(met.promote_ranks[0][:, 0], folded.promote_ranks[0][:, 0])
+    assert context.promote_ranks is not None and folded.promote_ranks is not None
+    assert torch.equal(context.promote_ranks[0][:, 0], folded.promote_ranks[0][:, 0])
 
 
 @pytest.mark.parametrize("circuit", ["ov", "qk"])
@@ -411,7 +411,9 @@ def test_entries_equal_a_dense_reference(kind: str, circuit: str) -> None:
     model = shared_model(kind)
     weights = HeadWeights.from_model(model)
     sources, targets, prompts = [word(20), word(21)], [word(30), word(31), word(32)], [" word5 word6", " word7"]
-    grid = token_grid(model, "L1H2", sources, targets, preset="met", circuit=circuit, prompts=prompts, progress=False)
+    grid = token_grid(
+        model, "L1H2", sources, targets, preset="context", circuit=circuit, prompts=prompts, progress=False
+    )
 
     def read(ids: list[int]) -> Tensor:
         norm = weights.layer(1).ln1
@@ -443,11 +445,11 @@ def test_sources_of_several_tokens_are_scored_apart_and_together() -> None:
     model = shared_model("llama")
     pairs = [(word(20), word(30)), (word(21), word(31)), (f"{word(22)} {word(23)}", word(32))]
     relation = Relation.from_pairs("some", pairs, k=61)
-    scores = relation_scores(model, relation, preset="met", progress=False)
-    assert scores.n_kept == (2,) and scores.n_several == (1,) and scores.dropped == ((),)
-    assert scores.several is not None and scores.together is not None
+    scores = relation_scores(model, relation, preset="context", progress=False)
+    assert scores.n_kept == (2,) and scores.n_multi_token == (1,) and scores.dropped == ((),)
+    assert scores.multi_token is not None and scores.together is not None
     # With k as large as the vocabulary every pair hits.
-    assert bool((scores.several == 1).all()) and bool((scores.together == 1).all())
+    assert bool((scores.multi_token == 1).all()) and bool((scores.together == 1).all())
     assert (
         relation_scores(model, relation, preset="folded", progress=False).dropped[0][0][2] == "source is not one token"
     )
@@ -462,9 +464,9 @@ def test_stream_and_single_prompts_equal_what_they_are_by_themselves() -> None:
         Relation.from_pairs(f"shift{by}", [(word(i), word(i + by)) for i in range(20, 40)], k=k)
         for by, k in ((1, 5), (2, 9), (7, 20))
     ]
-    scores = relation_scores(model, relations, preset="met", prompts=prompts, progress=False)
+    scores = relation_scores(model, relations, preset="context", prompts=prompts, progress=False)
     alone = torch.stack(
-        [relation_scores(model, relations, preset="met", prompts=p, progress=False).promote for p in prompts]
+        [relation_scores(model, relations, preset="context", prompts=p, progress=False).promote for p in prompts]
     )
     asked = scores.promote >= 0.05
     assert scores.prompt_low is not None and scores.prompt_high is not None and scores.stream is not None
@@ -474,7 +476,7 @@ def test_stream_and_single_prompts_equal_what_they_are_by_themselves() -> None:
     assert bool((scores.prompt_low < scores.prompt_high)[asked].any())
     prefixes = [model.to_tokens(prompt)[0].tolist() for prompt in prompts]
     for layer in range(weights.n_layers):
-        vectors = met_vectors(model, [(i,) for i in range(20, 40)], prefixes, progress=False).layer(layer)
+        vectors = context_vectors(model, [(i,) for i in range(20, 40)], prefixes, progress=False).layer(layer)
         logits = weights.ln_final.folded_into(vectors) @ weights.W_U.float().T
         for number, relation in enumerate(relations):
             targets = torch.tensor([int(target.removeprefix("word")) for _, target in relation.pairs])
@@ -483,7 +485,7 @@ def test_stream_and_single_prompts_equal_what_they_are_by_themselves() -> None:
 
 
 class TestDefaultPreset:
-    """Met vectors wherever they can be made: OV maps of a model that can run."""
+    """Context vectors wherever they can be made: OV maps of a model that can run."""
 
     RELATION = Relation.from_pairs(
         "next",
@@ -501,12 +503,12 @@ class TestDefaultPreset:
             validate(model, self.RELATION, progress=False),
             ablate(model, self.RELATION, "L1H0", controls=None, n_random=0, progress=False),
         ]
-        assert [result.provenance.options["preset"] for result in results] == ["met"] * 5
+        assert [result.provenance.options["preset"] for result in results] == ["context"] * 5
 
     def test_of_weights_alone_and_of_keys(self, tmp_path: Path) -> None:
         model = shared_model("llama")
         weights = HeadWeights.from_checkpoint(save_checkpoint(source_model("llama"), tmp_path / "model"))
-        vectors = MetVectors.of(model, [f" {word(20)}"], [" word5"], cache_dir=tmp_path / "met")
+        vectors = ContextVectors.of(model, [f" {word(20)}"], [" word5"], cache_dir=tmp_path / "context")
         by_id = random_model("llama", tokenizer=False)
         results = [
             token_grid(weights, "L1H0", [word(20)], [word(21)], progress=False),
@@ -515,7 +517,7 @@ class TestDefaultPreset:
             salient_operations(model, "L1H0", progress=False),
             token_grid(weights, "L1H0", [word(20)], [word(21)], vectors=vectors, progress=False),
         ]
-        assert [result.provenance.options["preset"] for result in results] == ["folded"] * 4 + ["met"]
+        assert [result.provenance.options["preset"] for result in results] == ["folded"] * 4 + ["context"]
 
 
 class TestBadInput:
@@ -529,20 +531,20 @@ class TestBadInput:
             ({"prompts": [" word5", " word5"]}, "given twice"),
             ({"prompts": [" word5 word20 word6"]}, "contains the source ' word20'"),
             ({"prompts": [" word5" * 40]}, "longer than the model's context of 32 tokens"),
-            ({"vectors": "nowhere"}, "is not a folder of met vectors"),
+            ({"vectors": "nowhere"}, "is not a folder of context vectors"),
             ({"vectors": "nowhere", "prompts": [" word5"]}, "Give either the vectors or the prompts"),
             ({"vectors": "nowhere", "prepend_bos": True}, "Give either the vectors or the prompts"),
-            ({"preset": "folded", "prompts": [" word5"]}, "prompts= goes with preset='met'"),
-            ({"preset": "folded", "prepend_bos": True}, "prepend_bos= goes with preset='met'"),
+            ({"preset": "folded", "prompts": [" word5"]}, "prompts= goes with preset='context'"),
+            ({"preset": "folded", "prepend_bos": True}, "prepend_bos= goes with preset='context'"),
         ],
     )
     def test_one_sentence_each(self, options: dict[str, Any], sentence: str) -> None:
         with pytest.raises(UsageError, match=re.escape(sentence)):
-            relation_scores(shared_model("llama"), self.RELATION, **{"preset": "met", "progress": False, **options})
+            relation_scores(shared_model("llama"), self.RELATION, **{"preset": "context", "progress": False, **options})
 
     def test_one_prompt_works_and_leaves_agreement_open(self) -> None:
         scores = relation_scores(
-            shared_model("llama"), self.RELATION, preset="met", prompts=" word5", k=61, progress=False
+            shared_model("llama"), self.RELATION, preset="context", prompts=" word5", k=61, progress=False
         )
         assert scores.prompt_low is not None and bool(scores.prompt_low.isnan().all())
         assert "by prompt: there is one prompt only, so agreement cannot be judged" in str(scores)
@@ -550,7 +552,7 @@ class TestBadInput:
     def test_a_source_longer_than_the_context(self) -> None:
         long = Relation.from_pairs("long", [(" word20" * 40, word(30)), (word(20), word(30))])
         with pytest.raises(UsageError, match="a source of 40 are longer than the model's context of 32 tokens"):
-            relation_scores(shared_model("llama"), long, preset="met", progress=False)
+            relation_scores(shared_model("llama"), long, preset="context", progress=False)
 
     def test_a_prompt_whose_last_token_merges_with_a_source(self) -> None:
         class Tokenizer:
@@ -574,15 +576,15 @@ class TestBadInput:
     def test_a_single_source(self, tmp_path: Path) -> None:
         """A string was taken for a list of its letters."""
         model, options = shared_model("llama"), {"cache_dir": tmp_path, "progress": False}
-        one = MetVectors.of(model, " word20", " word5", **options)
+        one = ContextVectors.of(model, " word20", " word5", **options)
         assert one.sources == ((20,),)
         for sources in ([" word20"], [[20]], [torch.tensor([20])], torch.tensor([[20]])):
-            assert MetVectors.of(model, sources, " word5", **options).sources == one.sources
+            assert ContextVectors.of(model, sources, " word5", **options).sources == one.sources
         with pytest.raises(UsageError, match=r"2\.5 is not a token id"):
-            MetVectors.of(model, [[20, 2.5]], " word5", **options)
+            ContextVectors.of(model, [[20, 2.5]], " word5", **options)
 
     def test_nan_in_a_vector(self, tmp_path: Path) -> None:
-        vectors = MetVectors.of(shared_model("llama"), [" word20"], [" word5"], cache_dir=tmp_path, progress=False)
+        vectors = ContextVectors.of(shared_model("llama"), [" word20"], [" word5"], cache_dir=tmp_path, progress=False)
         path, name = vectors._path(0, 1), "part-000-layer-0001"
         tensors = {key: tensor.clone() for key, tensor in unpack(path.read_bytes(), name, vectors.identity).items()}
         tensors["mean"][0, 0] = torch.nan
@@ -592,30 +594,36 @@ class TestBadInput:
 
     def test_vectors_made_beforehand_are_looked_at_too(self, tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="contains the source ' word20'"):
-            MetVectors.of(shared_model("llama"), [" word20"], [" word5 word20"], cache_dir=tmp_path)
+            ContextVectors.of(shared_model("llama"), [" word20"], [" word5 word20"], cache_dir=tmp_path)
 
     def test_a_checkpoint_that_was_never_built_takes_vectors(self, tmp_path: Path) -> None:
         source = source_model("llama")
         model = hosted(source, "llama")
         weights = HeadWeights.from_checkpoint(save_checkpoint(source_model("llama"), tmp_path / "model"))
         with pytest.raises(UsageError, match="give vectors made where it can run"):
-            relation_scores(weights, self.RELATION, preset="met", progress=False)
-        vectors = MetVectors.of(model, [" word20", " word21"], [" word5", " word6 word7"], cache_dir=tmp_path / "met")
-        scores = relation_scores(weights, self.RELATION, preset="met", vectors=vectors.folder, progress=False)
-        own = relation_scores(model, self.RELATION, preset="met", prompts=[" word5", " word6 word7"], progress=False)
+            relation_scores(weights, self.RELATION, preset="context", progress=False)
+        vectors = ContextVectors.of(
+            model, [" word20", " word21"], [" word5", " word6 word7"], cache_dir=tmp_path / "context"
+        )
+        scores = relation_scores(weights, self.RELATION, preset="context", vectors=vectors.folder, progress=False)
+        own = relation_scores(
+            model, self.RELATION, preset="context", prompts=[" word5", " word6 word7"], progress=False
+        )
         assert torch.equal(scores.promote, own.promote)
         with pytest.raises(UsageError, match="made with another model"):
-            relation_scores(random_model("llama", seed=5), self.RELATION, preset="met", vectors=vectors, progress=False)
+            relation_scores(
+                random_model("llama", seed=5), self.RELATION, preset="context", vectors=vectors, progress=False
+            )
         more = Relation.from_pairs("more", [(word(25), word(30))])
-        with pytest.raises(UsageError, match="have no source with token ids"):
-            relation_scores(weights, more, preset="met", vectors=vectors, progress=False)
+        with pytest.raises(UsageError, match="lack a source with token ids"):
+            relation_scores(weights, more, preset="context", vectors=vectors, progress=False)
 
     def test_a_stream_that_is_not_finite(self, tmp_path: Path) -> None:
         model = random_model("llama")
         with torch.no_grad():
             next(model.blocks[1].mlp.parameters()).fill_(float("inf"))
         with pytest.raises(HeadMapsError, match="NaN or infinity"):
-            met_vectors(model, [(20,)], PREFIXES, cache_dir=tmp_path, progress=False)
+            context_vectors(model, [(20,)], PREFIXES, cache_dir=tmp_path, progress=False)
 
 
 def test_salient_operations_of_met_tokens_equal_a_dense_reference() -> None:
@@ -623,10 +631,10 @@ def test_salient_operations_of_met_tokens_equal_a_dense_reference() -> None:
     weights = HeadWeights.from_model(model)
     prompts = [" word5 word6", " word7"]
     operations = salient_operations(
-        model, ["L1H1", "L2H3"], preset="met", prompts=prompts, n_tokens=4, n_targets=3, progress=False
+        model, ["L1H1", "L2H3"], preset="context", prompts=prompts, n_tokens=4, n_targets=3, progress=False
     )
     prefixes = [model.to_tokens(prompt)[0].tolist() for prompt in prompts]
-    vectors = met_vectors(model, [(i,) for i in range(weights.n_vocab)], prefixes, progress=False)
+    vectors = context_vectors(model, [(i,) for i in range(weights.n_vocab)], prefixes, progress=False)
     for index, head in enumerate((HeadIndex(1, 1), HeadIndex(2, 3))):
         layer, x = weights.layer(head.layer), vectors.layer(head.layer)
         assert layer.ln1 is not None
@@ -648,17 +656,19 @@ def test_validation_and_ablation_take_met_scores() -> None:
         neutral_templates=("word3 <X> word4",),
         eliciting_templates=("word3 <X>",),
     )
-    static = relation_scores(model, relation, preset="met", progress=False).promote[0]
-    validation = validate(model, relation, preset="met", progress=False)
+    static = relation_scores(model, relation, preset="context", progress=False).promote[0]
+    validation = validate(model, relation, preset="context", progress=False)
     assert torch.equal(validation.static_promote[0], static)
-    curves = ablate(model, relation, preset="met", max_heads=2, controls=None, n_random=1, progress=False)
-    assert curves.provenance.options["preset"] == "met"
+    curves = ablate(model, relation, preset="context", max_heads=2, controls=None, n_random=1, progress=False)
+    assert curves.provenance.options["preset"] == "context"
 
 
 def test_bundled_prompts_that_do_not_suit_the_sources_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tl_headmaps.capture.running.met.neutral_prompts", lambda: (" word5 word6", " word7 word20"))
+    monkeypatch.setattr(
+        "tl_headmaps.capture.running.context.neutral_prompts", lambda: (" word5 word6", " word7 word20")
+    )
     weights = HeadWeights.from_model(shared_model("llama"))
-    assert meet(weights, [(20,)], progress=False).n_prompts == 1
-    assert meet(weights, [(21,)], progress=False).n_prompts == 2
+    assert collect_inputs(weights, [(20,)], progress=False).n_prompts == 1
+    assert collect_inputs(weights, [(21,)], progress=False).n_prompts == 2
     with pytest.raises(HeadMapsError, match="contains the source"):
-        meet(weights, [(20,), (5,)], progress=False)
+        collect_inputs(weights, [(20,), (5,)], progress=False)
