@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeAlias
 from ..core.errors import HeadMapsWarning, RelationDataError, TokenError, UsageError
 from ..core.files import UnreadableError, check_text, parse_json, read_text
 from ..core.vocabulary import TokenLike, single_id, word_ids
-from .relation_tables import table_pairs
+from .records import column_values, table_pairs
 
 PLACEHOLDER = "<X>"
 NEUTRAL_TEMPLATES = (
@@ -203,18 +203,12 @@ class Relation:
         cls, dataset: Any, name: str, source: str = "source", target: str = "target", **details: Any
     ) -> "Relation":
         """A relation from two columns of a ``datasets.Dataset``."""
-        if not isinstance(getattr(dataset, "column_names", None), list):
+        if not hasattr(dataset, "column_names"):
             raise RelationDataError(
-                f"A {type(dataset).__name__} is not a dataset whose columns are known. Give a datasets.Dataset (of "
-                "several splits one), or a list of pairs to Relation.from_pairs."
+                f"A {type(dataset).__name__} is not a dataset. Give a datasets.Dataset, or a list of pairs to "
+                "Relation.from_pairs."
             )
-        for column in (source, target):
-            if column not in dataset.column_names:
-                raise RelationDataError(
-                    f"The dataset has no column {column!r}; its columns are {', '.join(dataset.column_names)}. "
-                    "Name them with source= and target=."
-                )
-        return cls.from_pairs(name, ((row[source], row[target]) for row in dataset), **details)
+        return cls.from_pairs(name, column_values(dataset, (source, target), RelationDataError), **details)
 
 
 RelationLike: TypeAlias = Relation | str | Path

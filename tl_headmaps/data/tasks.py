@@ -22,8 +22,8 @@ from typing import Any, Literal, TypeAlias
 from ..core.errors import TaskDataError
 from ..core.files import check_text
 from ..core.types import check_choice, check_seed
+from .records import flat_records, item_fields, listed_records, records_of_file
 from .relations import data_folder
-from .task_files import flat_records, item_fields, listed_records, records_of_file
 
 FUNCTIONS = {
     "knowledge_recall": "Knowledge Recall",

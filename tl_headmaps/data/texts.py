@@ -20,6 +20,7 @@ from ..core.errors import UsageError
 from ..core.files import UnreadableError, check_text, home_expanded, require_file
 from ..core.types import check_choice, is_index
 from ..core.vocabulary import Text, as_text
+from .records import column_values
 from .relations import data_folder
 
 Part: TypeAlias = Literal["all", "fit", "held_out"]
@@ -75,7 +76,7 @@ def read_texts(source: Any = None, column: str = "text", part: Part = "all") -> 
     elif isinstance(source, str):
         found = iter([source])
     elif hasattr(source, "column_names"):
-        found = _from_dataset(source, column)
+        found = (text for (text,) in column_values(source, (column,)))
     elif isinstance(source, Iterable) and not isinstance(source, bytes | dict):
         found = _listed(source)
     else:
@@ -191,22 +192,6 @@ def _from_file(path: Path) -> Iterator[str]:
         raise UsageError(
             f"{path} is not a text file in UTF-8 (byte {error.start} cannot be read). Convert it to UTF-8 first."
         ) from error
-
-
-def _from_dataset(dataset: Any, column: str) -> Iterator[Any]:
-    columns = dataset.column_names
-    if isinstance(columns, dict):
-        raise UsageError(
-            f"This is a dataset with the splits {', '.join(map(str, columns))}, not one of them. "
-            f"Choose a split, for example dataset[{next(iter(columns), 'train')!r}]."
-        )
-    # A streamed dataset may not know its columns before its first row.
-    if columns is not None and column not in columns:
-        raise UsageError(f"The dataset has no column {column!r}; it has {', '.join(map(str, columns)) or 'none'}.")
-    for row in dataset:
-        if column not in row:
-            raise UsageError(f"The dataset has no column {column!r}; it has {', '.join(map(str, row))}.")
-        yield row[column]
 
 
 def _listed(source: Iterable[Any]) -> Iterator[Any]:
