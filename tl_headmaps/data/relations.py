@@ -152,10 +152,10 @@ class Relation:
             return relation
         if not isinstance(templates, Mapping):
             templates = {"eliciting": [templates] if isinstance(templates, str) else list(templates)}
-        given = _checked_templates(Path(path), {name: list(listed) for name, listed in templates.items()})
-        if unknown := sorted(set(given) - {"neutral", "eliciting"}):
+        checked = _checked_templates(Path(path), {name: list(listed) for name, listed in templates.items()})
+        if unknown := sorted(set(checked) - {"neutral", "eliciting"}):
             raise RelationDataError(f"templates= has {unknown[0]!r}; it may have 'neutral' and 'eliciting'.")
-        changes: dict[str, Any] = {f"{name}_templates": tuple(listed) for name, listed in given.items()}
+        changes: dict[str, Any] = {f"{name}_templates": tuple(listed) for name, listed in checked.items()}
         return replace(relation, **changes)
 
     @classmethod
@@ -300,7 +300,7 @@ def load_relations(
         model: Leave out relations without a pair of single tokens for this model's tokenizer (such as ``next_year``,
             where a tokenizer splits numbers).
         data_dir: Folder of relations to use instead of the bundled one: JSON, CSV or TSV, in it or in folders by
-            category. Files that are no relations are left out with a warning.
+            category. Files that are not relations are left out with a warning.
 
     Example:
         >>> from tl_headmaps import load_relations
