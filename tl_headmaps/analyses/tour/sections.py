@@ -15,8 +15,7 @@ from ..attention_groups.call import attention_groups
 from ..component_map.call import component_map
 from ..describe_model import describe_model
 from ..name_heads import name_heads
-from ..relation_scores.call import relation_scores
-from ..relation_scores.result import RelationScores
+from ..relation_scores import RelationScores, relation_scores
 from ..salient_operations.call import salient_operations
 from ..task_maps.call import task_maps
 from ..task_maps.result import TaskMaps
