@@ -40,7 +40,7 @@ N_ABLATED = 8
 MAX_TOKENS = 2048
 N_ITEMS = 36
 
-Made: TypeAlias = tuple[tlhm.Result, list[str]] if TYPE_CHECKING else Any
+Made: TypeAlias = tuple["tlhm.Result", list[str]]
 """A result, and the arguments of ``tl-headmaps`` that make it, without the choice of a model."""
 
 Step: TypeAlias = Callable[["Tour"], Made]
@@ -228,8 +228,9 @@ def demo(
         for name, step in chapter.steps.items():
             outcome = tour.outcome(step)
             if isinstance(outcome, HeadMapsError):
-                shown.append(f"Left out for this model: {in_words(name)}. {outcome}")
-                say(f"\n{wrapped(visible(shown[-1]))}")
+                refusal = f"Left out for this model: {in_words(name)}. {outcome}"
+                shown.append(refusal)
+                say(f"\n{wrapped(visible(refusal))}")
                 continue
             results[name], arguments = outcome
             command = shlex.join(["tl-headmaps", *arguments, *options, "--out", f"{name}.html"])

@@ -116,25 +116,16 @@ class Path:
 class Cells:
     """A grid of coloured cells, each as large as ``cell`` (width, height).
 
-    ``colours`` has ``#rrggbb`` by row and column, or nothing where there is no cell. On a page it is an image of one
-    pixel per cell; by its ``key`` the page's script finds it.
+    ``colours`` has bytes of red, green, blue and opacity by row and column (:meth:`Scale.pixels` of values makes them),
+    clear where there is no cell. On a page it is an image of one pixel per cell; by its ``key`` the page's script
+    finds it.
     """
 
     x: Number
     y: Number
     cell: Point
-    colours: Sequence[Sequence[str]]
+    colours: np.ndarray
     key: str = ""
-
-    @property
-    def rows(self) -> int:
-        """How many rows of cells there are."""
-        return len(self.colours)
-
-    @property
-    def columns(self) -> int:
-        """How many cells a row has."""
-        return len(self.colours[0]) if self.colours else 0
 
 
 @dataclass(frozen=True)
@@ -342,11 +333,12 @@ def _(shape: Group, vectors: bool) -> str:
 @markup.register
 def _(shape: Cells, vectors: bool) -> str:
     width, height = shape.cell
+    rows, columns, _ = shape.colours.shape
     if not vectors:
         key = f' data-key="{_text(shape.key)}"' if shape.key else ""
         return (
-            f'<image class="tlhm-cells"{key} x="{_n(shape.x)}" y="{_n(shape.y)}" width="{_n(shape.columns * width)}" '
-            f'height="{_n(shape.rows * height)}" preserveAspectRatio="none" image-rendering="pixelated" '
+            f'<image class="tlhm-cells"{key} x="{_n(shape.x)}" y="{_n(shape.y)}" width="{_n(columns * width)}" '
+            f'height="{_n(rows * height)}" preserveAspectRatio="none" image-rendering="pixelated" '
             f'href="data:image/png;base64,{base64.b64encode(png(shape.colours)).decode()}"/>'
         )
     # One path for each colour, in units of cells: a cell is a line as wide as it is tall.
@@ -358,41 +350,35 @@ def _(shape: Cells, vectors: bool) -> str:
     return f'<g transform="{moved}" stroke-width="{1 + _OVERLAP:g}" shape-rendering="crispEdges">{paths}</g>'
 
 
-def colour_runs(colours: Sequence[Sequence[str]]) -> dict[str, list[tuple[int, int, int]]]:
+def colour_runs(colours: np.ndarray) -> dict[str, list[tuple[int, int, int]]]:
     """Cells of equal colour in a row, as (row, first column, number), by their colour.
 
     Shades are rounded to a fourth of the steps a screen has, which no eye tells apart: few colours make small files.
 
-    >>> colour_runs([["#000000", "#000000", "#ffffff"], ["", "", "#000001"]])
-    {'#000000': [(0, 0, 2), (1, 2, 1)], '#ffffff': [(0, 2, 1)]}
+    >>> colour_runs(np.array([[[0, 0, 0, 255], [1, 0, 0, 255], [252, 0, 0, 255]]], dtype=np.uint8))
+    {'#000000': [(0, 0, 2)], '#fc0000': [(0, 2, 1)]}
     """
+    shades = np.minimum(255, (colours.astype(int) + 2) // 4 * 4) @ [1 << 16, 1 << 8, 1, 0]
+    shades[colours[..., 3] == 0] = -1
+    new = np.ones(shades.shape, dtype=bool)
+    new[:, 1:] = shades[:, 1:] != shades[:, :-1]
+    firsts = np.argwhere(new)
+    ends = np.append(np.flatnonzero(new)[1:], shades.size)
     runs: dict[str, list[tuple[int, int, int]]] = {}
-    for number, row in enumerate(colours):
-        shades = [_rounded(colour) for colour in row]
-        first = 0
-        for column in range(1, len(shades) + 1):
-            if column == len(shades) or shades[column] != shades[first]:
-                if shades[first]:
-                    runs.setdefault(shades[first], []).append((number, first, column - first))
-                first = column
+    for (row, first), end in zip(firsts.tolist(), ends.tolist(), strict=True):
+        if shades[row, first] >= 0:
+            runs.setdefault(f"#{shades[row, first]:06x}", []).append((row, first, end - row * shades.shape[1] - first))
     return runs
 
 
-def _rounded(colour: str) -> str:
-    if not colour:
-        return ""
-    channels = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
-    return "#" + "".join(f"{min(255, (channel + 2) // 4 * 4):02x}" for channel in channels)
-
-
-def png(colours: Sequence[Sequence[str]]) -> bytes:
-    """An image of one pixel per cell, clear where there is none."""
-    rows = [
-        b"\0" + b"".join(bytes.fromhex(f"{colour[1:]}ff" if colour else "00000000") for colour in row)
-        for row in colours
-    ]
-    head = struct.pack(">2I5B", len(colours[0]) if colours else 0, len(colours), 8, 6, 0, 0, 0)
-    parts = ((b"IHDR", head), (b"IDAT", zlib.compress(b"".join(rows), 9)), (b"IEND", b""))
+def png(colours: np.ndarray) -> bytes:
+    """An image of one pixel per cell."""
+    rows, columns, _ = colours.shape
+    clear = bool((colours[..., 3] < 255).any())
+    lines = np.zeros((rows, 1 + columns * (4 if clear else 3)), dtype=np.uint8)
+    lines[:, 1:] = colours[..., : 4 if clear else 3].reshape(rows, -1)
+    head = struct.pack(">2I5B", columns, rows, 8, 6 if clear else 2, 0, 0, 0)
+    parts = ((b"IHDR", head), (b"IDAT", zlib.compress(lines.tobytes(), 9)), (b"IEND", b""))
     return b"\x89PNG\r\n\x1a\n" + b"".join(
         struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data)) for name, data in parts
     )
