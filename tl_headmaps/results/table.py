@@ -15,11 +15,12 @@ import inspect
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, TypeVar
+from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+from typing_extensions import dataclass_transform
 
 from ..core.types import HeadIndex
 from ..renderers.figure import Figure
@@ -31,15 +32,6 @@ from .base import Result
 from .cells import cells
 from .codec import axes_of
 from .head_maps import HeadMaps
-
-if TYPE_CHECKING:
-    from typing_extensions import dataclass_transform
-else:  # what type checkers are told is nothing when it runs
-
-    def dataclass_transform(**_: object) -> object:
-        """The decorator as it is."""
-        return lambda decorator: decorator
-
 
 Role: TypeAlias = Literal["value", "null", "low", "high", "p", "q", "detail", "fact"]
 """What a field is: of a cell its value, the value by chance, the ends of its interval, its p- and q-value, a further
