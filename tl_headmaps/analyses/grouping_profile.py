@@ -276,7 +276,7 @@ class _RunningSums:
         special = set(tokenizer.all_special_ids)
         return ["" if token in special else token_string(tokenizer, token) for token in ids]
 
-    def _prompts(self, texts: list[Text]) -> Iterator[list[int]]:
+    def _prompts(self, texts: Sequence[Text]) -> Iterator[list[int]]:
         for text in texts:
             ids = encode_prompt(self.study.model, text, self.study.prepend_bos)
             self.digest.update(f"{len(text)}:".encode() + text_bytes(text))
