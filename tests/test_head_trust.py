@@ -32,7 +32,7 @@ def trust(model: Any, texts: Any = None, **options: Any) -> Any:
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tl_headmaps.capture.running.context.cache_folder", lambda: tmp_path / "cache")
+    monkeypatch.setattr("tl_headmaps.core.store.cache_folder", lambda: tmp_path / "cache")
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "gemma3"])
