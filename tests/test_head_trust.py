@@ -164,7 +164,7 @@ def test_shown_beside_relation_scores(preset: Any, tmp_path: Path) -> None:
     assert Result.load(scores.save(tmp_path / "scores.json")) == scores
     assert "tokens: share of what the head writes" in " ".join(scores.table(full=True).split())
     assert next(iter(scores.to_rows()))["token_share"] == pytest.approx(float(result.token_share[preset][0, 0]))
-    assert any("tokens explain" in name for name, _ in scores.figure().data.layers[0].details)
+    assert any(name == "tokens" for name, _ in scores.figure().data.layers[0].details)
     assert relation_scores(model, relation, **options).token_share is None
     with pytest.raises(HeadMapsError, match="belongs to another model"):
         relation_scores(random_model("gpt2"), relation, trust=result, **options)
