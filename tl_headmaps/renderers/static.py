@@ -14,15 +14,10 @@ from ..core.errors import UsageError
 from ..core.files import replacing
 from .charts import Chart
 from .colours import SERIES
-from .example import Example
-from .flowchart import Flow
 from .grids import Heat, Layer
 from .listing import Beside, Listing
-from .printed_example import draw_example
-from .printed_flow import draw_flow
 from .sheet_maps import draw_heat, first_group, lay_out
 from .sheets import INCHES, TICK_SIZE, TITLE_SIZE, frame, line_height, lines_of
-from .sketch import Sketch, draw_sketch
 from .text import in_words, visible
 from .views import View
 
@@ -233,16 +228,6 @@ def _(data: Chart, sheet: Any) -> None:
 
 
 @draw.register
-def _(data: Flow, sheet: Any) -> None:
-    draw_flow(data, sheet)
-
-
-@draw.register
-def _(data: Example, sheet: Any) -> None:
-    draw_example(data, sheet)
-
-
-@draw.register
 def _(data: Beside, sheet: Any) -> None:
     from matplotlib.figure import Figure as Sheet
 
@@ -311,11 +296,6 @@ class _Pane:
 
     def get_layout_engine(self) -> None:
         return None
-
-
-@draw.register
-def _(data: Sketch, sheet: Any) -> None:
-    draw_sketch(data, sheet)
 
 
 @draw.register
