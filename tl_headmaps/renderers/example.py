@@ -253,10 +253,9 @@ def _matrix(matrix: ExampleMatrix, width: float, write: Notation) -> Drawing:
     cell = max(_LEAST_CELL, min(wanted, (width - left) / n_columns))
     upright = longest_column > cell - 2
     top = _LINE + (longest_column + _PAD if upright else _LINE if columns else 0.0)
-    shades = [["" if np.isnan(value) else matrix.scale.colour(float(value)) for value in row] for row in matrix.values]
     drawing = Drawing([], max(left + n_columns * cell, width_of(matrix.caption(write), _SMALL)), top + n_rows * _ROW)
     drawing.add(Text(0.0, SIZE, matrix.caption(write), _SMALL, fill="soft", italic=True))
-    drawing.add(Cells(left, top, (cell, _ROW), shades))
+    drawing.add(Cells(left, top, (cell, _ROW), matrix.scale.pixels(matrix.values)))
     for number, name in enumerate(rows):
         at = top + (number + 0.5) * _ROW + MIDDLE * _SMALL
         drawing.add(Text(left - _PAD / 2, at, name, _SMALL, "end", bold=number == matrix.marked))
@@ -271,7 +270,8 @@ def _matrix(matrix: ExampleMatrix, width: float, write: Notation) -> Drawing:
     if 2 * sum(matrix.values[at] != 0 for at in fitting) >= np.count_nonzero(matrix.values):
         for row, column in fitting:
             x, y = left + (column + 0.5) * cell, top + (row + 0.5) * _ROW + MIDDLE * size
-            ink = text_on(shades[row][column]) if shades[row][column] else "soft"
+            value = float(matrix.values[row, column])
+            ink = "soft" if np.isnan(value) else text_on(matrix.scale.colour(value))
             drawing.add(Text(x, y, numbers[row][column], size, "middle", ink))
     if matrix.marked is not None:
         drawing.add(Rect(left, top + matrix.marked * _ROW, n_columns * cell, _ROW, stroke="mark", line=1.5))

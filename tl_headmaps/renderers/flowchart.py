@@ -9,7 +9,7 @@ Figure('Heads and token groups', Flow, 5 KB)
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
@@ -34,6 +34,8 @@ LabelSide: TypeAlias = Literal["bottom", "top"]
 
 ON, OFF = "#2f6fd0", "#3a3d42"
 """Colours of 1 and 0 in a matrix of nothing else."""
+
+_ON_OFF = (("0", OFF), ("1", ON))
 
 _SMALL, _LETTER, _SMALL_LETTER = 12.0, 7.6, 6.6
 """Size of letters around the matrix, and widths of letters."""
@@ -71,7 +73,7 @@ class Flow:
     @property
     def is_binary(self) -> bool:
         """Whether the matrix holds nothing but 0 and 1."""
-        return self.matrix is not None and set(np.unique(self.matrix)) <= {0.0, 1.0}
+        return self.scale is not None and bool(self.scale.names)
 
     @property
     def is_causal(self) -> bool:
@@ -115,7 +117,9 @@ class Flow:
         place = _Layout(self)
         drawing = Drawing([*_heads(self, place), *_tokens(self, place)], place.width, place.height)
         if self.matrix is not None and self.scale is not None:
-            drawing.add(Group([*_cells(self, self.matrix, self.scale, place)], key="matrix"))
+            later = np.triu(np.full_like(self.matrix, self.is_causal), 1) > 0
+            shown = np.where(later, np.nan, self.matrix)
+            drawing.add(Group([*_cells(self, shown, self.scale, place)], key="matrix"))
             drawing.add(*_column_names(self, place), *_legend(self, self.scale, place))
         return drawing
 
@@ -197,7 +201,8 @@ def flow(
                 "entry must be a number."
             )
         values = array[np.ix_(rows, rows)]
-        scale = Scale.over([values], unit=visible(unit))
+        is_binary = set(np.unique(values)) <= {0.0, 1.0}
+        scale = replace(Scale.over([values], unit=visible(unit)), names=_ON_OFF if is_binary else ())
     chart = Flow(visible(title), tuple(names[position] for position in rows), joined, values, scale, labels, note)
     heads_text = "; ".join(_said(chart, head, links) for head, links in joined) or "No head binds tokens together"
     text = f"{chart.title}: {len(names)} tokens. {heads_text}."
@@ -359,24 +364,14 @@ def _shortened(text: str) -> str:
 
 def _cells(chart: Flow, matrix: np.ndarray, scale: Scale, place: _Layout) -> Iterator[Shape]:
     """Cells of the matrix, each with its value if they are not too many."""
-    is_binary, is_causal = chart.is_binary, chart.is_causal
-
-    def shade(row: int, column: int) -> str:
-        if is_causal and column > row:
-            return ""
-        value = float(matrix[row, column])
-        return (ON if value else OFF) if is_binary else scale.colour(value)
-
-    places = range(len(matrix))
-    shades = [[shade(row, column) for column in places] for row in places]
     if matrix.size > _TITLED_CELLS:
-        yield Cells(place.matrix, place.top, (place.cell, place.row), shades)
+        yield Cells(place.matrix, place.top, (place.cell, place.row), scale.pixels(matrix))
         return
     for (row, column), value in np.ndenumerate(matrix):
-        if shades[row][column]:
+        if not np.isnan(value):
             said = f"{chart.tokens[row]} → {chart.tokens[column]}: {significant(float(value))}"
             corner = place.matrix + column * place.cell, place.top + row * place.row
-            yield Rect(*corner, place.cell, place.row, shades[row][column], "ground", said=said)
+            yield Rect(*corner, place.cell, place.row, scale.colour(float(value)), "ground", said=said)
 
 
 def _column_names(chart: Flow, place: _Layout) -> Iterator[Shape]:
@@ -403,10 +398,10 @@ def _legend(chart: Flow, scale: Scale, place: _Layout) -> Iterator[Shape]:
     x, y = place.legend
     yield Text(x, y + 30, scale.unit, _SMALL, fill="soft")
     if chart.is_binary:
-        for left, colour, name in ((x, ON, "1"), (x + 40, OFF, "0")):
+        for left, (name, colour) in zip((x, x + 40), reversed(scale.names), strict=True):
             yield Rect(left, y, 14, 14, colour)
             yield Text(left + 19, y + 11, name, _SMALL, fill="soft")
         return
-    colours = [f"#{colour}" for colour in scale.colours]
-    yield Cells(x, y, (_BIT, 12), [colours])
-    yield Text(x + _BIT * len(colours) + 8, y + 11, _limits(scale), _SMALL, fill="soft")
+    n = len(scale.colours)
+    yield Cells(x, y, (_BIT, 12), scale.pixels(np.linspace(scale.low, scale.high, n)[None]))
+    yield Text(x + _BIT * n + 8, y + 11, _limits(scale), _SMALL, fill="soft")
