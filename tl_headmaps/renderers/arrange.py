@@ -3,13 +3,13 @@
 >>> box = Drawing([], 30, 9)
 >>> whole = stacked([in_rows([box, box, box], 70, 5), box], gap=5)
 >>> whole.width, whole.height
-(65.0, 37.0)
+(65, 37)
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from .shapes import Cells, Drawing, Group, Path, Shape, Text
+from .shapes import Cells, Drawing, Group, Number, Path, Shape, Text
 
 SIZE = 13.0
 """Letters on a page."""
@@ -18,7 +18,7 @@ WIDE, NARROW = 720.0, 340.0
 """Widths, on a page, of pictures that have one arrangement for screens and another for phones."""
 
 
-def stacked(drawings: Sequence[Drawing], gap: float = 0.0) -> Drawing:
+def stacked(drawings: Sequence[Drawing], gap: Number = 0.0) -> Drawing:
     """Drawings below each other; those without height are left out."""
     whole = Drawing([], 0.0, -gap)
     for drawing in drawings:
@@ -28,7 +28,7 @@ def stacked(drawings: Sequence[Drawing], gap: float = 0.0) -> Drawing:
     return whole if whole.shapes else Drawing()
 
 
-def in_rows(drawings: Sequence[Drawing], width: float, gap: float = 0.0) -> Drawing:
+def in_rows(drawings: Sequence[Drawing], width: Number, gap: Number = 0.0) -> Drawing:
     """Drawings beside each other while they fit, then below."""
     rows: list[Drawing] = []
     for drawing in drawings:
@@ -40,17 +40,17 @@ def in_rows(drawings: Sequence[Drawing], width: float, gap: float = 0.0) -> Draw
     return stacked(rows, gap)
 
 
-def inset(drawing: Drawing, x: float) -> Drawing:
+def inset(drawing: Drawing, x: Number) -> Drawing:
     """A drawing moved to the right."""
     return Drawing([drawing.at(x, 0.0)], drawing.width + x, drawing.height)
 
 
-def scaled(drawing: Drawing, by: float) -> Drawing:
+def scaled(drawing: Drawing, by: Number) -> Drawing:
     """A drawing in another size, letters and lines included."""
     return Drawing([_scaled(shape, by) for shape in drawing.shapes], drawing.width * by, drawing.height * by)
 
 
-def _scaled(shape: Shape, by: float) -> Shape:
+def _scaled(shape: Shape, by: Number) -> Shape:
     match shape:
         case Path():
             lines = tuple(tuple((x * by, y * by) for x, y in part) for part in shape.lines)

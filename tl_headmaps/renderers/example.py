@@ -2,7 +2,7 @@
 
 >>> values = ExampleMatrix("V", [[0.1, 0.2], [-0.8, 0.3]], rows=["Birds", "walk"])
 >>> worked_example([ExampleStep("Each token has a value", [values])])
-Figure('Worked example', Example, 3 KB)
+Figure('Worked example', Example, 2 KB)
 """
 
 from collections.abc import Iterable, Sequence

@@ -4,7 +4,7 @@ Lines lead from heads to tokens. Where groups of different heads overlap, that w
 stripes beside the tokens, one lane for the groups of each head.
 
 >>> flow(["It", "I", "is"], {"Head 0": [([0, 1], 1.0)]}, matrix=[[1, 1, 0], [1, 1, 0], [0, 0, 1]])
-Figure('Heads and token groups', Flow, 5 KB)
+Figure('Heads and token groups', Flow, 4 KB)
 """
 
 import itertools
@@ -270,7 +270,7 @@ class _Layout:
         # Left of the matrix' lower corner: what is under the matrix would be out of sight on a phone.
         self.legend = (max(2.0, self.matrix - 8 - _legend_width(chart)), bottom + 10)
 
-    def middle(self, row: float) -> float:
+    def middle(self, row: int) -> float:
         """Middle of a row."""
         return self.top + (row + 0.5) * self.row
 

@@ -15,7 +15,9 @@ from ..core.files import replacing
 from .charts import Chart
 from .colours import SERIES
 from .grids import Heat, Layer
+from .layout import PrintOptions
 from .listing import Beside, Listing
+from .shapes import _patches
 from .sheet_maps import draw_heat, first_group, lay_out
 from .sheets import INCHES, TICK_SIZE, TITLE_SIZE, frame, line_height, lines_of
 from .text import in_words, visible
@@ -171,7 +173,16 @@ def _stretch(sheet: Any, height: float | int) -> None:
 @singledispatch
 def draw(data: Any, sheet: Any) -> None:
     """Draw plain values on an empty sheet, whose height may be set."""
-    raise UsageError(f"{type(data).__name__} has no form for print; save it as .html.")
+    if not hasattr(data, "drawing"):
+        raise UsageError(f"{type(data).__name__} has no form for print; save it as .html.")
+    drawing = data.drawing(PrintOptions(72 * sheet.get_figwidth()))
+    sheet.set_layout_engine("none")
+    sheet.set_figwidth(drawing.width / 72)
+    sheet.set_figheight(drawing.height / 72)
+    axes = sheet.add_axes((0, 0, 1, 1), xlim=(0, drawing.width), ylim=(drawing.height, 0), aspect="equal", anchor="N")
+    axes.axis("off")
+    for patch in _patches(drawing.shapes, 1.0):
+        axes.add_artist(patch)
 
 
 @draw.register
