@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -53,19 +53,22 @@ if TYPE_CHECKING:
     from typing import Self
 
 
-class _remembered(cached_property[Any]):  # noqa: N801: used as cached_property is
+_Value = TypeVar("_Value")
+
+
+class _remembered(cached_property[_Value]):  # noqa: N801: used as cached_property is
     """A cached property that is remembered with what was read of a model.
 
     Of weights that a caller made, it is taken from there only if the model still is what it was then: it may have been
     edited since. :meth:`HeadWeights.provenance` remembers what was computed.
     """
 
-    def __get__(self, weights: Any, owner: Any = None) -> Any:
+    def __get__(self, weights: Any, owner: Any = None) -> _Value:  # type: ignore[override]
         if weights is not None and self.attrname not in vars(weights):
             reading = vars(weights).get("_read_as")
             if reading is not None and self.attrname in reading.known and reading.holds(weights.model):
                 vars(weights).update(reading.known)
-        return super().__get__(weights, owner)
+        return cast(_Value, super().__get__(weights, owner))
 
 
 _GATED = (
