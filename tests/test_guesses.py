@@ -46,7 +46,6 @@ from tl_headmaps import (
 from tl_headmaps.capture.quantisation import quantisation_of, stated_quantisation
 from tl_headmaps.cli.components import METRICS as LISTED_METRICS
 from tl_headmaps.core.errors import HeadMapsWarning, RelationDataError, TokenError, UsageError
-from tl_headmaps.core.fitting import annotations_of
 from tl_headmaps.core.progress import Progress
 from tl_headmaps.core.types import Preset, check_choice, head_list, layer_list
 from tl_headmaps.core.vocabulary import as_text, token_position, word_place
@@ -54,6 +53,7 @@ from tl_headmaps.data.relations import resolve
 from tl_headmaps.data.texts import read_texts, repeated_tokens, split_texts
 from tl_headmaps.renderers.text import chance, interval, number
 from tl_headmaps.results import HeadMaps, kinds
+from tl_headmaps.results.codec import annotations_of
 
 TEXT = " word3 word4 word5 word6 word3 word4"
 IDS = [3, 4, 5, 6, 3, 4]
@@ -354,7 +354,7 @@ class TestProfileWithoutTexts:
         model = shared_model("llama")
         found = grouping_profile(model, max_texts=3, progress=False)
         assert (found.n_texts, found.n_repeated, found.provenance.seed) == (27, 24, 0)
-        assert "random tokens said twice" in str(found) and "english.txt" in found.provenance.data["source"]
+        assert "repeated random tokens" in str(found) and "english.txt" in found.provenance.data["source"]
         own = repeated_tokens([1, *range(3, 61)], 31)
         alone = grouping_profile(model, [(2, *ids) for ids in own], progress=False)
         for score in ("induction", "duplicate_token"):
@@ -389,7 +389,7 @@ class TestProfileWithoutTexts:
     def test_a_command_without_texts(self, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("tl_headmaps.load_model", lambda *_: shared_model("llama"))
         done = run("profile", "--max-texts", "1")
-        assert done.code == 0 and "24 of random tokens said twice" in done.out, done
+        assert done.code == 0 and "24 of repeated random tokens" in done.out, done
 
     def test_induction_heads_of_the_default_model(self, default_model: Any) -> None:
         sequences = repeated_tokens(range(1000, 40_000), 128, n=4)
