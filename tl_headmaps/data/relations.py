@@ -403,6 +403,20 @@ class Encoded:
     dropped: tuple[tuple[str, str, str], ...] = field(repr=False)
     multi_token_sources: tuple[tuple[tuple[int, ...], int], ...] = ()
 
+    def top_k(self, k: int | None, n_targets: int) -> int:
+        """The k to count with; raises if no pair can be scored, or if there are fewer targets than that."""
+        if not self.kept:
+            source, target, reason = self.dropped[0]
+            raise RelationDataError(
+                f"No pair of {self.relation.name!r} can be scored: all {len(self.dropped)} were left out (for example "
+                f"{source!r}, {target!r}: {reason}). Use single-token words of this model, "
+                "multi_token='first', or load_relations(model=model), which leaves such relations out."
+            )
+        chosen = self.relation.default_k(n_targets) if k is None else k
+        if not 1 <= chosen <= n_targets:
+            raise UsageError(f"k={chosen} is impossible: it must be from 1 to {n_targets}, the size of the vocabulary.")
+        return chosen
+
 
 def encode(
     relation: Relation,
