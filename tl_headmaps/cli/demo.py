@@ -2,12 +2,12 @@
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
+import click
 
 from ..core.errors import UnsupportedModelError, UsageError
-from .options import CheckpointOption, DeviceOption, ModelOption, open_weights
+from .build import CHECKPOINT, DEVICE, MODEL, open_model
 from .output import check_folder, say
 
 if TYPE_CHECKING:
@@ -18,14 +18,17 @@ PAGE = "index.html"
 YOUR_MODEL = "your/model"
 
 
-def demo(
-    model: ModelOption = None,
-    checkpoint: CheckpointOption = None,
-    device: DeviceOption = None,
-    folder: Annotated[
-        Path, typer.Option("--out", metavar="FOLDER", help="Where to write the page and the results.")
-    ] = Path("demo"),
-) -> None:
+FOLDER = click.Option(
+    ["--out", "folder"],
+    metavar="FOLDER",
+    type=click.Path(path_type=Path),
+    default="demo",
+    help="Where to write the page and the results; default: demo.",
+)
+
+
+@click.command(params=[MODEL, CHECKPOINT, DEVICE, FOLDER])
+def demo(model: str | None, checkpoint: str | None, device: str | None, folder: Path) -> None:
     """Take the tour: what the heads of a model do, and how sure that is, as one page with the results beside it."""
     from ..analyses.tour.opening import opening
     from ..analyses.tour.sections import SECTIONS
@@ -33,12 +36,12 @@ def demo(
     from ..renderers.text import visible, wrapped
 
     folder = check_folder(folder)
-    tour = Tour(open_weights(model, checkpoint, device))
+    tour = Tour(open_model(model, checkpoint, device))
     reports = []
     for number, section in enumerate(SECTIONS, 1):
-        typer.echo(f"[{number}/{len(SECTIONS)}] {section.title}", err=True)
+        click.echo(f"[{number}/{len(SECTIONS)}] {section.title}", err=True)
         reports.append(tour.run(section))
-        typer.echo(f"[{number}/{len(SECTIONS)}] done in {reports[-1].seconds:.1f} s", err=True)
+        click.echo(f"[{number}/{len(SECTIONS)}] done in {reports[-1].seconds:.1f} s", err=True)
         say(_printed(reports[-1]))
     findings = [outcome for report in reports for outcome in report.outcomes if isinstance(outcome, Finding)]
     if not findings:
