@@ -154,13 +154,13 @@ class TestAmbientState:
             assert torch.get_default_dtype() == torch.float64
         assert found == [expected] * 4
 
-    def test_every_public_call_is_steady(self) -> None:
+    def test_every_call_is_public(self) -> None:
         calls = {name: getattr(tl_headmaps, name) for name in tl_headmaps.__all__}
         for name, call in calls.items():
             if callable(call) and not isinstance(call, type) and ".analyses." in call.__module__:
-                assert getattr(call, "is_steady", False), f"@steady is missing above {name}()"
-        for method in (HeadWeights.from_model, HeadWeights.from_checkpoint, Result.load, calls["ContextVectors"].of):
-            assert getattr(method.__func__, "is_steady", False), method
+                assert getattr(call, "is_public", False), f"@public is missing above {name}()"
+        for method in (HeadWeights.from_model, HeadWeights.from_checkpoint, calls["ContextVectors"].of):
+            assert getattr(method.__func__, "is_public", False), method
 
     @pytest.mark.parametrize("seed", [-1, 2**63, 2**64, 10**5000, 1.5, True, "0"], ids=range(7))
     def test_seeds_no_generator_takes(self, model: Any, seed: Any) -> None:

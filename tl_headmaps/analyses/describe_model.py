@@ -13,8 +13,8 @@ from ..capture.bundled import NAME, ORIGINAL
 from ..capture.parts import LayerWeights, Norm
 from ..capture.tensors import in_float64
 from ..capture.weights import HeadWeights
-from ..core.ambient import steady
 from ..core.errors import UsageError
+from ..core.options import public
 from ..core.provenance import Provenance
 from ..core.types import Circuit, HeadIndex, Model, check_choice
 from ..renderers.figure import Figure
@@ -75,7 +75,7 @@ class ModelDescription(Result):
         return "\n".join(f"{name:<{width}}  {value}" for name, value in self.facts.items())
 
 
-@steady
+@public
 def describe_model(model: Model | HeadWeights) -> ModelDescription:
     """Architecture, size, weight basis, norms and supported analyses of a model; parameters and rank of its circuits.
 

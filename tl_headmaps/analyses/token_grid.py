@@ -15,10 +15,10 @@ from ..capture.weights import HeadWeights
 from ..circuits.extremes import entries
 from ..circuits.maps import CircuitMaps, ContextSources
 from ..circuits.ranking import ranks
-from ..core.ambient import steady
 from ..core.errors import TokenError, UsageError
+from ..core.options import public
 from ..core.provenance import Provenance
-from ..core.types import Circuit, HeadIndex, HeadLike, Model, Preset, check_choice
+from ..core.types import Circuit, HeadIndex, HeadLike, Model, Preset
 from ..core.vocabulary import TokenLike, near_words, single_id, token_string, word_ids
 from ..data.relations import MultiToken, RelationLike, resolve
 from ..renderers import heat
@@ -149,7 +149,7 @@ class TokenGrid(Result):
         return self._noted(f"{title}\n\n{table_text(columns, rows)}\n\n{note}")
 
 
-@steady
+@public
 def token_grid(
     model: Model | HeadWeights,
     head: HeadLike,
@@ -169,7 +169,6 @@ def token_grid(
 
     Args:
         model: A TransformerBridge, a HookedTransformer, or HeadWeights.
-        head: ``"L23H4"``, ``(23, 4)`` or a HeadIndex.
         sources: Row tokens: words (with a leading space, as in running text) or token ids.
         targets: Column tokens, likewise.
         relation: The relation the grid is an example of: its name becomes the title, and the head's score on all its
@@ -177,13 +176,6 @@ def token_grid(
         multi_token: ``"skip"`` refuses a target of several tokens, ``"first"`` takes its first token.
         circuit: ``"ov"``: what the head writes when it attends to a source. ``"qk"``: how much a query (row)
             attends to a key (column).
-        preset: ``"context"``: what each layer reads at the token behind neutral prompts. ``"folded"``:
-            what the model computes for the token alone. ``"maps"``: the published recipe. By default ``"context"``
-            for OV maps of a model that can run, ``"folded"`` for QK maps and for weights alone.
-        prompts: With ``"context"``: prefixes the sources are put behind; by default eight neutral ones.
-        vectors: With ``"context"``: :class:`ContextVectors` made before (or their folder), for weights that cannot run.
-        prepend_bos: With ``"context"``: begin each prefix with BOS; by default as the model does.
-        progress: Show progress bars on a terminal.
 
     Example:
         >>> from tl_headmaps import load_default_model, token_grid
@@ -198,8 +190,6 @@ def token_grid(
         >>> int(grid.ranks[0, 0])  # of 49,152 tokens, only eight are written more strongly than Paris
         8
     """
-    check_choice(circuit, Circuit, "circuit")
-    check_choice(multi_token, MultiToken, "multi_token")
     example_of = None if relation is None else resolve(relation)
     weights = HeadWeights.of(model)
     preset = weights.preset(preset, circuit, in_context=prompts is not None or vectors is not None)

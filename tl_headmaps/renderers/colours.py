@@ -108,12 +108,24 @@ class Scale:
         """``#rrggbb`` of a finite value, by straight lines between the table's entries."""
         if self.names:
             return self.names[int(value)][1]
-        place = self.position(value) * (len(self.colours) - 1)
-        index = min(int(place), len(self.colours) - 2)
-        share = place - index
-        first, second = (_channels(self.colours[i]) for i in (index, index + 1))
-        mixed = (math.floor(a + (b - a) * share + 0.5) for a, b in zip(first, second, strict=True))
-        return "#" + "".join(f"{channel:02x}" for channel in mixed)
+        return "#" + bytes(self.pixels(np.array([[value]]))[0, 0, :3].tolist()).hex()
+
+    def pixels(self, values: np.ndarray) -> np.ndarray:
+        """Red, green, blue and opacity of values by row and column, as bytes; clear where a value is missing."""
+        table = np.array([_channels(colour) for colour in self.colours], dtype=float)
+        known = np.isfinite(values)
+        if self.names:
+            places = np.where(known, values, 0.0)
+        elif self.high <= self.low:
+            places = np.full(values.shape, (len(table) - 1) / 2)
+        else:
+            shares = (np.where(known, values, self.low) - self.low) / (self.high - self.low)
+            places = np.clip(shares, 0, 1) * (len(table) - 1)
+        index = np.clip(places.astype(int), 0, max(0, len(table) - 2))
+        after = np.minimum(index + 1, len(table) - 1)
+        share = (places - index)[..., None]
+        mixed = np.floor(table[index] + (table[after] - table[index]) * share + 0.5)
+        return np.concatenate([mixed, np.where(known, 255.0, 0.0)[..., None]], axis=-1).astype(np.uint8)
 
     @classmethod
     def over(

@@ -1,7 +1,7 @@
 """A figure is a value: a notebook shows it, a file holds it, and creating one displays nothing."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -9,15 +9,13 @@ from typing import Any, Literal, TypeAlias
 from ..core.errors import OutputError, UsageError
 from ..core.files import FIGURE_SUFFIXES, PAGE_SUFFIX, home_expanded, replacing
 from ..core.types import check_choice
+from .layout import Labels, PrintOptions
 from .page import assets, escaped, whole_page
 from .sheets import INCHES
 from .text import latex, sentence, visible
 
 Width: TypeAlias = Literal["column", "page"]
 """Widths of figures in print: one column of two (3.4 inches) or the whole page (7 inches)."""
-
-Labels: TypeAlias = Mapping[str, str] | Sequence[str]
-"""Other names of maps or lines in print: a list in their order, or a dictionary from old names to new ones."""
 
 _LEAST_INCHES, _MOST_INCHES = 1, 50
 _COLUMN_INCHES = 4.5
@@ -126,6 +124,10 @@ class Figure:
         if suffix == PAGE_SUFFIX:
             with replacing(path) as temporary:
                 temporary.write_text(whole_page(self.title, [self.body], self.needs), encoding="utf-8")
+        elif hasattr(self.data, "drawing"):
+            tall = None if height is None else 72 * _inches(height, "height")
+            options = PrintOptions(72 * _inches(width), tall, columns, rows, title, labels)
+            self.data.drawing(options).save(path, title=self.title, source=self.source)
         else:
             from .static import Asked, save_static
 

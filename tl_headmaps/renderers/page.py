@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import UsageError
+from .shapes import INKS
 from .text import prose, visible
 
 LABEL_LENGTH = 40
@@ -97,7 +98,8 @@ def _circuitsvis() -> str:
 def assets(needs: Iterable[str]) -> str:
     """Style and scripts of the parts a page uses, each once."""
     wanted = set(needs)
-    parts = [f"<style>{_asset('headmaps.css')}</style>"]
+    inks = "".join(f".tlhm-fill-{ink}{{fill:var(--{ink})}}.tlhm-stroke-{ink}{{stroke:var(--{ink})}}" for ink in INKS)
+    parts = [f"<style>{_asset('headmaps.css')}\n{inks}</style>"]
     if "circuits" in wanted:
         parts.append(f'<script type="text/plain" class="tlhm-circuitsvis">{_circuitsvis()}</script>')
     if wanted:

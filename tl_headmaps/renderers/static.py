@@ -27,7 +27,8 @@ from .text import in_words, visible
 from .views import View
 
 if TYPE_CHECKING:
-    from .figure import Figure, Labels, Width
+    from .figure import Figure, Width
+    from .layout import Labels
 
 _MOST_LINES = 90
 _MARKERS, _DASHES = "os^Dv*", ("-", "--", ":", "-.")

@@ -16,6 +16,7 @@ own :meth:`Result.to_dict` and :meth:`Result.from_dict`.
 
 import functools
 import html
+import inspect
 import json
 import sys
 from abc import ABC, abstractmethod
@@ -26,7 +27,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
 
-from ..core.ambient import steady
 from ..core.errors import OutputError, UsageError
 from ..core.files import (
     FIGURE_SUFFIXES,
@@ -36,6 +36,7 @@ from ..core.files import (
     replacing,
 )
 from ..core.fitting import MisfitError, annotations_of, require_fit
+from ..core.options import with_torch_defaults
 from ..core.provenance import Provenance
 from ..renderers.figure import Figure
 from ..renderers.formulas import DIGITS, MOST_DIGITS
@@ -65,7 +66,6 @@ def _captioned(draw: Callable[..., Figure]) -> Callable[..., Figure]:
     return figure
 
 
-@steady
 class Result(ABC):
     """A frozen result; subclasses name their ``kind``, their axes and their rows.
 
@@ -96,7 +96,7 @@ class Result(ABC):
         super().__init_subclass__()
         if "figure" in vars(cls):
             cls.figure = _captioned(cls.figure)  # type: ignore[method-assign]
-        steady(cls)
+        _enter_with_torch_defaults(cls)
 
     @property
     def references(self) -> tuple[str, ...]:
@@ -336,6 +336,19 @@ class Result(ABC):
                 f"{path} is damaged: it says it holds {kind!r}, but {reason:.300} came up while reading it. Save the "
                 "result again."
             ) from error
+
+
+def _enter_with_torch_defaults(result_class: type) -> None:
+    """Have the public methods of a class compute under torch's defaults, and what prints it; properties only look."""
+    for name, value in list(vars(result_class).items()):
+        if name in ("__str__", "_repr_html_") or not name.startswith("_"):
+            if inspect.isfunction(value):
+                setattr(result_class, name, with_torch_defaults()(value))
+            elif isinstance(value, classmethod | staticmethod):
+                setattr(result_class, name, type(value)(with_torch_defaults()(value.__func__)))
+
+
+_enter_with_torch_defaults(Result)
 
 
 def _writes_own_form(result_class: type[Result]) -> bool:

@@ -173,7 +173,7 @@ class HeadCard(Result):
     def _missed(self) -> str:
         if self.worth is None:
             return ""
-        _, rise, known, _ = self.worth.row(self.head)
+        rise, known = self.worth.cell_texts({"layer": self.head.layer, "head": self.head.head})
         row = self.worth.worth[self.head.layer]
         rank, n = 1 + int((row > row[self.head.head]).sum()), int((~row.isnan()).sum())
         place = f", rank {rank} of the {n} heads of its layer" if n > 1 else ""
@@ -254,8 +254,14 @@ class HeadCard(Result):
 
     def _worth_table(self, worth: HeadWorth) -> Table:
         heads = [head for head, _ in worth.top(worth.worth.numel()) if head.layer == self.head.layer]
-        rows = [[f"> {head}" if head == self.head else f"  {head}", *worth.row(head)[1:]] for head in heads]
-        return _table(["head", "rise of the loss", "95% over texts", ""], rows, worth.caption, left=(0, 3))
+        rows = [
+            [
+                f"> {head}" if head == self.head else f"  {head}",
+                *worth.cell_texts({"layer": head.layer, "head": head.head}),
+            ]
+            for head in heads
+        ]
+        return _table(["head", "rise of the loss", "95% over texts"], rows, worth.caption)
 
     def _trust_table(self, trust: HeadTrust) -> Table:
         rows = []

@@ -1,0 +1,144 @@
+"""Sheets of paper: how wide text is, lines that fit, what a caller asks for in print, and the frame around a drawing.
+
+All sizes are in points (1/72 inch).
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+from unicodedata import east_asian_width
+
+from ..core.errors import UsageError
+from .shapes import Drawing, Number, Text
+from .text import prose
+
+Labels: TypeAlias = Mapping[str, str] | Sequence[str]
+"""Other names of maps or lines in print: a list in their order, or a dictionary from old names to new ones."""
+
+COLUMN, PAGE = 3.4, 7.0
+"""Inches of a column of two, and of a whole page."""
+
+TICK, TITLE, CAPTION = 7.0, 8.0, 6.0
+"""Sizes of letters in print."""
+
+MARGIN = 4.0
+
+
+def width_of(text: str, size: Number = TICK) -> float:
+    """About how wide a text is in print, rather too wide than too narrow."""
+    return sum(map(_letter_width, text)) * size
+
+
+def _letter_width(letter: str) -> float:
+    """As a share of the size of the letters."""
+    if ord(letter) > 0xFFFF:
+        return 1.65
+    if letter in "MWm@%—…" or east_asian_width(letter) in "WF":
+        return 1.08
+    if letter in "Iijl '|!.,:;":
+        return 0.36
+    if letter in "frt()[]-/":
+        return 0.43
+    return 0.82 if letter.isupper() or letter == "w" else 0.66
+
+
+def lines_of(text: str, room: Number, size: Number = TICK) -> list[str]:
+    """A text in lines of at most ``room`` points, broken at spaces and behind - _ and /, or else inside a long word.
+
+    Example:
+        >>> lines_of("Decision-making and math", 57)
+        ['Decision-', 'making and', 'math']
+    """
+    lines = [""]
+    for piece in re.findall(r"[^ \-_/]*[ \-_/]?", text)[:-1]:
+        if width_of((lines[-1] + piece).rstrip(), size) <= room:
+            lines[-1] += piece
+            continue
+        if lines[-1]:
+            lines.append("")
+        for letter in piece:
+            if lines[-1] and letter != " " and width_of(lines[-1] + letter, size) > room:
+                lines.append("")
+            lines[-1] += letter
+    return [line.rstrip(" ") for line in lines]
+
+
+def line_height(size: Number) -> float:
+    """From a line to the next."""
+    return 1.25 * size
+
+
+def written(lines: Sequence[str], x: Number, y: Number, size: Number, **style: object) -> list[Text]:
+    """Lines of text below each other, the first with its upper edge at ``y``."""
+    return [
+        Text(x, y + size + number * line_height(size), text, size, **style)  # type: ignore[arg-type]
+        for number, text in enumerate(lines)
+    ]
+
+
+@dataclass(frozen=True)
+class PrintOptions:
+    """What a caller wants in print; see :meth:`Figure.save`. The plain values of a figure have ``drawing(options)``.
+
+    Attributes:
+        width: Points there are at most.
+        height: Points there are to be, title and caption included; None for what the figure needs.
+        columns, rows: How maps are arranged.
+        title: Another title, or none if it is empty.
+        labels: Other names of maps or lines.
+    """
+
+    width: Number = 72 * PAGE
+    height: Number | None = None
+    columns: int | None = None
+    rows: int | None = None
+    title: str | None = None
+    labels: Labels | None = None
+
+    @property
+    def narrow(self) -> bool:
+        """Whether this is a column rather than a page."""
+        return self.width <= 72 * 5
+
+    def title_or(self, title: str) -> str:
+        """The title that is asked for, or else this one."""
+        return title if self.title is None else self.title
+
+    def refuse(self, *names: str) -> None:
+        """Raise if one of these was given, for a figure that has no use for it: height, columns (and rows), labels."""
+        if "height" in names and self.height is not None:
+            raise UsageError(
+                f"height={self.height / 72:g} was given, but the height of this figure follows from what it shows. "
+                "Leave height out, or choose another width."
+            )
+        if "columns" in names and (self.columns, self.rows) != (None, None):
+            raise UsageError(
+                "columns= and rows= arrange the maps of a figure, and this one has no maps. Leave them out."
+            )
+        if "labels" in names and self.labels is not None:
+            raise UsageError("labels= names the maps or lines of a figure, and this one has neither. Leave it out.")
+
+
+def frame_height(width: Number, *, title: str = "", note: str = "") -> float:
+    """What title and caption add to the height of a drawing."""
+    above, below = _framing(width, title, note)
+    return len(above) * line_height(TITLE) + len(below) * line_height(CAPTION) + 3 * MARGIN
+
+
+def framed(drawing: Drawing, *, title: str = "", note: str = "", width: Number = 0.0) -> Drawing:
+    """A drawing in the middle of a sheet, at least ``width`` wide, with a title above and a caption below."""
+    wide = max(width, drawing.width + 2 * MARGIN)
+    above, below = _framing(wide, title, note)
+    top = MARGIN + len(above) * line_height(TITLE) + (MARGIN if above else 0.0)
+    sheet = Drawing([], wide, frame_height(wide, title=title, note=note) + drawing.height)
+    sheet.add(*written(above, wide / 2, MARGIN, TITLE, anchor="middle"))
+    sheet.add(drawing.at((wide - drawing.width) / 2, top))
+    sheet.add(*written(below, MARGIN, top + drawing.height + MARGIN, CAPTION, fill="soft"))
+    return sheet
+
+
+def _framing(width: Number, title: str, note: str) -> tuple[list[str], list[str]]:
+    """Lines of title and caption that fit a width."""
+    room = width - 2 * MARGIN
+    return lines_of(title, room, TITLE) if title else [], lines_of(prose(note), room, CAPTION) if note else []

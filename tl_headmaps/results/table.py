@@ -1,0 +1,378 @@
+"""Results whose fields say what they are: a value, its null, the ends of its interval, its tests.
+
+A quantity is described once, where it is declared::
+
+    worth: Float[Tensor, "layer head"] = measured("value", "rise of the loss", "negative: better off with the mean")
+    interval_low: Float[Tensor, "layer head"] = measured("low", "95%", "over held-out texts")
+
+From that come the printed table with its legend, the head map with its tooltips, rows for CSV and data frames, the
+columns of a paper's table, the ``Attributes`` of the documentation, the comparison of two results and the rows of a
+head's card. JSON stays the fields. What a result writes by hand is :meth:`Table.notes`.
+"""
+
+import dataclasses
+import inspect
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+from typing_extensions import dataclass_transform
+
+from ..core.types import HeadIndex
+from ..renderers.figure import Figure
+from ..renderers.grids import MapLayer
+from ..renderers.heat import head_map
+from ..renderers.tables import Table as TextTable
+from ..renderers.text import chance, interval, number, sentence, signed, table_text, wrapped
+from .base import Result
+from .cells import cells
+from .codec import axes_of
+from .head_maps import HeadMaps
+
+Role: TypeAlias = Literal["value", "null", "low", "high", "p", "q", "detail", "fact"]
+"""What a field is: of a cell its value, the value by chance, the ends of its interval, its p- and q-value, a further
+number; or a fact about a label or the whole result."""
+
+_WITH_A_VALUE = ("null", "low", "high", "p", "q")
+_SHORT: tuple[Role, ...] = ("value", "low", "null", "q")
+"""Roles in a printed table, unless all of it is asked for."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a field of a result is; see :func:`measured`."""
+
+    role: Role
+    title: str
+    meaning: str = ""
+    unit: str = ""
+    of: str = ""
+    shown: bool = True
+
+
+def measured(
+    role: Role, title: str, meaning: str = "", *, unit: str = "", of: str = "", shown: bool = True, **field: Any
+) -> Any:
+    """A field of a result that says what it is.
+
+    Args:
+        role: Nulls, ends of intervals and tests belong to the value declared before them.
+        title: Heading of its column, its name in tooltips.
+        meaning: What it says, for the legend and the documentation.
+        unit: What it is measured in.
+        of: The value it belongs to, where that is not the one before.
+        shown: Whether printed tables have it at all; files always do.
+        **field: ``default``, as for :func:`dataclasses.field`.
+    """
+    return dataclasses.field(metadata={"measured": Measured(role, title, meaning, unit, of, shown)}, **field)
+
+
+_Class = TypeVar("_Class", bound=type)
+
+
+@dataclass_transform(eq_default=False, frozen_default=True, field_specifiers=(measured, dataclasses.field))
+def frozen_result(cls: _Class) -> _Class:
+    """A result class: a frozen dataclass that is compared and printed as results are."""
+    return dataclass(frozen=True, eq=False, repr=False)(cls)  # type: ignore[return-value]
+
+
+def _with_attributes(text: str, columns: Mapping[str, Measured]) -> str:
+    """A docstring whose ``Attributes`` also list the measured fields."""
+    said = {name: column.meaning or column.title for name, column in columns.items()}
+    lines = [f"    {name}: {sentence(meaning[:1].upper() + meaning[1:])}" for name, meaning in said.items()]
+    if not lines:
+        return text
+    before, example, after = text.partition("\nExample:\n")
+    if "\nAttributes:\n" not in before:
+        before = f"{before.rstrip()}\n\nAttributes:"
+    return "\n".join([before.rstrip(), *lines, ""]) + (f"{example}{after}" if example else "")
+
+
+class Table(Result):
+    """Values by some axes, with nulls, intervals and tests, of which the printed forms are made.
+
+    A subclass is a frozen dataclass with :func:`measured` fields and at most three overrides, usually :meth:`notes`.
+
+    Attributes:
+        title: What it is, and after a colon what was measured; ``{self.n_texts}`` is filled from the result.
+        ranked_by: The value that tables are ordered by; the first by default.
+        signed: Whether values have a sign (colours centred on zero); by default it is seen from them.
+        listed: Rows of a printed table.
+        fixed: Fields that must be equal for two results to be compared.
+    """
+
+    title: ClassVar[str] = ""
+    ranked_by: ClassVar[str] = ""
+    signed: ClassVar[bool | None] = None
+    listed: ClassVar[int] = 12
+    fixed: ClassVar[tuple[str, ...]] = ()
+    _described: ClassVar[Mapping[str, Measured]] = {}
+    values: Tensor
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "values" not in cls.__annotations__ and not isinstance(vars(cls).get("values"), property):
+            # Not in the class body: a field of that name could not be set beside a property.
+            cls.values = property(lambda self: getattr(self, self.ranked()), doc="The ranked values.")  # type: ignore[assignment]
+        own = {name: value for name, value in vars(cls).items() if isinstance(value, dataclasses.Field)}
+        new = {name: entry.metadata["measured"] for name, entry in own.items() if "measured" in entry.metadata}
+        cls._described = {**cls._described, **new}
+        cls.nullable = tuple(dict.fromkeys((*cls.nullable, *cls._described)))
+        cls.__doc__ = _with_attributes(inspect.cleandoc(cls.__doc__ or ""), new)
+
+    @classmethod
+    def columns(cls) -> dict[str, Measured]:
+        """What each measured field is, by its name."""
+        return dict(cls._described)
+
+    @classmethod
+    def families(cls) -> dict[str, dict[str, str]]:
+        """Each value with the fields that belong to it, by role: ``{"worth": {"value": "worth", "low": ...}}``."""
+        families: dict[str, dict[str, str]] = {}
+        for name, column in cls._described.items():
+            if column.role == "value":
+                families[name] = {"value": name}
+            elif column.role in _WITH_A_VALUE:
+                families[column.of or next(reversed(families))][column.role] = name
+        return families
+
+    @classmethod
+    def ranked(cls) -> str:
+        """Name of the value that heads or cells are ranked by."""
+        return cls.ranked_by or next(iter(cls.families()))
+
+    @property
+    def caption(self) -> str:
+        """What was measured, with the facts of this result filled in."""
+        return self.title.format(self=self)
+
+    def notes(self) -> Sequence[str]:
+        """Sentences of judgement under table and figure: what only this result can say of its numbers."""
+        return ()
+
+    def value_at(self, name: str, place: Mapping[str, int]) -> Any:
+        """A field's entry for a cell, given by its index on every axis; None where the field says nothing of one."""
+        value, axes = getattr(self, name), axes_of(self, name)
+        if isinstance(value, Mapping):
+            label = next(iter(place))
+            value = value.get(self._names(label)[place[label]])
+        elif isinstance(value, tuple):
+            axes = [axis for axis in place if len(self._names(axis)) == len(value)][:1]
+            return value[place[axes[0]]] if axes else None
+        if not isinstance(value, Tensor) or not set(axes) <= set(place):
+            return None
+        return value[tuple(place[axis] for axis in axes)].item()
+
+    def _names(self, axis: str) -> Sequence[Any]:
+        return self.axes[axis]
+
+    def to_rows(self) -> Iterable[dict[str, Any]]:
+        """One record per cell."""
+        axes = self._row_axes
+        for at, labels in cells(axes, self.values):
+            place = dict(zip(axes, at, strict=True))
+            record = ((name, self.value_at(name, place)) for name in self.columns())
+            yield labels | {name: value for name, value in record if value is not None}
+
+    @property
+    def _row_axes(self) -> dict[str, list[Any]]:
+        return self.axes
+
+    def _shown(self, full: bool) -> list[tuple[str, Role]]:
+        """Fields of a printed table in their order, each with its role; an interval stands as its lower end."""
+        ranked, families = self.ranked(), self.families()
+        listed: list[tuple[str, Role]] = [(families[ranked][role], role) for role in _SHORT if role in families[ranked]]
+        if "q" not in families[ranked] and "p" in families[ranked]:
+            listed.append((families[ranked]["p"], "p"))
+        if full:
+            rest = [(name, column.role) for name, column in self._described.items() if column.role not in ("high",)]
+            listed += [entry for entry in rest if entry not in listed and self._by_cell(entry[0])]
+        return [(name, role) for name, role in listed if self._described[name].shown]
+
+    def _by_cell(self, name: str) -> bool:
+        """Whether a field has an entry for every cell, or for every label."""
+        return self.value_at(name, dict.fromkeys(self._row_axes, 0)) is not None
+
+    def cell_texts(self, place: Mapping[str, int], *, full: bool = False) -> list[str]:
+        """What is printed of a cell, column by column as in :meth:`headings`."""
+        return [self._text(name, role, place) for name, role in self._shown(full)]
+
+    def headings(self, *, full: bool = False) -> list[tuple[str, str]]:
+        """Title and meaning of each column."""
+        return [(self._described[name].title, self._described[name].meaning) for name, _ in self._shown(full)]
+
+    def _text(self, name: str, role: Role, place: Mapping[str, int]) -> str:
+        value = self.value_at(name, place)
+        if role == "low":
+            family = next(family for family in self.families().values() if family.get("low") == name)
+            return interval(value, self.value_at(family["high"], place))
+        if value is None or not isinstance(value, float):
+            return "-" if value is None else str(value)
+        if role in ("p", "q"):
+            return "-" if math.isnan(value) else chance(value)
+        return signed(value, 2) if self.signed and role == "value" else number(value)
+
+    def _legend(self, full: bool) -> str:
+        meanings = {title: meaning for title, meaning in self.headings(full=full) if meaning}
+        return "; ".join(f"{title}: {meaning}" for title, meaning in meanings.items())
+
+    def table(self, *, full: bool = False, n: int | None = None) -> str:
+        """The best cells as aligned text, with a legend and the result's notes.
+
+        Args:
+            full: All columns; by default value, interval, null and q.
+            n: Rows to list; by default :attr:`listed`.
+        """
+        labels, rows = self._listed(full, n)
+        titles = [(title, "left") for title in labels] + [(title, "right") for title, _ in self.headings(full=full)]
+        parts = [self.caption, table_text(titles, rows), wrapped(self._legend(full)), *map(wrapped, self.notes())]
+        return self._noted("\n\n".join(filter(None, parts)))
+
+    def _listed(self, full: bool, n: int | None) -> tuple[list[str], list[list[str]]]:
+        """Titles of the columns that name a cell, and the rows of the table."""
+        axes = self._row_axes
+        found = [(at, labels) for at, labels in cells(axes, self.values)]
+        best = sorted(found, key=lambda cell: -float(self.values[cell[0]]))[: n or self.listed]
+        rows = [
+            [*map(str, labels.values()), *self.cell_texts(dict(zip(axes, at, strict=True)), full=full)]
+            for at, labels in best
+        ]
+        return list(axes), rows
+
+    def __str__(self) -> str:
+        return self.table()
+
+
+class HeadTable(HeadMaps, Table):
+    """Values of heads with their nulls, intervals and tests, for one label (a relation, a score) or several.
+
+    Attributes:
+        chosen_as: What :meth:`chosen` heads do, as in "heads that ... it".
+        limits: Ends of the colour bar, where they are not taken from the values.
+        switches: What labels and measures are called where a figure switches between them.
+    """
+
+    chosen_as: ClassVar[str] = ""
+    limits: ClassVar[tuple[float, float] | None] = None
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Names on the first axis; one empty name for a single map."""
+        names: tuple[str, ...] = ("",) if self.labelled is None else getattr(self, self.labelled)
+        return names
+
+    def chosen(self) -> Mapping[str, Sequence[HeadIndex]]:
+        """Heads that the result singles out, by label: tables and maps mark them, comparisons list them."""
+        return {}
+
+    @property
+    def _row_axes(self) -> dict[str, list[Any]]:
+        first = {} if self.labelled is None else {self._axis: list(self.labels)}
+        return first | {name: self.axes[name] for name in ("layer", "head")}
+
+    def _names(self, axis: str) -> Sequence[Any]:
+        return self._row_axes[axis]
+
+    def _place(self, label: int, head: HeadIndex) -> dict[str, int]:
+        return ({} if self.labelled is None else {self._axis: label}) | {"layer": head.layer, "head": head.head}
+
+    def head_map(self, label: str | None = None) -> Float[Tensor, "layer head"]:
+        """The map that :meth:`top` ranks; where there are several, that of one name."""
+        ranked = self.map_of(self.ranked(), 0 if self.labelled is None else self.index_of(label))
+        return super().head_map(label) if ranked is None or self.labelled is None else ranked
+
+    def map_of(self, name: str, label: int = 0) -> Float[Tensor, "layer head"] | None:
+        """A field's map over layers and heads for a label; None where it has none."""
+        value, axes = getattr(self, name), list(axes_of(self, name))
+        if isinstance(value, Mapping):
+            value = value.get(self.labels[label])
+        if not isinstance(value, Tensor) or not axes or not set(axes) <= set(self._row_axes):
+            return None
+        if self.labelled is not None and self._axis in axes:
+            value = value.select(axes.index(self._axis), label)
+            axes.remove(self._axis)
+        if axes == ["layer"]:
+            value = value[:, None].expand(self.values.shape[-2:])
+        return value.float() if axes else None
+
+    def head_rows(self, head: HeadIndex, *, full: bool = False, n: int | None = None) -> TextTable:
+        """What the result says about one head: a row for each label, best first."""
+        ranked = [self.value_at(self.ranked(), self._place(place, head)) for place in range(len(self.labels))]
+        known = [place for place, value in enumerate(ranked) if value is not None and not math.isnan(value)]
+        chosen = self.chosen()
+        rows = []
+        for place in sorted(known, key=lambda place: -ranked[place])[:n]:
+            name = f"{self.labels[place]}{' *' * (head in chosen.get(self.labels[place], ()))}"
+            rows.append([*[name] * (self.labelled is not None), *self.cell_texts(self._place(place, head), full=full)])
+        titles = [(self._axis, "left")] * (self.labelled is not None)
+        return TextTable([*titles, *((title, "right") for title, _ in self.headings(full=full))], rows)
+
+    def _listed(self, full: bool, n: int | None) -> tuple[list[str], list[list[str]]]:
+        several, chosen, rows = len(self.labels) > 1, self.chosen(), []
+        for place, label in enumerate(self.labels):
+            for rank, (head, _) in enumerate(self.top(n or (3 if several else self.listed), label or None)):
+                name = f"{head}{'*' if head in chosen.get(label, ()) else ' ' * bool(chosen)}"
+                texts = self.cell_texts(self._place(place, head), full=full)
+                rows.append([*[label if rank == 0 else ""] * several, name, *texts])
+        return [*[self._axis] * several, f"best of {self.n_measured}"], rows
+
+    def figure(self) -> Figure:
+        """Every value by layer and head, with its null, interval and tests in the tooltip; chosen heads are marked."""
+        families, chosen = self.families(), self.chosen()
+        first = self.ranked()
+        order = [first, *(name for name in families if name != first)]
+        maps = [
+            self._map_layer(place, name, families[name], details=name == first, several=len(families) > 1)
+            for place in range(len(self.labels))
+            for name in order
+            if self.map_of(name, place) is not None
+        ]
+        title, _, about = self.caption.partition(": ")
+        note = [about, self._legend(full=True), *self.notes()]
+        return head_map(
+            maps,
+            title=title,
+            unit=self._described[first].unit,
+            signed=self.signed,
+            limits=self.limits,
+            switches=("map" if self.labelled is None else self._axis, "measure"),
+            pinned=next((head for heads in chosen.values() for head in heads), None),
+            mark=f"one of the heads that {self.chosen_as} it" if chosen else "",
+            empty=self.provenance.short_rows,
+            note=self._noted(" ".join(sentence(part) for part in note if part), " "),
+        )
+
+    def _map_layer(self, place: int, name: str, family: Mapping[str, str], details: bool, several: bool) -> MapLayer:
+        label, columns = self.labels[place], self._described
+        parts = {role: self.map_of(field, place) for role, field in family.items()}
+        values = parts["value"]
+        assert values is not None
+        more = {columns[family[role]].title: parts[role] for role in ("p", "q") if parts.get(role) is not None}
+        if details:
+            named = (
+                (column.title, self.map_of(field, place))
+                for field, column in columns.items()
+                if column.role == "detail"
+            )
+            more |= {title: found for title, found in named if found is not None and not bool(found.isnan().all())}
+        return MapLayer(
+            label.replace("_", " "),
+            values,
+            group=columns[name].title if several else "",
+            null=parts.get("null"),
+            interval=(parts["low"], parts["high"]) if parts.get("low") is not None else None,
+            details=more,
+            marked=self._mask(self.chosen().get(label, ()), values) if details and self.chosen() else None,
+            unit=columns[name].unit or None,
+        )
+
+    @staticmethod
+    def _mask(heads: Iterable[HeadIndex], values: Float[Tensor, "layer head"]) -> Bool[Tensor, "layer head"]:
+        mask = torch.zeros(values.shape, dtype=torch.bool)
+        for head in heads:
+            mask[head.layer, head.head] = True
+        return mask
