@@ -108,7 +108,7 @@ def test_a_missing_option_is_named(run: Any, never_loaded: None, arguments: list
         (["compare-attention", "--phrases", "Birds walk", "--key", "birds"], ["'Birds walk' has no query"]),
         (
             ["compare-attention", "--phrases", "Birds walk=walk", "--phrases", "Birds walk=-1", "--key", "Birds"],
-            ["--phrases has 'Birds walk' twice, with 'walk' and -1"],
+            ["'Birds walk' was given twice, with 'walk' and -1"],
         ),
     ],
 )

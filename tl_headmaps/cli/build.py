@@ -16,11 +16,10 @@ import click
 
 from ..core.errors import UsageError
 from ..core.files import SAVED_SUFFIXES
+from ..core.options import SHARED_ARGS
 from .forms import FORMS, PHRASES, Form, comma_parts
 from .output import check_outputs, show_and_save
 from .signatures import PACKAGE, REQUIRED, Parameter, Signature, plain
-
-SHARED_ARGS: dict[str, str] = {}
 
 PYTHON_ONLY = frozenset(
     {"model", "executor", "progress", "data_dir", "cache_dir", "cache", "column", "budget", "describe", "file", "tasks"}
@@ -128,18 +127,17 @@ def _as_argument(parameter: Parameter) -> tuple[str, str]:
 
 def _option(parameter: Parameter) -> click.Option:
     form, flag = _form(parameter), f"--{parameter.name.rstrip('_').replace('_', '-')}"
-    shared: dict[str, Any] = {"help": explained(parameter), "default": None}
+    text = explained(parameter)
     if form is None and not parameter.choices and "bool" in parameter.types:
         opposite = f"/{OPPOSITES[parameter.name]}" if parameter.name in OPPOSITES else ""
-        return click.Option([flag + opposite, parameter.name], is_flag=True, **shared)
-    is_list = form.many if form else "Sequence" in parameter.types
+        return click.Option([flag + opposite, parameter.name], is_flag=True, default=None, help=text)
     return click.Option(
         [flag, parameter.name],
         metavar=form and form.metavar,
         type=None if form else _type(parameter),
-        multiple=is_list,
+        multiple=form.many if form else "Sequence" in parameter.types,
         required=parameter.default is REQUIRED and parameter.name not in HEADS,
-        **(shared if not is_list else {"help": shared["help"]}),
+        help=text,
     )
 
 

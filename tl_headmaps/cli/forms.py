@@ -1,7 +1,7 @@
 """How parameters are written on the command line where their type does not say it: heads, words, relations, files."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ class Form:
     commas: bool = True
 
 
-def comma_parts(option: list[str]) -> list[str]:
+def comma_parts(option: Iterable[str]) -> list[str]:
     """The parts of ``a, b,c`` without the spaces around them, of all times an option was given; empty ones are dropped.
 
     Example:

@@ -77,8 +77,8 @@ class Signature:
             types = [part for part in parts if isinstance(part, ast.Name) or part.value is None]
             found[argument.arg] = Parameter(
                 argument.arg,
-                frozenset(part.id if isinstance(part, ast.Name) else str(part.value) for part in types),
-                tuple(str(part.value) for part in parts if part not in types),
+                frozenset(part.id if isinstance(part, ast.Name) else "None" for part in types),
+                tuple(str(part.value) for part in parts if isinstance(part, ast.Constant) and part not in types),
                 default if default is REQUIRED else _value(self.module, default),
                 docs.get(argument.arg, ""),
             )
@@ -129,9 +129,11 @@ def _names(module: Path) -> dict[str, _Definition]:
         elif isinstance(node, ast.Assign | ast.AnnAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             found |= {target.id: node.value for target in targets if isinstance(target, ast.Name)}
-        elif isinstance(node, ast.ImportFrom) and node.level:
-            origin = _file(module.parents[node.level - 1].joinpath(*(node.module or "").split(".")))
-            found |= {alias.asname or alias.name: (origin, alias.name) for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            path = (node.module or "").split(".")
+            if node.level or path[0] == PACKAGE.name:
+                origin = _file((module.parents[node.level - 1] if node.level else PACKAGE.parent).joinpath(*path))
+                found |= {alias.asname or alias.name: (origin, alias.name) for alias in node.names}
     return found
 
 
