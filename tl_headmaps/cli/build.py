@@ -47,7 +47,7 @@ CHECKPOINT = click.Option(
 WORKERS = click.Option(
     ["--workers"], metavar="N", type=click.IntRange(min=1), help="Compute layers in N processes (needs --checkpoint)."
 )
-FULL = click.Option(["--full"], is_flag=True, help="Print all columns.")
+FULL = click.Option(["--full"], is_flag=True, default=None, help="Print all columns.")
 OUT = click.Option(
     ["--out"],
     metavar="FILE",
