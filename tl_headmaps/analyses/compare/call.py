@@ -25,7 +25,7 @@ from ..grouping_profile import GroupingProfile
 from ..head_trust import HeadTrust
 from ..head_worth import HeadWorth
 from ..name_heads import HeadNames
-from ..relation_scores.result import RelationScores
+from ..relation_scores import RelationScores
 from ..task_maps.result import TaskMaps
 from .result import Comparison
 
