@@ -116,11 +116,8 @@ def _bytes_digest(tensor: Tensor, algorithm: Callable[[], Any] = hashlib.sha256)
     # A scalar is a row of one.
     for rows in row_blocks(tensor.detach().permute(order) if order else tensor.detach()[None]):
         digest.update(rows.cpu().contiguous().view(torch.uint8).numpy().data)
-<<<<<<< HEAD
     hexadecimal: str = digest.hexdigest()
     return hexadecimal
-=======
-    return digest.hexdigest()
 
 
 def given_tensor(values: Any, name: str, expected: str) -> Tensor:
@@ -159,4 +156,3 @@ def arrays_digest(*arrays: Tensor) -> str:
             for rows in matrix.split(256):
                 digest.update(rows.to("cpu", torch.float64).numpy().tobytes())
     return digest.hexdigest()
->>>>>>> main
