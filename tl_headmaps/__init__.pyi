@@ -23,8 +23,8 @@ from .analyses.head_worth import HeadWorth as HeadWorth
 from .analyses.head_worth import head_worth as head_worth
 from .analyses.name_heads import HeadNames as HeadNames
 from .analyses.name_heads import name_heads as name_heads
-from .analyses.relation_scores.call import relation_scores as relation_scores
-from .analyses.relation_scores.result import RelationScores as RelationScores
+from .analyses.relation_scores import RelationScores as RelationScores
+from .analyses.relation_scores import relation_scores as relation_scores
 from .analyses.reproduce import Reproduction as Reproduction
 from .analyses.reproduce import reproduce as reproduce
 from .analyses.salient_operations.call import salient_operations as salient_operations

@@ -334,20 +334,6 @@ def _maps(result: Result) -> ComparedMaps:
     raise UsageError(f"A result of kind {result.kind!r} cannot be compared. These can: {known}.")
 
 
-def _of_relations(result: Any) -> ComparedMaps:
-    k = {f"k of {name}": k for name, k in zip(result.relations, result.k, strict=True)}
-    return ComparedMaps(
-        over="relation",
-        measure="share of pairs",
-        names=result.relations,
-        values=result.promote,
-        ends=(result.interval_low, result.interval_high),
-        chosen=result.implements(),
-        chosen_as="implement",
-        fixed={"circuit": result.circuit, **k},
-    )
-
-
 def _of_trust(result: Any) -> ComparedMaps:
     names = tuple(result.token_share)
     values, low, high = (
@@ -382,7 +368,6 @@ def _of_components(result: Any) -> ComparedMaps:
 
 
 _NOT_YET = {
-    "relation_scores": _of_relations,
     "head_trust": _of_trust,
     "task_maps": _of_tasks,
     "component_map": _of_components,
