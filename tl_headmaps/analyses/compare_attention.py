@@ -188,7 +188,7 @@ class AttentionComparison(HeadTable):
             at = row["layer"], row["head"]
             yield row | {name: float(mean[at]) for name, mean in means.items()}
 
-    def figure(self) -> Figure:
+    def figure(self) -> Figure:  # type: ignore[override]
         """One point per head: attention of the one word against that of the other, equal on the diagonal."""
         one, other = self.words[:2]
         groups = [
