@@ -26,7 +26,7 @@ from ..head_trust import HeadTrust
 from ..head_worth import HeadWorth
 from ..name_heads import HeadNames
 from ..relation_scores.result import RelationScores
-from ..task_maps.result import TaskMaps
+from ..task_maps import TaskMaps
 from .result import Comparison
 
 
