@@ -843,6 +843,9 @@ def test_tables_selections_and_text(planted: Any, planted_maps: TaskMaps, tmp_pa
     ]
     assert "Math Calculation" in page and "Decision-making" in page
     assert "rank correlation" in planted_maps.figure(stability=True).html
+    assert {layer.name for layer in planted_maps.figure(side_by_side=False).data.layers} == {
+        name.replace("_", " ") for name in planted_maps.functions
+    }
     verified = verify_tasks(planted, planted_maps, slot_tasks(), n_items=2, n_random=1, progress=False)
     assert "random others" in verified.figure().html
 

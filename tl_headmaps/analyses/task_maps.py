@@ -215,18 +215,21 @@ class TaskMaps(HeadTable):
         for row in super().to_rows():
             yield row | {"stands_out": HeadIndex(row["layer"], row["head"]) in chosen[row["function"]]}
 
-    def figure(self, *, stability: bool = False, origin: Origin = "upper") -> Figure:
+    def figure(self, *, side_by_side: bool = True, stability: bool = False, origin: Origin = "upper") -> Figure:
         """Every function's importance by layer and head, in panels with one colour bar.
 
         The bar ends at the 99th percentile, so that one head does not take all colours. Each title says how many heads
         stand out from shuffled labels.
 
         Args:
+            side_by_side: If not, one map at a time, with switches between functions and measures.
             stability: Show instead how the least stable map repeats with other contents.
             origin: ``"lower"`` draws the first layer at the bottom.
         """
         if stability:
             return self._stability_figure()
+        if not side_by_side:
+            return super().figure()
         layers = [
             MapLayer(
                 f"{FUNCTIONS.get(function, function)}: {len(self.standing_out[number]) or 'none'}",
