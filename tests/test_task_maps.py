@@ -896,7 +896,7 @@ def test_two_contents_of_the_default_model(default_model: Any, tmp_path: Path) -
 @pytest.fixture
 def command(planted: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """``tl-headmaps tasks`` on the planted model, with its own cache."""
-    from typer.testing import CliRunner
+    from click.testing import CliRunner
 
     from tl_headmaps.cli.app import app
 
