@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..core.errors import HeadMapsError, HeadMapsWarning, UsageError
+from ..core.options import Count, Draws
 from .build import Command, Run
 from .demo import demo
 from .doctor import doctor
@@ -162,9 +163,9 @@ def tasks(
     drop_duplicates: bool = False,
     sample: int | None = None,
     verify: bool = False,
-    n_items: int | None = None,
-    n_random: int | None = None,
-    max_heads: int | None = None,
+    n_items: Count | None = None,
+    n_random: Draws | None = None,
+    max_heads: Count | None = None,
 ) -> None:
     """The items, and what becomes of them without the heads of a function.
 
@@ -180,14 +181,12 @@ def tasks(
         max_heads: With --verify: heads to ablate at most; default: 10.
     """
     from .. import Tasks, load_tasks, verify_tasks
-    from ..analyses.verify_tasks import check_verification
 
     counts = {"n_items": n_items, "n_random": n_random, "max_heads": max_heads}
     of_verify: dict[str, Any] = {name: count for name, count in counts.items() if count is not None}
     if of_verify and not verify:
         option = f"--{next(iter(of_verify)).replace('_', '-')}"
         raise UsageError(f"{option} is an option of the verification; add --verify, or leave it out.")
-    check_verification(**of_verify)
     if data is None:
         if drop_duplicates:
             raise UsageError("--drop-duplicates is about the file of --data; give the file too.")

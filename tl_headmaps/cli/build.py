@@ -16,7 +16,7 @@ import click
 
 from ..core.errors import UsageError
 from ..core.files import SAVED_SUFFIXES
-from ..core.options import SHARED_ARGS
+from ..core.options import Count, Draws, Seed, Share, checked
 from .forms import FORMS, PHRASES, Form, comma_parts
 from .output import check_outputs, show_and_save
 from .signatures import PACKAGE, REQUIRED, Parameter, Signature, plain
@@ -28,6 +28,9 @@ PYTHON_ONLY = frozenset(
 
 OPPOSITES = {"drop_sink": "--keep-sink", "prepend_bos": "--no-prepend-bos"}
 """What switches a parameter off. Others are off until they are switched on."""
+
+RANGES = {"Count": Count, "Draws": Draws, "Seed": Seed, "Share": Share}
+"""Numbers that are checked here too, before the long work: the call does it after a model was opened."""
 
 ARGUMENTS = {
     "head": ("HEAD", "The same as --head: L23H4."),
@@ -88,6 +91,8 @@ def is_set(written: Any) -> bool:
 def read(parameter: Parameter, written: Any, commas: bool = True) -> Any:
     """What a call takes for what was written."""
     form = _form(parameter)
+    for name in parameter.types & set(RANGES):
+        written = checked(parameter.name, written, RANGES[name])
     if form is None:
         return list(written) if isinstance(written, tuple) else written
     if not form.many:
@@ -159,7 +164,7 @@ def explained(parameter: Parameter) -> str:
         'Count targets of x. Default: 5.'
     """
     form = _form(parameter)
-    text = plain((form and form.help) or parameter.doc or SHARED_ARGS.get(parameter.name, ""))
+    text = plain((form and form.help) or parameter.doc)
     if not parameter.choices:
         text = re.split(r"(?<=[.])\s+(?=[A-Z])", text)[0]
     shown = parameter.default is not REQUIRED and isinstance(parameter.default, str | int | float)
