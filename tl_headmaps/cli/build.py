@@ -213,7 +213,7 @@ class Command:
         named = [each for each in self.parameters.values() if each not in unnamed or each.name in HEADS]
         return click.Command(
             name,
-            callback=lambda **written: self._run({key: value for key, value in written.items() if is_set(value)}),
+            callback=lambda **written: self.carry_out(Run(self, written)),
             params=[*map(_argument, unnamed), *map(_option, [*named, *self.own_parameters.values()]), *self._shared()],
             help="\n\n".join([self.signature.summary, *(": ".join(_as_argument(each)) for each in unnamed)]),
         )
@@ -227,13 +227,13 @@ class Command:
         if "out" not in self.own_parameters:
             yield from (FULL, OUT)
 
-    def _run(self, written: dict[str, Any]) -> None:
-        run = Run(self, written)
+    def carry_out(self, run: "Run") -> None:
+        """Make and show what was asked for."""
         if self.around is None:
             run.show(run.result())
         else:
             own = self.own_parameters
-            self.around(run, **{name: read(own[name], written[name]) for name in own if name in written})
+            self.around(run, **{name: read(own[name], run.written[name]) for name in own if name in run.written})
 
 
 class Run:
@@ -246,8 +246,8 @@ class Run:
 
     def __init__(self, command: Command, written: dict[str, Any]) -> None:
         self._command = command
-        self.written = written
-        self.outputs = [] if "out" in command.own_parameters else check_outputs(written.get("out", ()))
+        self.written = {name: value for name, value in written.items() if is_set(value)}
+        self.outputs = [] if "out" in command.own_parameters else check_outputs(self.written.get("out", ()))
 
     @cached_property
     def options(self) -> dict[str, Any]:
