@@ -126,7 +126,7 @@ class Figure:
                 temporary.write_text(whole_page(self.title, [self.body], self.needs), encoding="utf-8")
         elif hasattr(self.data, "drawing"):
             tall = None if height is None else 72 * _inches(height, "height")
-            options = PrintOptions(72 * _inches(width), tall, columns, rows, title, labels)
+            options = PrintOptions(72 * _inches(width), tall, columns, rows, title, labels, not isinstance(width, str))
             self.data.drawing(options).save(path, title=self.title, source=self.source)
         else:
             from .static import Asked, save_static

@@ -49,8 +49,8 @@ MIDDLE = 0.36
 _FONTS = "DejaVu Sans,Verdana,sans-serif"
 _MONO = "DejaVu Sans Mono,monospace"
 _DPI = 200
-_OVERLAP = 0.1
-"""How far a cell reaches beyond itself, as a share of its size: without it, viewers show hairlines between cells."""
+_OVERLAP = 0.4
+"""How far a cell reaches into the next one at most (small cells: a tenth): else viewers show hairlines between them."""
 
 _STYLE = {
     "font.family": "DejaVu Sans",
@@ -216,8 +216,9 @@ class Drawing:
         with rc_context(_STYLE), warnings.catch_warnings():
             # Letters that no installed font has are drawn as boxes.
             warnings.filterwarnings("ignore", message="Glyph .* missing from")
-            sheet = Figure(figsize=(self.width * scale / 72, self.height * scale / 72))
-            axes = sheet.add_axes((0, 0, 1, 1), xlim=(0, self.width), ylim=(self.height, 0))
+            wide, tall = round(self.width, 2), round(self.height, 2)
+            sheet = Figure(figsize=(wide * scale / 72, tall * scale / 72))
+            axes = sheet.add_axes((0, 0, 1, 1), xlim=(0, wide), ylim=(tall, 0))
             axes.axis("off")
             for number, patch in enumerate(_patches(self.shapes, scale)):
                 patch.set_zorder(number)
@@ -341,24 +342,37 @@ def _(shape: Cells, vectors: bool) -> str:
             f'height="{_n(rows * height)}" preserveAspectRatio="none" image-rendering="pixelated" '
             f'href="data:image/png;base64,{base64.b64encode(png(shape.colours)).decode()}"/>'
         )
-    # One path for each colour, in units of cells: a cell is a line as wide as it is tall.
     paths = "".join(
-        f'<path stroke="{colour}" d="{"".join(f"M{first} {row}h{n + _OVERLAP:g}" for row, first, n in runs)}"/>'
-        for colour, runs in colour_runs(shape.colours).items()
+        f'<path stroke="{colour}" d="{"".join(f"M{_at(start)}H{_n(end)}" for start, end in lines)}"/>'
+        for colour, lines in _cell_lines(shape)
     )
-    moved = f"translate({_n(shape.x)} {_n(shape.y + height / 2)}) scale({width:.4g} {height:.4g})"
-    return f'<g transform="{moved}" stroke-width="{1 + _OVERLAP:g}" shape-rendering="crispEdges">{paths}</g>'
+    return f'<g stroke-width="{_n(height + _overlap(height))}" shape-rendering="crispEdges">{paths}</g>'
+
+
+def _overlap(side: Number) -> float:
+    return min(_OVERLAP, 0.1 * side)
+
+
+def _cell_lines(shape: Cells) -> Iterator[tuple[str, list[tuple[Point, Number]]]]:
+    """For each colour the lines that are its cells, as wide as those are tall: where each begins, and x of its end."""
+    (width, height), columns = shape.cell, shape.colours.shape[1]
+    for colour, runs in colour_runs(shape.colours).items():
+        lines = []
+        for row, first, n in runs:
+            end = shape.x + (first + n) * width + (_overlap(width) if first + n < columns else 0)
+            lines.append(((shape.x + first * width, shape.y + (row + 0.5) * height), end))
+        yield colour, lines
 
 
 def colour_runs(colours: np.ndarray) -> dict[str, list[tuple[int, int, int]]]:
     """Cells of equal colour in a row, as (row, first column, number), by their colour.
 
-    Shades are rounded to a fourth of the steps a screen has, which no eye tells apart: few colours make small files.
+    Shades are rounded to a fifth of the steps a screen has, which no eye tells apart: few colours make small files.
 
-    >>> colour_runs(np.array([[[0, 0, 0, 255], [1, 0, 0, 255], [252, 0, 0, 255]]], dtype=np.uint8))
-    {'#000000': [(0, 0, 2)], '#fc0000': [(0, 2, 1)]}
+    >>> colour_runs(np.array([[[0, 0, 0, 255], [1, 0, 0, 255], [250, 0, 0, 255]]], dtype=np.uint8))
+    {'#000000': [(0, 0, 2)], '#fa0000': [(0, 2, 1)]}
     """
-    shades = np.minimum(255, (colours.astype(int) + 2) // 4 * 4) @ [1 << 16, 1 << 8, 1, 0]
+    shades = ((colours.astype(int) + 2) // 5 * 5) @ [1 << 16, 1 << 8, 1, 0]
     shades[colours[..., 3] == 0] = -1
     new = np.ones(shades.shape, dtype=bool)
     new[:, 1:] = shades[:, 1:] != shades[:, :-1]
@@ -402,13 +416,12 @@ def _patches(shapes: Iterable[Shape], scale: Number) -> Iterator[Any]:
                 style["linestyle"] = (0, tuple(length / shape.width for length in shape.dash))
             yield _patch(parts, shape.stroke, shape.width * scale, shape.fill, **style)
         elif isinstance(shape, Cells):
-            width, height = shape.cell
-            for colour, runs in colour_runs(shape.colours).items():
-                parts = []
-                for row, first, n in runs:
-                    x, y = right + shape.x + first * width, down + shape.y + (row + 0.5) * height
-                    parts.append(([(x, y), (x + (n + _OVERLAP) * width, y)], [1, 2]))
-                yield _patch(parts, colour, (1 + _OVERLAP) * height * scale)
+            tall = shape.cell[1]
+            for colour, lines in _cell_lines(shape):
+                # Short numbers make small files.
+                ends = [(*(round(value, 1) for value in (x + right, y + down, end + right)),) for (x, y), end in lines]
+                parts = [([(x, y), (end, y)], [1, 2]) for x, y, end in ends]
+                yield _patch(parts, colour, (tall + _overlap(tall)) * scale)
 
 
 def _look(placed: tuple[Shape, Point]) -> Any:
@@ -449,7 +462,7 @@ def _patch(
     points = np.array([point for part, _ in parts for point in part])
     codes = [code for _, part in parts for code in part]
     patch = PathPatch(Curve(points, codes), facecolor=_colour(fill), edgecolor=_colour(stroke), **style)
-    patch.set(linewidth=width if stroke != "none" else 0, capstyle="butt", snap=False)
+    patch.set(linewidth=width if stroke != "none" else 0, capstyle="butt", snap=False, clip_on=False)
     return patch
 
 
