@@ -39,10 +39,9 @@ from tl_headmaps import (
 from tl_headmaps.capture.running import behind, prefixes
 from tl_headmaps.capture.running import context as engine
 from tl_headmaps.capture.running.context import collect_inputs, context_vectors
-from tl_headmaps.core import caches
-from tl_headmaps.core.caches import cache_limit, trim_cache
+from tl_headmaps.core import store
 from tl_headmaps.core.errors import UsageError
-from tl_headmaps.core.runs import pack, unpack
+from tl_headmaps.core.store import cache_limit, pack, trim_cache, unpack
 from tl_headmaps.core.vocabulary import word_ids
 
 PREFIXES = ([2, 5, 9, 4], [2, 7, 3], [2, 11, 6, 8, 10, 12, 3])
@@ -176,7 +175,7 @@ class TestCache:
         else:
             path.write_bytes(data[:-9] if harm == "cut" else data[:-9] + bytes([data[-9] ^ 1]) + data[-8:])
         if harm != "gone":
-            with pytest.raises(UsageError, match="cannot be read"):
+            with pytest.raises(UsageError, match="cannot be used: "):
                 first.layer(1)
         again = context_vectors(model, SOURCES, PREFIXES, cache_dir=tmp_path, progress=False)
         assert torch.equal(again.layer(1), before) and path.read_bytes() == data
@@ -185,7 +184,7 @@ class TestCache:
     def test_only_files_of_the_asked_layers_are_read(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         model = shared_model("llama")
         first = context_vectors(model, SOURCES, PREFIXES, cache_dir=tmp_path, progress=False)
-        path = first._path(0, 1)
+        path = first.folder / "part-000-layer-0001.safetensors"
         path.write_bytes(b"")
         context_vectors(model, SOURCES, PREFIXES, layers=[0, 2], cache_dir=tmp_path, progress=False)
         assert not path.read_bytes() and not capsys.readouterr().err
@@ -275,7 +274,7 @@ class TestLimit:
     ) -> None:
         kept(tmp_path, "a", days=9)
         with monkeypatch.context() as patched:
-            patched.setattr(caches, "_delete", lambda path: None)
+            patched.setattr(store, "_delete", lambda path: None)
             trim_cache(tmp_path, 0.0)
         (left,) = (tmp_path / "context").iterdir()
         assert left.name.startswith(".") and left.name.endswith(".removed")
@@ -585,7 +584,8 @@ class TestBadInput:
 
     def test_nan_in_a_vector(self, tmp_path: Path) -> None:
         vectors = ContextVectors.of(shared_model("llama"), [" word20"], [" word5"], cache_dir=tmp_path, progress=False)
-        path, name = vectors._path(0, 1), "part-000-layer-0001"
+        name = "part-000-layer-0001"
+        path = vectors.folder / f"{name}.safetensors"
         tensors = {key: tensor.clone() for key, tensor in unpack(path.read_bytes(), name, vectors.identity).items()}
         tensors["mean"][0, 0] = torch.nan
         path.write_bytes(pack(name, tensors, vectors.identity))

@@ -21,7 +21,7 @@ import tl_headmaps
 from tl_headmaps import Relation, Reproduction, Result, ablate, reproduce, validate
 from tl_headmaps.cli.app import main
 from tl_headmaps.core.errors import OutputError, RelationDataError, UsageError, WeightBasisError
-from tl_headmaps.core.runs import RunFolder
+from tl_headmaps.core.store import Store
 from tl_headmaps.renderers.tables import Table
 
 CAPITALS = {3: 10, 4: 11, 5: 12, 6: 13}
@@ -141,16 +141,16 @@ def test_interrupted_at_any_piece_it_resumes_with_the_same_bytes(
     survived: int, model: Any, data: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out, stored = tmp_path / "out", []
-    store = RunFolder.store
+    write = Store.write
 
-    def interrupted(self: RunFolder, piece: str, packed: bytes) -> None:
-        if len(stored) == survived:
+    def interrupted(self: Store, piece: str, tensors: Any) -> None:
+        if self.folder == out and len(stored) == survived:
             raise KeyboardInterrupt
-        store(self, piece, packed)
-        stored.append(piece)
+        write(self, piece, tensors)
+        stored.extend([piece] if self.folder == out else [])
 
     with monkeypatch.context() as patched:
-        patched.setattr(RunFolder, "store", interrupted)
+        patched.setattr(Store, "write", interrupted)
         with pytest.raises(KeyboardInterrupt):
             run(model, out, data)
     assert not (out / "manifest.json").exists()

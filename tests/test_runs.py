@@ -26,7 +26,7 @@ from tl_headmaps import HeadWeights, Relation, RelationScores, Result, relation_
 from tl_headmaps.analyses import sweep as sweeping
 from tl_headmaps.analyses.sweep import LayerStep, sweep_layers
 from tl_headmaps.core.errors import ModelLoadError, OutputError, RunError, UsageError
-from tl_headmaps.core.runs import RUN_FILE, identity_of
+from tl_headmaps.core.store import RUN_FILE, identity_of
 
 N_LAYERS = 6
 PAIRS = [(s, t) for s in range(3, 20) for t in (s + 1, 40 - s)]
@@ -312,13 +312,13 @@ class TestRefusals:
 KILLED_RUN = """
 import os, signal, sys
 from tl_headmaps import HeadWeights, Relation, relation_scores
-from tl_headmaps.core.runs import RunFolder
+from tl_headmaps.core.store import Store
 
 moment, count, checkpoint, run, pairs = sys.argv[1], int(sys.argv[2]), *sys.argv[3:5], eval(sys.argv[5])
-stored = RunFolder.store
+written = Store.write
 seen = []
 
-def store(self, layer, data):
+def write(self, layer, tensors):
     seen.append(layer)
     if len(seen) == count and moment == "before":
         os.kill(os.getpid(), signal.SIGKILL)
@@ -326,11 +326,11 @@ def store(self, layer, data):
         # The piece is half written when the process dies.
         from pathlib import Path
         Path.write_bytes = lambda path, data: (path.open("wb").write(data[:100]), os.kill(os.getpid(), signal.SIGKILL))
-    stored(self, layer, data)
+    written(self, layer, tensors)
     if len(seen) == count and moment == "after":
         os.kill(os.getpid(), signal.SIGKILL)
 
-RunFolder.store = store
+Store.write = write
 relation_scores(HeadWeights.from_checkpoint(checkpoint), Relation.from_pairs("all", pairs), ranks=True, run_dir=run)
 """
 

@@ -1,8 +1,8 @@
 """The published experiments end to end: agreement with activations, and ablation, relation by relation.
 
-The folder is a run folder (:mod:`tl_headmaps.core.runs`): each relation is one piece per experiment, computed alone, so
-what is computed after an interruption does not depend on when that was. Everything a reader opens is written from the
-pieces at the end.
+The folder is a run folder (:mod:`tl_headmaps.core.store`): each relation is one piece per experiment, computed alone,
+so what is computed after an interruption does not depend on when that was. Everything a reader opens is written from
+the pieces at the end.
 """
 
 import json
@@ -18,9 +18,9 @@ import torch
 
 from ..capture.weights import HeadWeights
 from ..core.ambient import steady
-from ..core.files import replacing, sha256_of
+from ..core.files import home_expanded, replacing, sha256_of
 from ..core.provenance import Provenance
-from ..core.runs import RunFolder, RunRecord, identity_of, open_run, pack
+from ..core.store import Store, identity_of, open_run
 from ..core.types import MOST_DRAWS, Model, check_count
 from ..data.relations import Relation, RelationLike, load_relations, relations_in, resolve_relations, writable
 from ..renderers.figure import Figure
@@ -271,9 +271,10 @@ def reproduce(
     )
     details = {**_details(provenance, candidates), "settings": weights.settings_digest}
     identity = identity_of(Reproduction.kind, provenance, details)
-    with open_run(Path(out), RunRecord(identity, (), provenance.to_dict())) as run:
+    folder = home_expanded(out)
+    with open_run(folder, identity, provenance) as run:
         # Only a complete folder has a manifest.
-        (run.folder / _MANIFEST).unlink(missing_ok=True)
+        (folder / _MANIFEST).unlink(missing_ok=True)
         checks = _validations(run, model, weights, chosen, prepend_bos, progress)
         curves = _ablations(run, model, weights, chosen, candidates, checks, n_random, prepend_bos, progress)
         rows = tuple(_row(name, checks[name], curves.get(name)) for name in names)
@@ -283,7 +284,7 @@ def reproduce(
             results[_file_stem(relation, "validation")] = checks[relation.name]
             if relation.name in curves:
                 results[_file_stem(relation, "ablation")] = curves[relation.name]
-        _write(run, result, results)
+        _write(folder, identity, result, results)
     return result
 
 
@@ -307,7 +308,7 @@ def _details(provenance: Provenance, candidates: Sequence[Relation]) -> dict[str
 
 
 def _validations(
-    run: RunFolder, model: Any, weights: HeadWeights, relations: Sequence[Relation], prepend_bos: bool, progress: bool
+    run: Store, model: Any, weights: HeadWeights, relations: Sequence[Relation], prepend_bos: bool, progress: bool
 ) -> dict[str, Validation]:
     settings = ValidationSettings("maps", None, "single", "skip", prepend_bos, seed=0)
     checks = {}
@@ -319,7 +320,7 @@ def _validations(
 
 
 def _ablations(
-    run: RunFolder,
+    run: Store,
     model: Any,
     weights: HeadWeights,
     relations: Sequence[Relation],
@@ -356,7 +357,7 @@ def _ablations(
     }
 
 
-def _finished_or_made(run: RunFolder, stem: str, kind: type[_Piece], make: Callable[[], _Piece]) -> _Piece:
+def _finished_or_made(run: Store, stem: str, kind: type[_Piece], make: Callable[[], _Piece]) -> _Piece:
     """A result of this run: from its piece, or made now and kept as one."""
     piece = f"pieces/{stem}"
     # Pieces hold tensors; a result is the bytes of its JSON.
@@ -367,7 +368,7 @@ def _finished_or_made(run: RunFolder, stem: str, kind: type[_Piece], make: Calla
     # All results carry the time the run was started: their bytes do not tell when it was interrupted.
     result = replace(made, provenance=replace(made.provenance, created=run.created))
     tensors = {"json": torch.frombuffer(bytearray(result.to_json().encode()), dtype=torch.uint8)}
-    run.store(piece, pack(piece, tensors, run.record.identity))
+    run.write(piece, tensors)
     return result
 
 
@@ -399,9 +400,8 @@ def _known(value: float) -> float | None:
     return None if math.isnan(value) else value
 
 
-def _write(run: RunFolder, result: Reproduction, results: Mapping[str, Result]) -> None:
+def _write(folder: Path, identity: Mapping[str, Any], result: Reproduction, results: Mapping[str, Result]) -> None:
     """Results, figures and tables, and last a manifest with the SHA-256 of each of them."""
-    folder = run.folder
     paths = [result.save(folder / "reproduction.json")]
     for stem, one in results.items():
         paths.append(one.save(folder / "relations" / f"{stem}.json"))
@@ -410,7 +410,7 @@ def _write(run: RunFolder, result: Reproduction, results: Mapping[str, Result]) 
         for suffix, text in ((".csv", table.csv()), (".md", table.markdown()), (".tex", table.latex())):
             paths.append(_write_text(folder / "tables" / f"{name}{suffix}", text))
     files = {path.relative_to(folder).as_posix(): sha256_of(path) for path in sorted(paths)}
-    manifest = {"settings": run.record.identity, "complete": True, "files": files}
+    manifest = {"settings": identity, "complete": True, "files": files}
     _write_text(folder / _MANIFEST, json.dumps(manifest, ensure_ascii=False, indent=1) + "\n")
 
 

@@ -25,7 +25,7 @@ import socket
 import sys
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from contextlib import closing, nullcontext
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, runtime_checkable
@@ -37,7 +37,7 @@ from ..capture.weights import HeadWeights
 from ..core.errors import HeadMapsError, ModelLoadError, RunError, UsageError
 from ..core.progress import Progress
 from ..core.provenance import Provenance, package_versions
-from ..core.runs import DamagedPieceError, RunRecord, identity_of, layer_piece, open_run, pack, unpack
+from ..core.store import DamagedPieceError, identity_of, layer_piece, open_run, pack, unpack
 
 LayerStep: TypeAlias = Callable[[int], Mapping[str, Tensor]]
 """The work on one layer; returns small named tensors."""
@@ -93,46 +93,20 @@ def sweep_layers(
     """
     details = {**(details or {}), "layers": list(layers), "numbers": task.weights.numbers_digest}
     identity = identity_of(kind, provenance, details)
-    record = RunRecord(identity, tuple(layers), provenance.to_dict())
-    done: dict[int, Mapping[str, Tensor]] = {}
-    with nullcontext() if run_dir is None else open_run(Path(run_dir), record) as run:
-        if run is not None:
-            provenance = replace(provenance, created=run.created)
-            kept = {layer: run.finished(layer_piece(layer)) for layer in layers}
-            done = {layer: tensors for layer, tensors in kept.items() if tensors is not None}
-            if done and progress:
-                tqdm.write(f"{len(done)} of {len(layers)} layers were done before.", file=sys.stderr)
+    with open_run(run_dir, identity, provenance, layers) as store:
+        kept = {layer: store.finished(layer_piece(layer)) for layer in layers}
+        done: dict[int, Mapping[str, Tensor]] = {layer: piece for layer, piece in kept.items() if piece is not None}
+        if done and progress:
+            tqdm.write(f"{len(done)} of {len(layers)} layers were done before.", file=sys.stderr)
         left = [layer for layer in layers if layer not in done]
-        bar = Progress(
-            total=len(layers),
-            initial=len(done),
-            desc=description,
-            unit="layer",
-            show=progress,
-        )
-        with bar:
-            work = _in_process(task, left) if executor is None else _in_executor(task, left, executor, identity)
-            with closing(work):
-                for layer, outcome in work:
-                    piece = layer_piece(layer)
-                    # Looked at before it is stored: what an executor hands back need not be what was sent.
-                    done[layer] = outcome if executor is None else _received(outcome, layer, identity)
-                    if run is not None:
-                        run.store(piece, pack(piece, outcome, identity) if executor is None else outcome)
-                    bar.update()
-    return SweptLayers(done, provenance)
-
-
-def _received(data: Any, layer: int, identity: Mapping[str, Any]) -> Mapping[str, Tensor]:
-    try:
-        if not isinstance(data, bytes):
-            raise DamagedPieceError(f"it is a {type(data).__name__}, not bytes")
-        return unpack(data, layer_piece(layer), identity)
-    except DamagedPieceError as error:
-        raise RunError(
-            f"What the executor returned for layer {layer} is not a result of this run: {error}. Check that its "
-            "workers run this package, and repeat the call: with run_dir=, finished layers are saved."
-        ) from error
+        bar = Progress(total=len(layers), initial=len(done), desc=description, unit="layer", show=progress)
+        work = _in_process(task, left) if executor is None else _in_executor(task, left, executor, identity)
+        with bar, closing(work):
+            for layer, tensors in work:
+                done[layer] = tensors
+                store.write(layer_piece(layer), tensors)
+                bar.update()
+    return SweptLayers(done, replace(provenance, created=store.created))
 
 
 def ids_digest(*ids: Tensor) -> str:
@@ -140,11 +114,11 @@ def ids_digest(*ids: Tensor) -> str:
     return hashlib.sha256(json.dumps([part.tolist() for part in ids]).encode()).hexdigest()
 
 
-Outcome: TypeAlias = tuple[int, Any]
-"""A layer and its tensors (packed if an executor computed them)."""
+Work: TypeAlias = Generator[tuple[int, Mapping[str, Tensor]], None, None]
+"""Layers and their tensors, as they are finished."""
 
 
-def _in_process(task: LayerTask, layers: Sequence[int]) -> Generator[Outcome, None, None]:
+def _in_process(task: LayerTask, layers: Sequence[int]) -> Work:
     if not layers:
         return
     step = task.prepare()
@@ -152,9 +126,7 @@ def _in_process(task: LayerTask, layers: Sequence[int]) -> Generator[Outcome, No
         yield layer, step(layer)
 
 
-def _in_executor(
-    task: LayerTask, layers: Sequence[int], executor: Any, identity: dict[str, Any]
-) -> Generator[Outcome, None, None]:
+def _in_executor(task: LayerTask, layers: Sequence[int], executor: Any, identity: dict[str, Any]) -> Work:
     """Layers as they finish; after a failure, those already running are still waited for and yielded."""
     if isinstance(executor, type) or not callable(getattr(executor, "submit", None)):
         raise UsageError(
@@ -180,7 +152,7 @@ def _in_executor(
                     failure = (futures[future], error)
                     _cancel(futures)
                 continue
-            yield futures[future], data
+            yield futures[future], _received(data, futures[future], identity)
     finally:
         _cancel(futures)
     if failure is not None:
@@ -191,6 +163,19 @@ def _in_executor(
             f"A worker could not compute layer {layer} ({type(reason).__name__}: {reason}). With run_dir=, finished "
             "layers are saved: repeat the same call for the rest."
         ) from reason
+
+
+def _received(data: Any, layer: int, identity: Mapping[str, Any]) -> Mapping[str, Tensor]:
+    """A packed layer, looked at before it is used: what an executor hands back need not be what was sent."""
+    try:
+        if not isinstance(data, bytes):
+            raise DamagedPieceError(f"it is a {type(data).__name__}, not bytes")
+        return unpack(data, layer_piece(layer), identity)
+    except DamagedPieceError as error:
+        raise RunError(
+            f"What the executor returned for layer {layer} is not a result of this run: {error}. Check that its "
+            "workers run this package, and repeat the call: with run_dir=, finished layers are saved."
+        ) from error
 
 
 def _cancel(futures: Iterable[Any]) -> None:

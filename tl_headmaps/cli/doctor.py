@@ -68,8 +68,8 @@ def _versions() -> _Line:
 
 def _cache() -> _Line:
     """Our own cache, with the size of each part and the limit of those that have one."""
-    from ..core.caches import LIMIT_VARIABLE, PARTS, cache_limit
     from ..core.files import cache_folder
+    from ..core.store import LIMIT_VARIABLE, PARTS, cache_limit
 
     try:
         folder, limit = cache_folder(), cache_limit()

@@ -124,6 +124,8 @@ def _without_rows(
     fitted = sums @ inverse
     of_class = fitted[:, n_rows + number]
     residuals = logs - fitted[:, query] - of_class
+    # A fit takes away part of what it is fitted to: a residual has 1 - leverage of the variance of its noise, less
+    # where few pairs share a row or class. Divided by the root of that, all pairs can be exchanged with each other.
     diagonal = inverse.diagonal()
     leverage = diagonal[query] + diagonal[n_rows + number] + 2 * inverse[query, n_rows + number]
     # Pairs that are fitted exactly (the only one of their class or row) have no residual to enlarge.

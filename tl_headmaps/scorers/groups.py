@@ -276,6 +276,8 @@ class Grouping:
 
     def _drawn(self, null: DistanceNull, own: Float[Tensor, " head"], alone: tuple[int, ...]) -> list[Tensor]:
         """Modularities of draws of each head: all of them, or as many as it takes for enough to be as large."""
+        # Most heads are ordinary, and a few draws show it: numbers of draws double, and a head whose value was reached
+        # often enough is done (its p-value stays valid, see sequential_p_value). Only the rare ones need all draws.
         generator = np.random.default_rng(_SEED)
         drawn: list[Tensor] = [torch.zeros(0, dtype=torch.float64)] * len(own)
         open_heads = torch.arange(len(own))

@@ -166,6 +166,8 @@ def _split(
     count, n = parts.shape
     if not n:
         return parts
+    # Clustering asks for eigenvectors part by part. Parts of one size are stacked, whichever graphs they are from, so
+    # that one call of the linear algebra serves thousands of small ones.
     whole = (parts.numpy() + (n + 1) * np.arange(count)[:, None]).ravel()
     order = np.argsort(whole, kind="stable")
     _, starts, sizes = np.unique(whole[order], return_index=True, return_counts=True)

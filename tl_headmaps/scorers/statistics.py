@@ -430,6 +430,9 @@ def renamed_sets(
         >>> [str(head) for one in found.sets[0] for head in one]
         ['L0H0', 'L0H0', 'L0H2']
     """
+    # A p-value needs other sets that could as well have been the own ones. A layer whose heads are all own has none,
+    # and a few small layers have too few, so that layers are pooled until there are enough: the price is that heads of
+    # a pool are compared across layers, which `moved` tells.
     by_layer: dict[int, list[HeadIndex]] = {}
     for head in everything:
         by_layer.setdefault(head.layer, []).append(head)

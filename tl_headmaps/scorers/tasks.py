@@ -213,6 +213,8 @@ def head_importance(
     for probe in probes:
         fits = slice(probe.place, probe.place + len(probe.labels))
         counts[fits] += one_hot(probe.labels, n_classes).sum(1).float()
+    # Fits stand in one row: the own labels first, then every shuffle; `place` is where those of a cell begin. A layer's
+    # features are read once for all of them, and the inner products serve every fit.
     for layer in range(features.n_layers):
         by_head = features.layer(layer).transpose(0, 1)
         for probe in probes:

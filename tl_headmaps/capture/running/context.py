@@ -9,7 +9,7 @@ is compared with a whole pass for one source of each prefix, and whole passes ar
 
 Vectors are kept on disk, one file for each layer and part of the sources, and read one layer at a time. A file has a
 checksum and says which model, prefixes and sources it belongs to; a damaged one is reported and made again. In the
-cache folder they are kept up to a limit (:mod:`tl_headmaps.core.caches`).
+cache folder they are kept up to a limit (:mod:`tl_headmaps.core.store`).
 """
 
 import hashlib
@@ -26,11 +26,10 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from ...core.ambient import steady
-from ...core.caches import cache_limit, mark_used, trim_cache
 from ...core.errors import UnsupportedModelError, UsageError
-from ...core.files import UnreadableError, cache_folder, home_expanded, parse_json, read_text, replacing
+from ...core.files import UnreadableError, home_expanded, parse_json, read_text, replacing
 from ...core.progress import Progress
-from ...core.runs import DamagedPieceError, pack, unpack
+from ...core.store import Cache, DamagedPieceError, Store, mark_used
 from ...core.vocabulary import as_text, word_ids
 from ...data.prompts import neutral_prompts
 from ..parts import LayerWeights
@@ -184,18 +183,16 @@ class ContextVectors:
             )
         return self
 
-    def _path(self, part: int, layer: int) -> Path:
-        return self.folder / f"{_piece(part, layer)}.safetensors"
-
     def _pieces(self, layer: int) -> Iterator[dict[str, Tensor]]:
         mark_used(self.folder)
+        store = Store(self.folder, self.identity)
         for part in range(len(self.parts)):
-            path = self._path(part, layer)
+            path = store.path(_piece(part, layer))
             try:
-                piece = unpack(path.read_bytes(), _piece(part, layer), self.identity)
-            except (OSError, DamagedPieceError) as error:
+                piece = store.load(_piece(part, layer))
+            except DamagedPieceError as error:
                 raise UsageError(
-                    f"The context vectors in {path} cannot be read ({error}). Repeat the same call: it makes damaged "
+                    f"The context vectors in {path} cannot be used: {error}. Repeat the same call: it makes damaged "
                     "files again."
                 ) from error
             if not all(bool(tensor.isfinite().all()) for tensor in piece.values()):
@@ -337,29 +334,30 @@ def context_vectors(
         "kept": list(keep),
     }
     key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
-    limit = cache_limit()  # a wrong one is refused now, not after the work
-    home = cache_folder() / "context" if cache_dir is None else home_expanded(cache_dir)
-    folder = home / key[:32]
-    mark_used(folder)  # before it is looked at: what is found then stays
+    cache = Cache("context", cache_dir)
+    folder = cache.entry(key[:32])
+    store = Store(folder, identity)
     size = _part_size(weights, len(prefixes), keep)
     parts = tuple(min(size, len(sources) - start) for start in range(0, len(sources), size))
     vectors = ContextVectors(folder, identity, tuple(map(tuple, sources)), parts)
     asked = weights.layers_with_heads if layers is None else layers
-    left = [part for part in range(len(parts)) if not _is_whole(vectors, part, asked)]
+    again = "These vectors are computed again."
+    left = [
+        part for part in range(len(parts)) if any(store.finished(_piece(part, layer), again) is None for layer in asked)
+    ]
     with _bar(sum(parts[part] for part in left) * len(prefixes), progress) as bar:
         for part in left:
             start = sum(parts[:part])
             tensors = _capture(model, weights, vectors.sources[start : start + parts[part]], prefixes, keep, bar.update)
             for layer in weights.layers_with_heads:
                 piece: dict[str, Tensor] = {name: tensors[name][layer] for name in keep}
-                with replacing(vectors._path(part, layer)) as temporary:
-                    temporary.write_bytes(pack(_piece(part, layer), piece, identity))
+                store.write(_piece(part, layer), piece)
     stated = json.dumps({"identity": identity, "sources": list(map(list, sources)), "parts": list(parts)}) + "\n"
     if left or not _says(folder / _DESCRIPTION, stated):
         with replacing(folder / _DESCRIPTION) as temporary:
             temporary.write_text(stated, encoding="utf-8")
-    if left and cache_dir is None:
-        trim_cache(home.parent, limit, keep=[folder])
+    if left:
+        cache.trim()
     return vectors
 
 
@@ -407,20 +405,6 @@ def _check_lengths(model: Any, sources: Sequence[Source], prefixes: Sequence[Seq
             f"of {int(model.cfg.n_ctx)} tokens. Give shorter prompts or sources."
         )
     check_prompts(model, [list(source) for source in sources])
-
-
-def _is_whole(vectors: ContextVectors, part: int, layers: Sequence[int]) -> bool:
-    """Whether all files of a part are there and right."""
-    for layer in layers:
-        path = vectors._path(part, layer)
-        try:
-            unpack(path.read_bytes(), _piece(part, layer), vectors.identity)
-        except FileNotFoundError:
-            return False
-        except (OSError, DamagedPieceError) as error:
-            tqdm.write(f"{path} is damaged: {error}. These vectors are computed again.", file=sys.stderr)
-            return False
-    return True
 
 
 def _capture(

@@ -4,25 +4,20 @@ z is a head's mixed values, before W_O; the span is usually the answer's tokens.
 length. A finished chunk is a file, named after the model's parameters and settings, the token ids and the spans: an
 interrupted run resumes with the next chunk, a second run reads them all, and another model, text or position has other
 names. A file carries its checksum: a damaged one is reported and made again. In the cache folder they are kept up to a
-limit (:mod:`tl_headmaps.core.caches`).
+limit (:mod:`tl_headmaps.core.store`).
 """
 
 import hashlib
 import json
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from tqdm.auto import tqdm
 
-from ...core.caches import cache_limit, mark_used, trim_cache
-from ...core.files import cache_folder, home_expanded, replacing
-from ...core.runs import DamagedPieceError, pack, unpack
+from ...core.store import Cache, Store, mark_used
 from ...core.types import Model
 from ..anatomy import layers_with_heads, settings_digest, settings_of
 from .activations import DEFAULT_BUDGET, LayerActivations, check_prompts, run
@@ -91,48 +86,33 @@ def capture_head_features(
         progress: Called with the number of prompts that were finished.
     """
     check_prompts(model, prompts)
-    limit = cache_limit()  # a wrong one is refused now, not after the work
-    folder = home_expanded(cache_dir) if cache_dir is not None else cache_folder() / "activations"
-    layers, settings = tuple(layers_with_heads(model)), settings_digest(settings_of(model))
+    cache = Cache("activations", cache_dir)
+    layers = tuple(layers_with_heads(model))
+    identity = {
+        "version": _VERSION,
+        "parameters": parameters,
+        "settings": settings_digest(settings_of(model)),
+        "what": "mean z",
+        "sizes": [list(layers), int(model.cfg.n_heads), int(model.cfg.d_head)],
+    }
+    store = Store(cache.folder, identity)
     order = sorted(range(len(prompts)), key=lambda row: (len(prompts[row]), row))
     chunks, n_captured = [], 0
     for start in range(0, len(order), _CHUNK):
         rows = tuple(order[start : start + _CHUNK])
         content = [[list(prompts[row]), list(spans[row])] for row in rows]
-        identity = {
-            "version": _VERSION,
-            "parameters": parameters,
-            "settings": settings,
-            "what": "mean z",
-            "sizes": [list(layers), int(model.cfg.n_heads), int(model.cfg.d_head)],
-        }
         key = hashlib.sha256(json.dumps([identity, content]).encode()).hexdigest()
-        path = folder / f"{key}.safetensors"
-        mark_used(path)  # before it is looked at: what is found then stays
-        if not _is_whole(path, key, identity):
+        path = cache.entry(store.path(key).name)
+        if store.finished(key, "Its prompts are run again.") is None:
             chosen = [prompts[row] for row in rows]
-            kept = _captured(model, chosen, [spans[row] for row in rows], budget, progress)
-            with replacing(path) as temporary:
-                temporary.write_bytes(pack(key, kept, identity))
+            store.write(key, _captured(model, chosen, [spans[row] for row in rows], budget, progress))
             n_captured += 1
         elif progress is not None:
             progress(len(rows))
         chunks.append((path, rows))
-    if n_captured and cache_dir is None:
-        trim_cache(folder.parent, limit, keep=[path for path, _ in chunks])
+    if n_captured:
+        cache.trim()
     return HeadFeatures(len(prompts), layers, tuple(chunks), n_captured)
-
-
-def _is_whole(path: Path, key: str, identity: Mapping[str, Any]) -> bool:
-    """Whether a file holds what was once captured, bit for bit; a damaged one is reported and captured again."""
-    try:
-        unpack(path.read_bytes(), key, identity)
-    except FileNotFoundError:
-        return False
-    except (OSError, DamagedPieceError) as error:
-        tqdm.write(f"{path} is damaged: {error}. Its prompts are run again.", file=sys.stderr)
-        return False
-    return True
 
 
 def _captured(
