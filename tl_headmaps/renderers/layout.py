@@ -64,6 +64,19 @@ def lines_of(text: str, room: Number, size: Number = TICK) -> list[str]:
     return [line.rstrip(" ") for line in lines]
 
 
+def shortened(text: str, room: Number, size: Number = TICK) -> str:
+    """A text cut off where it is wider than ``room``.
+
+    >>> shortened("a rather long label", 60)
+    'a rather lo…'
+    """
+    if width_of(text, size) <= room:
+        return text
+    while text and width_of(text + "…", size) > room:
+        text = text[:-1]
+    return text + "…"
+
+
 def line_height(size: Number) -> float:
     """From a line to the next."""
     return 1.25 * size

@@ -170,7 +170,7 @@ class Plot:
         shapes: list[Shape] = [Cells(0, 0, self.cell, layer.scale.pixels(values))]
         missing = (np.isnan(layer.values) & heat.inside)[order]
         if missing.any():
-            shapes.append(Path(tuple(_hatching(missing, self.cell, self.size)), "soft", 0.06 * self.size, opacity=0.7))
+            shapes.append(Path(tuple(_hatching(missing, self.cell, self.size)), "soft", 0.08 * self.size, opacity=0.7))
         for row, what in heat.rows.empty.items():
             size = min(0.75 * self.size, 0.8 * tall, self.size * self.width / max(1.0, width_of(what, self.size)))
             y = (heat.place_of(row) + 0.5) * tall + MIDDLE * size
@@ -222,7 +222,7 @@ def _axis_name(heat: Heat, axis: Axis) -> str:
 def _hatching(missing: np.ndarray, cell: Point, size: Number) -> list[tuple[Point, Point]]:
     """Slanted lines over cells, which meet those of the cells beside them."""
     lines: list[tuple[Point, Point]] = []
-    apart = max(0.4 * size, min(cell))
+    apart = max(0.4 * size, min(cell) / 2)
     for row, column, n_rows, n_columns in _blocks(missing):
         left, top = column * cell[0], row * cell[1]
         right, bottom = left + n_columns * cell[0], top + n_rows * cell[1]
@@ -270,14 +270,11 @@ def scale_drawing(scale: Scale, length: Number, *, lying: bool = False, size: Nu
     ticks = [(scale.position(value), label) for value, label in scale.ticks]
     step = line_height(size)
     if lying:
-        ends = {0.0: "start", 1.0: "end"}
-        edge = 0.5 * size
+        edge = max(width_of(label, size) for _, label in ticks) / 2
         shapes = [Cells(edge, 0, (length / _BAR_SHADES, thick), shades, key="bar")]
         shapes += [Text(edge + at * length, thick + 1.2 * size, label, size, "middle") for at, label in ticks]
         shapes += written(units, edge + length / 2, thick + 1.4 * size, size, anchor="middle")
-        wide = max(width_of(label, size) for _, label in ticks)
-        del ends
-        return Drawing(shapes, length + max(2 * edge, wide), thick + 1.6 * size + len(units) * step)
+        return Drawing(shapes, length + 2 * edge, thick + 1.6 * size + len(units) * step)
     top, wide = 0.5 * size, max(width_of(label, size) for _, label in ticks)
     shapes = [Cells(0, top, (thick, length / _BAR_SHADES), shades.transpose(1, 0, 2)[::-1], key="bar")]
     for at, label in ticks:
