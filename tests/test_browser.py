@@ -374,23 +374,28 @@ def test_the_flowchart_joins_heads_and_tokens(browser: Browser, tmp_path: Path) 
         "[...document.querySelectorAll('.tlhm-flow path')].map(p => p.getAttribute('d').split('M').length - 1)"
     )
     assert curves == [2, 3, 3]
-    fills = browser.run("[...document.querySelectorAll('.tlhm-flow .tlhm-cell')].map(c => c.style.fill)")
+    fills = browser.run("[...document.querySelectorAll('.tlhm-matrix rect')].map(c => c.getAttribute('fill'))")
     on, off = fills[0], fills[2]
     assert on != off
-    np.testing.assert_array_equal([float(fill == on) for fill in fills[:25]], np.ravel(BLOCKS))
-    tops = browser.run(
-        "[...document.querySelectorAll('.tlhm-flow rect')].map(r => [r.getAttribute('class'), "
-        "r.getBoundingClientRect().top + r.getBoundingClientRect().height / 2])"
+    np.testing.assert_array_equal([float(fill == on) for fill in fills], np.ravel(BLOCKS))
+    boxes, rows = (
+        browser.run(
+            f"[...document.querySelectorAll('.tlhm-flow {which}')].map(r => r.getBoundingClientRect()).map("
+            "b => b.top + b.height / 2)"
+        )
+        for which in ("> rect[rx]", ".tlhm-matrix rect:nth-child(5n + 1)")
     )
-    boxes = [top for kind, top in tops if kind is None][3:]
-    rows = [top for kind, top in tops if kind == "tlhm-cell"][:25:5]
     np.testing.assert_allclose(boxes, rows, atol=1)
+    browser.run("document.querySelectorAll('.tlhm-head')[1].focus()")
+    shown = "[...document.querySelectorAll('.tlhm-flow path')].map(p => Number(getComputedStyle(p).opacity))"
+    assert browser.run(shown) == [0.12, 1, 0.12], "the lines of one head stand out"
 
 
 def test_a_worked_example_shows_its_numbers(browser: Browser, tmp_path: Path) -> None:
     opened(browser, "worked_example", tmp_path)
     cells = browser.run(
-        "[...document.querySelectorAll('.tlhm-matrix td')].map(t => Number(t.textContent.replace('−', '-')))"
+        "[...document.querySelectorAll('.tlhm-fit > :first-child [text-anchor=middle]')].map("
+        "t => Number(t.textContent.replace('−', '-')))"
     )
     np.testing.assert_array_equal(cells, [*np.ravel(V), *np.ravel(A), 0.18, 0.11, 0.01])
 

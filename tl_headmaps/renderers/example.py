@@ -1,47 +1,50 @@
-"""A computation step by step: one list of steps with matrices and equations, in five forms.
-
-:class:`Example` writes its steps as text, Markdown and LaTeX; :func:`worked_example` draws them as a figure, whose
-page has MathML and whose printed form Unicode. No form has lines that another lacks.
+"""A computation step by step: one list of steps with matrices and equations, as text, Markdown, LaTeX and a drawing.
 
 >>> values = ExampleMatrix("V", [[0.1, 0.2], [-0.8, 0.3]], rows=["Birds", "walk"])
 >>> worked_example([ExampleStep("Each token has a value", [values])])
-Figure('Worked example', Example, 1 KB)
+Figure('Worked example', Example, 2 KB)
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ..core.errors import UsageError
+from .arrange import SIZE, fitted, in_rows, inset, scaled, stacked
 from .colours import Scale, text_on
 from .figure import Figure
 from .formulas import (
     DIGITS,
-    LATEX,
-    MARKDOWN,
-    MATHML,
     TEXT,
-    UNICODE,
     Equation,
     LatexNotation,
-    MathNotation,
+    MarkdownNotation,
     Notation,
     Sentence,
     Term,
+    UnicodeNotation,
 )
 from .grids import checked
+from .layout import MARGIN, TICK, PrintOptions, framed, lines_of, width_of
 from .page import escaped, figure_body, label
+from .shapes import MIDDLE, Cells, Drawing, Rect, Text
 from .text import latex, markdown, table_text, visible
 
 MAX_SIDE = 24
-_MANY_COLUMNS = 10
-"""Wider matrices have smaller numbers."""
-
 _TEXT_ROOM = 96
 _NEARLY = 1e-4
 """Cells below this share of the largest are written as nearly zero."""
+
+_SMALL, _SMALLEST, _LETTER = 12.0, 9.0, 7.2
+"""Size of letters in and around matrices, and the least of numbers; width of a letter of an equation."""
+
+_LINE, _INDENT, _GAP, _PAD = 20.0, 22.0, 12.0, 8.0
+"""Height of a line; indent of what belongs to a step; space between parts, and around numbers and labels."""
+
+_ROW, _LEAST_CELL, _CELL, _MOST_CELL = 23.0, 12.0, 52.0, 90.0
+"""Height of a matrix' row; widths of its columns: the least, the usual one, and that of long labels."""
 
 
 @dataclass(frozen=True)
@@ -68,12 +71,16 @@ class ExampleMatrix:
         """Colours of this matrix, centred on zero if any value is negative."""
         return Scale.over([self.values])
 
-    def number(self, value: float, write: Notation) -> str:
-        """A cell; what is nothing beside the largest entry is said to be so."""
-        if np.isnan(value):
-            return write.words("missing")
-        nearly = 0 < abs(value) < _NEARLY * float(np.nanmax(np.abs(self.values)))
-        return write.nearly_nothing if nearly else write.number(value)
+    def numbers(self, write: Notation) -> list[list[str]]:
+        """All cells in words; what is nothing beside the largest entry is said to be so."""
+        least = _NEARLY * float(np.nanmax(np.abs(self.values), initial=0.0))
+
+        def cell(value: float) -> str:
+            if np.isnan(value):
+                return write.words("missing")
+            return write.nearly_nothing if 0 < abs(value) < least else write.number(value)
+
+        return [[cell(float(value)) for value in row] for row in self.values]
 
     def caption(self, write: Notation) -> str:
         """Name and note."""
@@ -101,7 +108,7 @@ class Example:
 
     def text(self) -> str:
         """The steps for a terminal."""
-        write = TEXT.with_digits(self.digits)
+        write = Notation(self.digits)
         parts = [self.title]
         for number, step in enumerate(self.steps, 1):
             lines = [f"{number}. {step.text}", *(_as_table(matrix, write) for matrix in step.matrices)]
@@ -112,7 +119,7 @@ class Example:
 
     def markdown(self) -> str:
         """The steps as Markdown with formulas between dollar signs."""
-        write = MARKDOWN.with_digits(self.digits)
+        write = MarkdownNotation(self.digits)
         parts = [f"### {markdown(self.title)}"]
         for number, step in enumerate(self.steps, 1):
             parts += [f"{number}\\. {markdown(step.text)}", *(f"$${block}$$" for block in _latex_blocks(step, write))]
@@ -121,7 +128,7 @@ class Example:
 
     def latex(self) -> str:
         """The steps as LaTeX (amsmath)."""
-        write = LATEX.with_digits(self.digits)
+        write = LatexNotation(self.digits)
         parts = [rf"\textbf{{{latex(self.title)}}}"]
         for number, step in enumerate(self.steps, 1):
             parts += [f"{number}. {latex(step.text)}", *(rf"\[{block}\]" for block in _latex_blocks(step, write))]
@@ -130,6 +137,24 @@ class Example:
     def closing(self, write: Notation) -> list[str]:
         """What the steps come to, and the notes."""
         return [write.sentence(line) for line in (*self.summary, *(f"note: {note}" for note in self.notes))]
+
+    def drawing(self, options: PrintOptions) -> Drawing:
+        """The steps for print."""
+        options.refuse("height", "columns", "labels")
+        width = (options.width - 2 * MARGIN) * SIZE / TICK
+        drawing = scaled(self.drawn(width), TICK / SIZE)
+        return framed(drawing, title=options.title_or(self.title), note=" ".join(self.notes))
+
+    def drawn(self, width: float) -> Drawing:
+        """The steps under each other, at most so wide, and what they come to."""
+        write, parts = UnicodeNotation(self.digits), []
+        for number, step in enumerate(self.steps, 1):
+            room = width - _INDENT
+            matrices = in_rows([_matrix(matrix, room, write) for matrix in step.matrices], room, _GAP)
+            below = stacked([matrices, *(_equation(each, room, write) for each in step.equations)])
+            parts += [stacked([_paragraph(f"{number}. {step.text}", width), inset(below, _INDENT)])]
+        closing = [_paragraph(write.sentence(line), width) for line in self.summary]
+        return stacked([*parts, stacked(closing)], _GAP)
 
 
 def worked_example(
@@ -147,11 +172,11 @@ def worked_example(
         ExampleStep(visible(step.text), tuple(map(_checked, step.matrices)), tuple(step.equations)) for step in steps
     )
     example = Example(visible(title), kept, tuple(summary), tuple(map(visible, notes)), digits)
-    mathml, unicode = MATHML.with_digits(digits), UNICODE.with_digits(digits)
-    inside = '<ol class="tlhm-steps">' + "".join(_step(step, mathml, unicode) for step in kept) + "</ol>"
-    inside += "".join(f"<div>{escaped(unicode.sentence(line))}</div>" for line in example.summary)
-    body = figure_body("example", example.title, inside=inside, note=" ".join(example.notes))
-    return Figure(title=example.title, body=body, needs=(), text=example.text(), data=example)
+    text = example.text()
+    alternative = f"<pre>{'<br>'.join(map(escaped, text.splitlines()))}</pre>"
+    inside, note = fitted(example.drawn, example.title), " ".join(example.notes)
+    body = figure_body("example", example.title, inside=inside, alternative=alternative, note=note)
+    return Figure(title=example.title, body=body, needs=(), text=text, data=example)
 
 
 def _checked(matrix: ExampleMatrix) -> ExampleMatrix:
@@ -172,8 +197,8 @@ def _checked(matrix: ExampleMatrix) -> ExampleMatrix:
 def _as_table(matrix: ExampleMatrix, write: Notation) -> str:
     names = matrix.columns or range(1, matrix.values.shape[1] + 1)
     rows = [
-        [matrix.rows[i] if matrix.rows else i + 1, *(matrix.number(float(value), write) for value in row)]
-        for i, row in enumerate(matrix.values)
+        [matrix.rows[number] if matrix.rows else number + 1, *cells]
+        for number, cells in enumerate(matrix.numbers(write))
     ]
     return f"\n{matrix.caption(write)}\n{table_text([('', 'left'), *((str(name), 'right') for name in names)], rows)}"
 
@@ -184,44 +209,74 @@ def _latex_blocks(step: ExampleStep, write: LatexNotation) -> list[str]:
 
 
 def _latex_matrix(matrix: ExampleMatrix, write: LatexNotation) -> str:
-    lines = [[matrix.number(float(value), write) for value in row] for row in matrix.values]
+    lines = matrix.numbers(write)
     if matrix.rows is not None:
-        lines = [[LATEX.words(str(name)), *line] for name, line in zip(matrix.rows, lines, strict=True)]
+        lines = [[write.words(str(name)), *line] for name, line in zip(matrix.rows, lines, strict=True)]
     if matrix.columns is not None:
-        names = [LATEX.words(str(name)) for name in matrix.columns]
+        names = [write.words(str(name)) for name in matrix.columns]
         lines.insert(0, [*([""] if matrix.rows is not None else []), *names])
     sides = ("l|" if matrix.rows is not None else "") + "r" * matrix.values.shape[1]
     table = " \\\\\n".join(" & ".join(line) for line in lines)
-    return rf"{LATEX.term(matrix.name)} = \begin{{array}}{{{sides}}} {table} \end{{array}}" + (
-        rf"\quad {LATEX.words(f'({matrix.note})')}" if matrix.note else ""
-    )
+    note = rf"\quad {write.words(f'({matrix.note})')}" if matrix.note else ""
+    return rf"{write.term(matrix.name)} = \begin{{array}}{{{sides}}} {table} \end{{array}}{note}"
 
 
-def _step(step: ExampleStep, write: MathNotation, unicode: Notation) -> str:
-    matrices = "".join(_matrix(matrix, unicode) for matrix in step.matrices)
-    row = f'<div class="tlhm-row">{matrices}</div>' if matrices else ""
-    return f"<li>{escaped(step.text)}{row}{''.join(map(write.markup, step.equations))}</li>"
+def _paragraph(text: str, width: float) -> Drawing:
+    lines = lines_of(text, width, SIZE)
+    shapes = [Text(0.0, SIZE + number * _LINE, line, SIZE) for number, line in enumerate(lines)]
+    return Drawing([*shapes], max(width_of(line, SIZE) for line in lines), len(lines) * _LINE)
 
 
-def _matrix(matrix: ExampleMatrix, write: Notation) -> str:
-    scale, head, body = matrix.scale, "", ""
-    if matrix.columns is not None:
-        cells = "".join(f'<th scope="col">{escaped(name)}</th>' for name in matrix.columns)
-        head = f"<thead><tr>{'<th></th>' if matrix.rows is not None else ''}{cells}</tr></thead>"
-    for number, row in enumerate(matrix.values):
-        body += '<tr class="tlhm-used">' if number == matrix.marked else "<tr>"
-        if matrix.rows is not None:
-            body += f'<th scope="row">{escaped(matrix.rows[number])}</th>'
-        body += "".join(_cell(matrix, float(value), scale, write) for value in row) + "</tr>"
-    note = f" {escaped(f'({matrix.note})')}" if matrix.note else ""
-    caption = f"<caption><math>{MATHML.term(matrix.name)}</math>{note}</caption>"
-    dense = " tlhm-dense" if matrix.values.shape[1] > _MANY_COLUMNS else ""
-    return f'<div class="tlhm-matrix{dense}"><table>{caption}{head}<tbody>{body}</tbody></table></div>'
+def _equation(equation: Equation, width: float, write: Notation) -> Drawing:
+    """An equation with its equals signs below each other."""
+    left = width_of(write.term(equation.left), SIZE)
+    drawing = Drawing()
+    for name, right in write.lines(equation, int((width - left) / _LETTER) - 2):
+        baseline = drawing.height + SIZE
+        # Viewers leave out spaces at the beginning of a text.
+        x = left + width_of(" " * (len(right) - len(right.lstrip())), SIZE)
+        drawing.add(*([Text(0.0, baseline, name, SIZE)] if name else []), Text(x, baseline, right.lstrip(), SIZE))
+        drawing.width = max(drawing.width, x + width_of(right.lstrip(), SIZE))
+        drawing.height += _LINE
+    drawing.height += _GAP / 3
+    return drawing
 
 
-def _cell(matrix: ExampleMatrix, value: float, scale: Scale, write: Notation) -> str:
-    text = matrix.number(value, write)
-    if np.isnan(value):
-        return f"<td>{text}</td>"
-    colour = scale.colour(value)
-    return f'<td style="background:{colour};color:{text_on(colour)}">{text}</td>'
+def _matrix(matrix: ExampleMatrix, width: float, write: Notation) -> Drawing:
+    """A matrix under its name; its numbers are written where they fit, its colours always."""
+    n_rows, n_columns = matrix.values.shape
+    numbers = matrix.numbers(write)
+    rows, columns = ([str(name) for name in names or ()] for names in (matrix.rows, matrix.columns))
+    left = _longest(rows) + _PAD if rows else 0.0
+    longest_column, longest_number = _longest(columns), max(map(_longest, numbers))
+    wanted = min(_MOST_CELL, max(_CELL, longest_column + _PAD, longest_number + _PAD))
+    cell = max(_LEAST_CELL, min(wanted, (width - left) / n_columns))
+    upright = longest_column > cell - 2
+    top = _LINE + (longest_column + _PAD if upright else _LINE if columns else 0.0)
+    drawing = Drawing([], max(left + n_columns * cell, width_of(matrix.caption(write), _SMALL)), top + n_rows * _ROW)
+    drawing.add(Text(0.0, SIZE, matrix.caption(write), _SMALL, fill="soft", italic=True))
+    drawing.add(Cells(left, top, (cell, _ROW), matrix.scale.pixels(matrix.values)))
+    for number, name in enumerate(rows):
+        at = top + (number + 0.5) * _ROW + MIDDLE * _SMALL
+        drawing.add(Text(left - _PAD / 2, at, name, _SMALL, "end", bold=number == matrix.marked))
+    for number, name in enumerate(columns):
+        x, y = left + (number + 0.5) * cell, top - _PAD / 2
+        drawing.add(
+            Text(x + MIDDLE * _SMALL, y, name, _SMALL, upright=True) if upright else Text(x, y, name, _SMALL, "middle")
+        )
+    size = max(_SMALLEST, min(_SMALL, _SMALL * (cell - 2) / longest_number))
+    fitting = [at for at in np.ndindex(n_rows, n_columns) if width_of(numbers[at[0]][at[1]], size) < cell]
+    # Hardly any numbers but zeros would say nothing.
+    if 2 * sum(matrix.values[at] != 0 for at in fitting) >= np.count_nonzero(matrix.values):
+        for row, column in fitting:
+            x, y = left + (column + 0.5) * cell, top + (row + 0.5) * _ROW + MIDDLE * size
+            value = float(matrix.values[row, column])
+            ink = "soft" if np.isnan(value) else text_on(matrix.scale.colour(value))
+            drawing.add(Text(x, y, numbers[row][column], size, "middle", ink))
+    if matrix.marked is not None:
+        drawing.add(Rect(left, top + matrix.marked * _ROW, n_columns * cell, _ROW, stroke="mark", line=1.5))
+    return drawing
+
+
+def _longest(texts: Iterable[str]) -> float:
+    return max((width_of(text, _SMALL) for text in texts), default=0.0)

@@ -4,12 +4,12 @@ Lines lead from heads to tokens. Where groups of different heads overlap, that w
 stripes beside the tokens, one lane for the groups of each head.
 
 >>> flow(["It", "I", "is"], {"Head 0": [([0, 1], 1.0)]}, matrix=[[1, 1, 0], [1, 1, 0], [0, 0, 1]])
-Figure('Heads and token groups', Flow, 3 KB)
+Figure('Heads and token groups', Flow, 4 KB)
 """
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
@@ -17,10 +17,13 @@ import numpy as np
 
 from ..core.errors import UsageError
 from ..core.types import check_choice
+from .arrange import SIZE, scaled
 from .colours import SERIES, Scale
 from .figure import Figure
 from .grids import checked
+from .layout import MARGIN, TICK, PrintOptions, framed
 from .page import escaped, figure_body, label, table
+from .shapes import MIDDLE, Cells, Drawing, Group, Path, Point, Rect, Shape, Text
 from .text import significant, visible
 
 MAX_TOKENS = 128
@@ -32,23 +35,20 @@ LabelSide: TypeAlias = Literal["bottom", "top"]
 ON, OFF = "#2f6fd0", "#3a3d42"
 """Colours of 1 and 0 in a matrix of nothing else."""
 
-BOX = 0.8
-"""Height of a box, as a share of a row."""
+_ON_OFF = (("0", OFF), ("1", ON))
 
-STRIPE = 8.0
-"""Width of a group beside its tokens."""
+_SMALL, _LETTER, _SMALL_LETTER = 12.0, 7.6, 6.6
+"""Size of letters around the matrix, and widths of letters."""
 
-_LETTER, _SMALL_LETTER = 7.6, 6.6
-_GAP, _LANE = 150.0, 14.0
-"""Widths of letters, of the way from heads to tokens, and of a lane of groups."""
+_BOX, _STRIPE, _LANE, _GAP = 0.8, 8.0, 14.0, 150.0
+"""Height of a box as a share of a row; widths of a group beside its tokens, of its lane, and from heads to tokens."""
 
 _WIDEST = 20
 _TITLED_CELLS = 1600
 _SMALLEST = 0.72
 """Letters of a label that are shown, cells up to which each says its value, and how far a phone may shrink it all."""
 
-_LEGEND_HEIGHT = 46.0
-_BIT = 3.0
+_LEGEND_HEIGHT, _BIT = 46.0, 3.0
 """Height of the legend with its two lines, and width of a colour in its bar."""
 
 _ALIKE = 0.5
@@ -73,7 +73,7 @@ class Flow:
     @property
     def is_binary(self) -> bool:
         """Whether the matrix holds nothing but 0 and 1."""
-        return self.matrix is not None and set(np.unique(self.matrix)) <= {0.0, 1.0}
+        return self.scale is not None and bool(self.scale.names)
 
     @property
     def is_causal(self) -> bool:
@@ -93,37 +93,35 @@ class Flow:
 
     @cached_property
     def lanes(self) -> tuple[int, ...]:
-        """For each head the lane that its groups stand in; heads share one unless their groups overlap."""
+        """For each head the lane of its groups, which heads share unless their groups overlap; all 0 if none do."""
         lanes: list[set[tuple[int, ...]]] = []
         numbers = []
         for _, links in self.heads:
-            own = {tokens for tokens, _ in links}
-            fits = (number for number, lane in enumerate(lanes) if _are_apart(own | lane))
+            groups = {tokens for tokens, _ in links}
+            fits = (number for number, lane in enumerate(lanes) if _are_apart(groups | lane))
             numbers.append(next(fits, len(lanes)))
             if numbers[-1] == len(lanes):
                 lanes.append(set())
-            lanes[numbers[-1]] |= own
+            lanes[numbers[-1]] |= groups
         return tuple(numbers)
 
-    @property
-    def n_lanes(self) -> int:
-        """Lanes between heads and tokens; none where lines from the heads to the tokens need not cross groups."""
-        return 0 if max(self.lanes, default=0) == 0 else max(self.lanes) + 1
+    def drawing(self, options: PrintOptions) -> Drawing:
+        """The flowchart for print: letters as large as in other figures, or smaller where it is wide."""
+        options.refuse("height", "columns", "labels")
+        drawn = self.drawn()
+        smaller = scaled(drawn, min(TICK / SIZE, (options.width - 2 * MARGIN) / drawn.width))
+        return framed(smaller, title=options.title_or(self.title), note=self.note)
 
-    def head_colour(self, links: Sequence[Link]) -> int | None:
-        """Colour of the only group a head binds."""
-        return self.colours[links[0][0]] if len(links) == 1 else None
-
-    def token_colour(self, row: int) -> int | None:
-        """Colour of the only group a token is in."""
-        own = {colour for tokens, colour in self.colours.items() if row in tokens}
-        return own.pop() if len(own) == 1 else None
-
-    def cell_colour(self, value: float) -> str:
-        """Colour of a cell of the matrix."""
-        if self.is_binary:
-            return ON if value else OFF
-        return "" if self.scale is None else self.scale.colour(value)
+    def drawn(self) -> Drawing:
+        """Heads, lines, tokens and matrix, in pixels of a page."""
+        place = _Layout(self)
+        drawing = Drawing([*_heads(self, place), *_tokens(self, place)], place.width, place.height)
+        if self.matrix is not None and self.scale is not None:
+            later = np.triu(np.full_like(self.matrix, self.is_causal), 1) > 0
+            shown = np.where(later, np.nan, self.matrix)
+            drawing.add(Group([*_cells(self, shown, self.scale, place)], key="matrix"))
+            drawing.add(*_column_names(self, place), *_legend(self, self.scale, place))
+        return drawing
 
 
 def _are_apart(groups: set[tuple[int, ...]]) -> bool:
@@ -154,59 +152,6 @@ def runs(tokens: Sequence[int]) -> Iterator[tuple[int, int]]:
     for _, run in itertools.groupby(enumerate(tokens), lambda each: each[1] - each[0]):
         rows = [row for _, row in run]
         yield rows[0], rows[-1]
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Where everything is, in pixels: what the page and print draw from.
-
-    Attributes:
-        row, cell: Height of a row, and width of a column of the matrix.
-        top: Of the first row.
-        left, token, right: Width of head boxes, left edge and width of token boxes.
-        lane: Left edge of the groups of each head, where they stand in lanes before the tokens.
-        matrix, legend: Left edge of the matrix, and left edge and top of its legend.
-        head_at: Middle of each head box.
-        upright: Whether column labels are turned.
-        width, height: Of everything.
-    """
-
-    row: float
-    cell: float
-    top: float
-    left: float
-    token: float
-    right: float
-    lane: tuple[float, ...]
-    matrix: float
-    legend: tuple[float, float]
-    head_at: tuple[float, ...]
-    upright: bool
-    width: float
-    height: float
-
-    def middle(self, row: int) -> float:
-        """Middle of a row."""
-        return self.top + (row + 0.5) * self.row
-
-    def stripes(self, tokens: Sequence[int]) -> list[tuple[float, float]]:
-        """Top and height of a group in its lane, for each unbroken run of rows."""
-        edge = (1 - BOX) / 2 * self.row
-        return [
-            (self.top + first * self.row + edge, (last - first + 1) * self.row - 2 * edge)
-            for first, last in runs(tokens)
-        ]
-
-    def curves(self, head: int, tokens: Sequence[int]) -> list[tuple[tuple[float, float], ...]]:
-        """Cubic curves from a head to a group: to its longest run in its lane, or else to each of its tokens."""
-        if self.lane:
-            top, height = max(self.stripes(tokens), key=lambda stripe: stripe[1])
-            ends = [(self.lane[head], top + height / 2)]
-        else:
-            ends = [(self.token, self.middle(row)) for row in tokens]
-        start, y = self.left + 2, self.head_at[head]
-        half = (start + min([self.token, *self.lane])) / 2
-        return [((start, y), (half, y), (half, to), (x, to)) for x, to in ends]
 
 
 def flow(
@@ -256,9 +201,26 @@ def flow(
                 "entry must be a number."
             )
         values = array[np.ix_(rows, rows)]
-        scale = Scale.over([values], unit=visible(unit))
-    shown = tuple(names[position] for position in rows)
-    return flow_figure(Flow(visible(title), shown, joined, values, scale, labels, note))
+        is_binary = set(np.unique(values)) <= {0.0, 1.0}
+        scale = replace(Scale.over([values], unit=visible(unit)), names=_ON_OFF if is_binary else ())
+    chart = Flow(visible(title), tuple(names[position] for position in rows), joined, values, scale, labels, note)
+    heads_text = "; ".join(_said(chart, head, links) for head, links in joined) or "No head binds tokens together"
+    text = f"{chart.title}: {len(names)} tokens. {heads_text}."
+    bound = [
+        [head, " ".join(chart.tokens[row] for row in group), f"{share:.0%}"]
+        for head, links in joined
+        for group, share in links
+    ]
+    drawn = chart.drawn()
+    picture = drawn.svg(title=chart.title, kind="flow", least=_SMALLEST * drawn.width)
+    body = figure_body(
+        "flow",
+        chart.title,
+        inside=f'<div class="tlhm-wide">{picture}</div>',
+        alternative=f"<p>{escaped(text)}</p>" + table(["head", "binds", "of its attention"], bound),
+        note=note,
+    )
+    return Figure(title=chart.title, body=body, needs=(), text=text, data=chart)
 
 
 def _links(head: str, groups: Any, row_of: Mapping[int, int]) -> tuple[Link, ...]:
@@ -275,214 +237,171 @@ def _links(head: str, groups: Any, row_of: Mapping[int, int]) -> tuple[Link, ...
     return tuple(links)
 
 
-def flow_figure(chart: Flow) -> Figure:
-    """The figure of a flowchart."""
-    text = _words(chart)
-    rows = [
-        [head, " ".join(chart.tokens[row] for row in tokens), f"{share:.0%}"]
-        for head, links in chart.heads
-        for tokens, share in links
-    ]
-    body = figure_body(
-        "flow",
-        chart.title,
-        inside=f'<div class="tlhm-wide">{_drawing(chart)}</div>',
-        alternative=f"<p>{escaped(text)}</p>" + table(["head", "binds", "of its attention"], rows),
-        note=chart.note,
-    )
-    return Figure(title=chart.title, body=body, needs=(), text=text, data=chart)
+def _said(chart: Flow, head: str, links: Sequence[Link]) -> str:
+    groups = (f"{{{' '.join(chart.tokens[row] for row in tokens)}}} ({share:.0%})" for tokens, share in links)
+    return f"{head} binds {', '.join(groups) or 'nothing'}"
 
 
-def _words(chart: Flow) -> str:
-    heads = "; ".join(f"{head} binds {', '.join(_bound(chart, links)) or 'nothing'}" for head, links in chart.heads)
-    return f"{chart.title}: {len(chart.tokens)} tokens. {heads or 'No head binds tokens together'}."
+class _Layout:
+    """Where everything is: token boxes are rows of the matrix, heads stand beside what they bind."""
 
+    def __init__(self, chart: Flow) -> None:
+        n, n_heads = len(chart.tokens), len(chart.heads)
+        has_matrix, on_top = chart.matrix is not None, chart.labels == "top"
+        self.row = 30.0 if n <= 12 else 24.0 if n <= 40 else 17.0
+        self.cell = min(self.row, 640.0 / n)
+        widest = min(_WIDEST, max(map(len, chart.tokens)))
+        self.upright = widest * _LETTER > self.cell
+        names = (12 + widest * _LETTER if self.upright else 20.0) if has_matrix else 2.0
+        self.top = names if on_top else 2.0
+        bottom = self.top + self.row * max(n, n_heads)
+        self.head_at = _head_places(chart.heads, self.row, self.top, bottom)
+        self.head_width = 18 + _LETTER * max((len(head) for head, _ in chart.heads), default=0)
+        # Lines lead to the tokens, unless they would cross groups: then to lanes before the tokens.
+        n_lanes = max(chart.lanes, default=0) + 1 if any(chart.lanes) else 0
+        first = 2 + self.head_width + _GAP - (_LANE if n_lanes else 0)
+        self.lanes = [first + lane * _LANE for lane in chart.lanes] if n_lanes else []
+        self.tokens = first + n_lanes * _LANE
+        self.token_width = 14 + _LETTER * widest
+        self.matrix = self.tokens + self.token_width + 8
+        self.matrix_bottom = self.top + self.row * n
+        self.width = self.matrix + (n * self.cell + 4 if has_matrix else 0)
+        self.height = bottom + (max(0.0 if on_top else names, _LEGEND_HEIGHT) if has_matrix else 4.0)
+        # Left of the matrix' lower corner: what is under the matrix would be out of sight on a phone.
+        self.legend = (max(2.0, self.matrix - 8 - _legend_width(chart)), bottom + 10)
 
-def _bound(chart: Flow, links: Sequence[Link]) -> list[str]:
-    return [f"{{{' '.join(chart.tokens[row] for row in tokens)}}} ({share:.0%})" for tokens, share in links]
+    def middle(self, row: int) -> float:
+        """Middle of a row."""
+        return self.top + (row + 0.5) * self.row
 
+    def stripes(self, tokens: Sequence[int]) -> list[tuple[float, float]]:
+        """Top and height of a group in its lane, for each unbroken run of rows."""
+        half = _BOX / 2 * self.row
+        ends = [(self.middle(first) - half, self.middle(last) + half) for first, last in runs(tokens)]
+        return [(top, bottom - top) for top, bottom in ends]
 
-def layout(chart: Flow) -> Layout:
-    """Places of all parts: token boxes are rows of the matrix, heads stand beside what they bind."""
-    n = len(chart.tokens)
-    row = 30.0 if n <= 12 else 24.0 if n <= 40 else 17.0
-    cell = min(row, 640.0 / n)
-    widest = min(_WIDEST, max(map(len, chart.tokens), default=1))
-    upright = widest * _LETTER > cell
-    above = (12 + widest * _LETTER if upright else 20.0) if chart.matrix is not None else 2.0
-    top = above if chart.labels == "top" else 2.0
-    ideal = []
-    for _, links in chart.heads:
-        rows = [place for tokens, _ in links for place in tokens]
-        ideal.append(top + row * (sum(rows) / len(rows) + 0.5) if rows else top + row / 2)
-    head_at = _head_places(ideal, [links for _, links in chart.heads], row, (top, top + row * max(n, len(ideal))))
-    left = 18 + _LETTER * max((len(head) for head, _ in chart.heads), default=0)
-    first_lane = 2 + left + _GAP - (_LANE if chart.n_lanes else 0)
-    lane = tuple(first_lane + number * _LANE for number in chart.lanes) if chart.n_lanes else ()
-    token = first_lane + chart.n_lanes * _LANE
-    right = 14 + _LETTER * widest
-    matrix = token + right + 8
-    width = matrix + (n * cell + 4 if chart.matrix is not None else 0)
-    body = top + row * max(n, len(ideal))
-    below = max(0.0 if chart.labels == "top" else above, _LEGEND_HEIGHT) if chart.matrix is not None else 4
-    # Left of the matrix' lower corner: what is under the matrix would be out of sight on a phone.
-    legend = (max(2.0, matrix - 8 - _legend_width(chart)), body + 10)
-    return Layout(row, cell, top, left, token, right, lane, matrix, legend, head_at, upright, width, body + below)
+    def curves(self, head: int, tokens: Sequence[int]) -> tuple[tuple[Point, ...], ...]:
+        """Cubic curves from a head to a group: to its longest run in its lane, or else to each of its tokens."""
+        if self.lanes:
+            top, height = max(self.stripes(tokens), key=lambda stripe: stripe[1])
+            ends = [(self.lanes[head], top + height / 2)]
+        else:
+            ends = [(self.tokens, self.middle(row)) for row in tokens]
+        start, y = self.head_width + 2, self.head_at[head]
+        half = (start + min([self.tokens, *self.lanes])) / 2
+        return tuple(((start, y), (half, y), (half, to), (x, to)) for x, to in ends)
 
 
 def _head_places(
-    ideal: Sequence[float], bound: Sequence[tuple[Link, ...]], row: float, ends: tuple[float, float]
+    heads: Sequence[tuple[str, tuple[Link, ...]]], row: float, top: float, bottom: float
 ) -> tuple[float, ...]:
     """Middles of head boxes: beside what they bind, or evenly over the height if that would crowd them."""
+    groups = [tuple(tokens for tokens, _ in links) for _, links in heads]
+    ideal = [top + row * (float(np.mean(list(itertools.chain(*bound)) or [0])) + 0.5) for bound in groups]
     order = sorted(range(len(ideal)), key=lambda head: ideal[head])
-    alike: list[list[int]] = []
-    for head in order:
-        # Heads that bind the same tokens stand together.
-        if alike and [tokens for tokens, _ in bound[head]] == [tokens for tokens, _ in bound[alike[-1][0]]]:
-            alike[-1].append(head)
-        else:
-            alike.append([head])
-    places = {
-        head: ideal[head] + row * (number - (len(together) - 1) / 2)
-        for together in alike
-        for number, head in enumerate(together)
-    }
-    inside = all(ends[0] + row / 2 <= place <= ends[1] - row / 2 for place in places.values())
+    places = {}
+    # Heads that bind the same tokens stand together.
+    for _, alike in itertools.groupby(order, key=lambda head: groups[head]):
+        together = list(alike)
+        for number, head in enumerate(together):
+            places[head] = ideal[head] + row * (number - (len(together) - 1) / 2)
+    inside = all(top + row / 2 <= place <= bottom - row / 2 for place in places.values())
     apart = all(places[after] - places[before] >= row - 1e-6 for before, after in itertools.pairwise(order))
     if not (inside and apart):
-        step = (ends[1] - ends[0]) / max(1, len(order))
-        places = {head: ends[0] + step * (number + 0.5) for number, head in enumerate(order)}
+        step = (bottom - top) / max(1, len(order))
+        places = {head: top + step * (number + 0.5) for number, head in enumerate(order)}
     return tuple(places[head] for head in range(len(ideal)))
 
 
-def _drawing(chart: Flow) -> str:
-    place = layout(chart)
-    parts = []
-    for number, ((head, links), y) in enumerate(zip(chart.heads, place.head_at, strict=True)):
-        lines = "".join(_line(chart, place, number, tokens, share) for tokens, share in links)
-        said = f"{head}: {', '.join(_bound(chart, links)) or 'nothing'}"
-        parts.append(
-            f'<g class="{_class(chart.head_colour(links))}" tabindex="0"><title>{escaped(said)}</title>{lines}'
-            + _box(place, 2.0, y, place.left, head)
-            + "</g>"
-        )
-    parts.append(_stripes(chart, place))
-    for row, token in enumerate(chart.tokens):
-        colour = None if place.lane else chart.token_colour(row)
-        box = _box(place, place.token, place.middle(row), place.right, token)
-        parts.append(f'<g class="{_class(colour)}">{box}</g>')
-    parts.append(_cells(chart, place))
-    size = f"{place.width:.0f} {place.height:.0f}"
-    return (
-        f'<svg class="tlhm-flow" width="{place.width:.0f}" height="{place.height:.0f}" viewBox="0 0 {size}" '
-        f'style="min-width:{_SMALLEST * place.width:.0f}px" role="img" aria-label="{escaped(chart.title)}">'
-        f"{''.join(parts)}</svg>"
-    )
-
-
-def _class(colour: int | None) -> str:
-    return "" if colour is None else f"tlhm-s{colour}"
-
-
-def _line(chart: Flow, place: Layout, head: int, tokens: tuple[int, ...], share: float) -> str:
-    curves = " ".join(
-        "M{} C{} {} {}".format(*(f"{x:.1f},{y:.1f}" for x, y in points)) for points in place.curves(head, tokens)
-    )
-    colour = _class(chart.colours[tokens])
-    return f'<path class="{colour}" style="stroke-width:{line_width(share):.1f}" d="{curves}"/>'
-
-
-def _stripes(chart: Flow, place: Layout) -> str:
-    """The groups in their lanes; heads that bind the same share a stripe."""
-    if not place.lane:
-        return ""
-    drawn = {
-        (x, top): f'<rect class="tlhm-stripe {_class(chart.colours[tokens])}" x="{x:.1f}" y="{top:.1f}" '
-        f'width="{STRIPE:.1f}" height="{height:.1f}" rx="3"/>'
-        for (_, links), x in zip(chart.heads, place.lane, strict=True)
+def _heads(chart: Flow, place: _Layout) -> Iterator[Shape]:
+    """Each head with its lines, which a page makes stand out together; then the groups in their lanes."""
+    for number, (head, links) in enumerate(chart.heads):
+        lines = [
+            Path(
+                place.curves(number, tokens),
+                _ink(chart.colours[tokens]),
+                # From 1 pixel for nothing to 6 for all of a head's attention.
+                1 + 5 * min(1.0, share),
+                curved=True,
+                opacity=0.55,
+            )
+            for tokens, share in links
+        ]
+        colour = chart.colours[links[0][0]] if len(links) == 1 else None
+        box = _box(place, 2.0, place.head_at[number], place.head_width, head, colour)
+        yield Group([*lines, *box], key="head", said=_said(chart, head, links))
+    # Heads that bind the same tokens share a stripe.
+    stripes = {
+        (x, top): Rect(x, top, _STRIPE, height, _ink(chart.colours[tokens]), radius=3)
+        for (_, links), x in zip(chart.heads, place.lanes, strict=False)
         for tokens, _ in links
         for top, height in place.stripes(tokens)
     }
-    return "".join(drawn.values())
+    yield Group([*stripes.values()], key="stripes")
 
 
-def line_width(share: float) -> float:
-    """Width of a line in pixels: 1 for nothing, 6 for all of a head's attention."""
-    return 1 + 5 * min(1.0, share)
+def _tokens(chart: Flow, place: _Layout) -> Iterator[Shape]:
+    """A box for each token, in the colour of its only group unless there are lanes for that."""
+    for row, token in enumerate(chart.tokens):
+        groups = {colour for tokens, colour in chart.colours.items() if row in tokens}
+        colour = groups.pop() if len(groups) == 1 and not place.lanes else None
+        yield from _box(place, place.tokens, place.middle(row), place.token_width, token, colour)
 
 
-def shortened(text: str) -> str:
-    """A label that fits into its box."""
+def _box(place: _Layout, x: float, middle: float, width: float, text: str, colour: int | None) -> Iterator[Shape]:
+    height = _BOX * place.row
+    yield Rect(x, middle - height / 2, width, height, "pane", _ink(colour), 1.5, 4)
+    yield Text(x + width / 2, middle + MIDDLE * SIZE, _shortened(text), SIZE, "middle")
+
+
+def _ink(colour: int | None) -> str:
+    return "line" if colour is None else f"series{colour}"
+
+
+def _shortened(text: str) -> str:
     return text if len(text) <= _WIDEST else text[: _WIDEST - 1] + "…"
 
 
-def _box(place: Layout, x: float, y: float, width: float, text: str) -> str:
-    tall = BOX * place.row
-    return (
-        f'<rect x="{x:.1f}" y="{y - tall / 2:.1f}" width="{width:.1f}" height="{tall:.1f}" rx="4"/>'
-        f'<text x="{x + width / 2:.1f}" y="{y + 4.5:.1f}" text-anchor="middle">{escaped(shortened(text))}</text>'
-    )
+def _cells(chart: Flow, matrix: np.ndarray, scale: Scale, place: _Layout) -> Iterator[Shape]:
+    """Cells of the matrix, each with its value if they are not too many."""
+    if matrix.size > _TITLED_CELLS:
+        yield Cells(place.matrix, place.top, (place.cell, place.row), scale.pixels(matrix))
+        return
+    for (row, column), value in np.ndenumerate(matrix):
+        if not np.isnan(value):
+            said = f"{chart.tokens[row]} → {chart.tokens[column]}: {significant(float(value))}"
+            corner = place.matrix + column * place.cell, place.top + row * place.row
+            yield Rect(*corner, place.cell, place.row, scale.colour(float(value)), "ground", said=said)
 
 
-def _cells(chart: Flow, place: Layout) -> str:
-    if chart.matrix is None or chart.scale is None:
-        return ""
-    titled = chart.matrix.size <= _TITLED_CELLS
-    cells = []
-    for (row, column), value in np.ndenumerate(chart.matrix):
-        if chart.is_causal and column > row:
-            continue
-        said = f"{chart.tokens[row]} → {chart.tokens[column]}: {significant(float(value))}"
-        x, y = place.matrix + column * place.cell, place.top + row * place.row
-        cells.append(
-            f'<rect class="tlhm-cell" x="{x:.1f}" y="{y:.1f}" '
-            f'width="{place.cell:.1f}" height="{place.row:.1f}" style="fill:{chart.cell_colour(float(value))}"'
-            + (f"><title>{escaped(said)}</title></rect>" if titled else "/>")
-        )
-    bottom = place.top + place.row * len(chart.tokens)
-    y = place.top - 6 if chart.labels == "top" else bottom + (8 if place.upright else 16)
+def _column_names(chart: Flow, place: _Layout) -> Iterator[Shape]:
+    on_top = chart.labels == "top"
+    y = place.top - 6 if on_top else place.matrix_bottom + (8 if place.upright else 16)
+    anchor: Any = "middle" if not place.upright else "start" if on_top else "end"
     for column, token in enumerate(chart.tokens):
-        x = place.matrix + (column + 0.5) * place.cell
-        if not place.upright:
-            at = f'x="{x:.1f}" y="{y:.1f}" text-anchor="middle"'
-        else:
-            anchor = "start" if chart.labels == "top" else "end"
-            at = f'x="{x:.1f}" y="{y:.1f}" transform="rotate(-90 {x:.1f} {y:.1f})" dy="4" text-anchor="{anchor}"'
-        cells.append(f'<text class="tlhm-small" {at}>{escaped(shortened(token))}</text>')
-    return "".join(cells) + _legend(chart, place, chart.scale)
+        x = place.matrix + (column + 0.5) * place.cell + (MIDDLE * _SMALL if place.upright else 0)
+        yield Text(x, y, _shortened(token), _SMALL, anchor, "soft", upright=place.upright)
 
 
-def limits_text(scale: Scale) -> str:
-    """What stands beside the colour bar of a matrix; the unit stands below."""
+def _limits(scale: Scale) -> str:
     return f"{significant(scale.low)} to {significant(scale.high)}"
-
-
-def bar_width(scale: Scale) -> float:
-    """Width of the colour bar of a matrix."""
-    return _BIT * len(scale.colours)
 
 
 def _legend_width(chart: Flow) -> float:
     if chart.scale is None:
         return 0.0
-    first = 60.0 if chart.is_binary else bar_width(chart.scale) + 8 + _SMALL_LETTER * len(limits_text(chart.scale))
-    return max(first, _SMALL_LETTER * len(chart.scale.unit))
+    bar = _BIT * len(chart.scale.colours) + 8 + _SMALL_LETTER * len(_limits(chart.scale))
+    return max(60.0 if chart.is_binary else bar, _SMALL_LETTER * len(chart.scale.unit))
 
 
-def _legend(chart: Flow, place: Layout, scale: Scale) -> str:
+def _legend(chart: Flow, scale: Scale, place: _Layout) -> Iterator[Shape]:
     x, y = place.legend
-    unit = f'<text class="tlhm-small" x="{x:.1f}" y="{y + 30:.1f}">{escaped(scale.unit)}</text>'
+    yield Text(x, y + 30, scale.unit, _SMALL, fill="soft")
     if chart.is_binary:
-        squares = "".join(
-            f'<rect class="tlhm-cell" x="{x + 40 * i:.1f}" y="{y}" width="14" height="14" style="fill:{colour}"/>'
-            f'<text class="tlhm-small" x="{x + 40 * i + 19:.1f}" y="{y + 11:.1f}">{text}</text>'
-            for i, (colour, text) in enumerate([(ON, "1"), (OFF, "0")])
-        )
-        return squares + unit
-    bar = "".join(
-        f'<rect class="tlhm-bit" x="{x + _BIT * i:.1f}" y="{y}" width="{_BIT + 0.5}" height="12" '
-        f'style="fill:#{colour}"/>'
-        for i, colour in enumerate(scale.colours)
-    )
-    after = f'<text class="tlhm-small" x="{x + bar_width(scale) + 8:.1f}" y="{y + 11:.1f}">'
-    return f"{bar}{after}{limits_text(scale)}</text>{unit}"
+        for left, (name, colour) in zip((x, x + 40), reversed(scale.names), strict=True):
+            yield Rect(left, y, 14, 14, colour)
+            yield Text(left + 19, y + 11, name, _SMALL, fill="soft")
+        return
+    n = len(scale.colours)
+    yield Cells(x, y, (_BIT, 12), scale.pixels(np.linspace(scale.low, scale.high, n)[None]))
+    yield Text(x + _BIT * n + 8, y + 11, _limits(scale), _SMALL, fill="soft")

@@ -1,4 +1,4 @@
-r"""Formulas with their numbers: written once as terms, shown as text, Unicode, LaTeX and MathML.
+r"""Formulas with their numbers: written once as terms, written as text, Unicode, LaTeX and Markdown.
 
 A term is a number, a :class:`Symbol`, a :class:`Product`, a :class:`Sum`, a :class:`Rest` (what is not written out, as
 its sum) or plain words. Numbers have three significant digits unless others are asked for, and powers of ten instead
@@ -8,7 +8,7 @@ of ``1.17e-05``.
 >>> print(TEXT.equation(mixed))
 v_hat3,1 = 0.6 × 0.1 + 0.1 × (-0.8)
          = -0.02
->>> LATEX.term(mixed.left), LATEX.number(1.17e-5), LatexNotation(2).number(1.17e-5)
+>>> LatexNotation().term(mixed.left), LatexNotation().number(1.17e-5), LatexNotation(2).number(1.17e-5)
 ('\\hat{v}_{3,1}', '1.17 \\times 10^{-5}', '1.2 \\times 10^{-5}')
 """
 
@@ -16,14 +16,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 from unicodedata import combining
 
-from .page import escaped
 from .text import latex, markdown, visible
-
-if TYPE_CHECKING:
-    from typing import Self
 
 DIGITS, MOST_DIGITS = 3, 12
 """Significant digits of numbers, unless others are asked for, and the most there may be."""
@@ -38,7 +34,7 @@ _SUBSCRIPTS = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
 _SUPERSCRIPTS = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")
 
 
-@dataclass(frozen=True, init=False)
+@dataclass(init=False)
 class Symbol:
     """A letter with indices: ``Symbol("v", 3, hat=True)``."""
 
@@ -47,12 +43,10 @@ class Symbol:
     hat: bool
 
     def __init__(self, name: str, *index: int, hat: bool = False) -> None:
-        object.__setattr__(self, "name", name)
-        object.__setattr__(self, "index", index)
-        object.__setattr__(self, "hat", hat)
+        self.name, self.index, self.hat = name, index, hat
 
 
-@dataclass(frozen=True, init=False)
+@dataclass(init=False)
 class Product:
     """Factors with a sign between them: ``times`` for numbers, ``dot`` for vectors."""
 
@@ -60,11 +54,10 @@ class Product:
     sign: Literal["times", "dot"]
 
     def __init__(self, *factors: "Term", sign: Literal["times", "dot"] = "times") -> None:
-        object.__setattr__(self, "factors", factors)
-        object.__setattr__(self, "sign", sign)
+        self.factors, self.sign = factors, sign
 
 
-@dataclass(frozen=True)
+@dataclass
 class Rest:
     """What is not written out: the number it comes to, and what it is (``10 others``)."""
 
@@ -75,7 +68,7 @@ class Rest:
         return Rest(abs(self.value), self.words)
 
 
-@dataclass(frozen=True, init=False)
+@dataclass(init=False)
 class Sum:
     """Terms added up; ``goes_on`` if it continues the line above."""
 
@@ -83,14 +76,13 @@ class Sum:
     goes_on: bool
 
     def __init__(self, *terms: "Term", goes_on: bool = False) -> None:
-        object.__setattr__(self, "terms", terms)
-        object.__setattr__(self, "goes_on", goes_on)
+        self.terms, self.goes_on = terms, goes_on
 
 
 Term: TypeAlias = float | str | Symbol | Product | Rest | Sum
 
 
-@dataclass(frozen=True)
+@dataclass
 class Gain:
     """A number that is always written with its sign."""
 
@@ -101,7 +93,7 @@ Sentence: TypeAlias = str | tuple[str | float | Gain, ...]
 """Prose with numbers in it."""
 
 
-@dataclass(frozen=True, init=False)
+@dataclass(init=False)
 class Equation:
     """A left side and the forms of its right side, each equal to the one before."""
 
@@ -109,8 +101,7 @@ class Equation:
     right: tuple[Term, ...]
 
     def __init__(self, left: Term, *right: Term) -> None:
-        object.__setattr__(self, "left", left)
-        object.__setattr__(self, "right", right)
+        self.left, self.right = left, right
 
 
 def decimal_parts(value: float, digits: int = DIGITS, zeros: bool = False) -> tuple[str, int]:
@@ -130,15 +121,12 @@ def decimal_parts(value: float, digits: int = DIGITS, zeros: bool = False) -> tu
 class Notation:
     """How terms are written; this one is plain text of Latin letters, for a terminal."""
 
-    times, dot, plus, minus, equals, comma = " × ", " · ", " + ", " - ", " = ", ","
+    times, dot, plus, minus, equals = " × ", " · ", " + ", " - ", " = "
     negative, nearly_nothing = "-", "~0"
+    space, indent = " ", "   "
 
     def __init__(self, digits: int = DIGITS) -> None:
         self.n_digits = digits
-
-    def with_digits(self, digits: int) -> "Self":
-        """The same notation with another number of significant digits."""
-        return type(self)(digits)
 
     def number(self, value: float) -> str:
         """A number with its significant digits; a dash for NaN."""
@@ -146,22 +134,16 @@ class Notation:
             return self.words("-")
         digits, power = decimal_parts(abs(value), self.n_digits)
         sign = self.negative if value < 0 and digits != "0" else ""
-        return sign + (self.digits(digits) if not power else self.scaled(digits, power))
-
-    def digits(self, text: str) -> str:
-        return text
+        return sign + (self.scaled(digits, power) if power else digits)
 
     def scaled(self, digits: str, power: int) -> str:
         return f"{digits}{self.times}10^{power}"
 
     def symbol(self, symbol: Symbol) -> str:
-        return symbol.name + ("_hat" if symbol.hat else "") + self.comma.join(map(str, symbol.index))
+        return symbol.name + ("_hat" if symbol.hat else "") + ",".join(map(str, symbol.index))
 
     def words(self, text: str) -> str:
         return visible(text)
-
-    def bracketed(self, text: str) -> str:
-        return f"({text})"
 
     def sentence(self, sentence: Sentence) -> str:
         """Prose with its numbers."""
@@ -190,42 +172,33 @@ class Notation:
             case Product():
                 return [getattr(self, term.sign).join(map(self._factor, term.factors))]
             case Rest():
-                return [self.number(term.value) + self._space() + self.words(f"({term.words})")]
+                return [self.number(term.value) + self.space + self.words(f"({term.words})")]
             case Sum():
                 return [self._added(each, place == 0 and not term.goes_on) for place, each in enumerate(term.terms)]
             case _:
                 return [self.number(term)]
 
-    def _space(self) -> str:
-        return " "
-
     def _added(self, term: Term, first: bool) -> str:
-        negative = (isinstance(term, float | int) and term < 0) or (isinstance(term, Rest) and term.value < 0)
         if first:
             return self.term(term)
-        assert not negative or isinstance(term, float | int | Rest)
-        return (self.minus if negative else self.plus) + self.term(abs(term) if negative else term)  # type: ignore[arg-type]
+        value = term.value if isinstance(term, Rest) else term
+        if isinstance(value, float | int) and value < 0:
+            return self.minus + self.term(abs(term))  # type: ignore[arg-type]
+        return self.plus + self.term(term)
 
     def _factor(self, term: Term) -> str:
         text = self.term(term)
         signed = isinstance(term, float | int) and (term < 0 or decimal_parts(abs(term), self.n_digits)[1] != 0)
-        return self.bracketed(text) if isinstance(term, Sum | Product) or signed else text
+        return f"({text})" if isinstance(term, Sum | Product) or signed else text
 
     def lines(self, equation: Equation, room: int | None = None) -> list[tuple[str, str]]:
         """Left and right side of each line, at most about ``room`` letters of plain text in each right side."""
         rows = [
-            (self.equals if place == 0 else "", part)
+            (self.indent if place else self.equals) + self.term(part)
             for form in equation.right
             for place, part in enumerate(broken(form, room))
         ]
-        left = [self.term(equation.left), *[""] * (len(rows) - 1)]
-        return [
-            (name, sign + self.term(part) if sign else self._indented(part))
-            for name, (sign, part) in zip(left, rows, strict=True)
-        ]
-
-    def _indented(self, part: Term) -> str:
-        return "   " + self.term(part)
+        return list(zip([self.term(equation.left), *[""] * (len(rows) - 1)], rows, strict=True))
 
     def equation(self, equation: Equation, room: int | None = None, indent: str = "") -> str:
         """An equation as lines of text with its equals signs below each other."""
@@ -266,7 +239,7 @@ class LatexNotation(Notation):
     """Formulas for amsmath and MathJax."""
 
     times, dot, plus, minus, equals = r" \times ", r" \cdot ", " + ", " - ", "= "
-    nearly_nothing = r"\approx 0"
+    nearly_nothing, space, indent = r"\approx 0", r"\ ", r"\quad "
 
     def scaled(self, digits: str, power: int) -> str:
         return rf"{digits} \times 10^{{{power}}}"
@@ -284,12 +257,6 @@ class LatexNotation(Notation):
     def inline(self, number: float | Gain) -> str:
         return rf"\({super().inline(number)}\)"
 
-    def _space(self) -> str:
-        return r"\ "
-
-    def _indented(self, part: Term) -> str:
-        return rf"\quad {self.term(part).lstrip()}"
-
     def aligned(self, equations: Sequence[Equation], room: int = 60) -> str:
         """Equations below each other (amsmath)."""
         lines = [f"{left} &{right}" for each in equations for left, right in self.lines(each, room)]
@@ -306,57 +273,4 @@ class MarkdownNotation(LatexNotation):
         return f"${Notation.inline(self, number)}$"
 
 
-class MathNotation(Notation):
-    """MathML, which browsers draw by themselves."""
-
-    times, dot, negative, comma = (f"<mo>{sign}</mo>" for sign in "×·−,")
-    # At the start of a piece they still stand between two terms.
-    plus, minus, equals = (f'<mo form="infix">{sign}</mo>' for sign in "+−=")
-
-    def digits(self, text: str) -> str:
-        return f"<mn>{text}</mn>"
-
-    def scaled(self, digits: str, power: int) -> str:
-        sign = self.negative if power < 0 else ""
-        raised = f"<msup><mn>10</mn><mrow>{sign}<mn>{abs(power)}</mn></mrow></msup>"
-        return f"<mn>{digits}</mn>{self.times}{raised}"
-
-    def number(self, value: float) -> str:
-        return f"<mrow>{super().number(value)}</mrow>"
-
-    def symbol(self, symbol: Symbol) -> str:
-        name = f"<mi>{escaped(symbol.name)}</mi>"
-        if symbol.hat:
-            name = f'<mover accent="true">{name}<mo>^</mo></mover>'
-        index = self.comma.join(f"<mn>{number}</mn>" for number in symbol.index)
-        return f"<msub>{name}<mrow>{index}</mrow></msub>" if index else name
-
-    def words(self, text: str) -> str:
-        return f"<mtext>{escaped(text)}</mtext>"
-
-    def bracketed(self, text: str) -> str:
-        return f"<mrow><mo>(</mo>{text}<mo>)</mo></mrow>"
-
-    def _space(self) -> str:
-        return '<mspace width="0.3em"></mspace>'
-
-    def markup(self, equation: Equation) -> str:
-        """An equation as a row of a grid: its forms below each other, each of which wraps between its terms."""
-        forms = "".join(f"<div>{self.wrapping(form, self.equals)}</div>" for form in equation.right)
-        left = f"<math>{self.term(equation.left)}</math>"
-        return f'<div class="tlhm-eq"><div>{left}</div><div>{forms}</div></div>'
-
-    def wrapping(self, term: Term, before: str = "") -> str:
-        """A term as small formulas between which a line may break."""
-        pieces = self.pieces(term)
-        pieces[0] = before + pieces[0]
-        return " ".join(f"<math>{piece}</math>" for piece in pieces)
-
-
-TEXT, UNICODE, LATEX, MARKDOWN, MATHML = (
-    Notation(),
-    UnicodeNotation(),
-    LatexNotation(),
-    MarkdownNotation(),
-    MathNotation(),
-)
+TEXT, UNICODE = Notation(), UnicodeNotation()

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
-from unicodedata import east_asian_width
+from unicodedata import combining, east_asian_width
 
 from ..core.errors import UsageError
 from .shapes import Drawing, Number, Text
@@ -32,13 +32,15 @@ def width_of(text: str, size: Number = TICK) -> float:
 
 def _letter_width(letter: str) -> float:
     """As a share of the size of the letters."""
+    if combining(letter):
+        return 0.0
     if ord(letter) > 0xFFFF:
         return 1.65
     if letter in "MWm@%—…" or east_asian_width(letter) in "WF":
         return 1.08
     if letter in "Iijl '|!.,:;":
         return 0.36
-    if letter in "frt()[]-/":
+    if letter in "frt()[]-/₀₁₂₃₄₅₆₇₈₉":
         return 0.43
     return 0.82 if letter.isupper() or letter == "w" else 0.66
 

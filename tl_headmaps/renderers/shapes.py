@@ -48,6 +48,7 @@ MIDDLE = 0.36
 
 _FONTS = "DejaVu Sans,Verdana,sans-serif"
 _MONO = "DejaVu Sans Mono,monospace"
+_NAMESPACE = "http://www.w3.org/2000/svg"
 _DPI = 200
 _OVERLAP = 0.4
 """How far a cell reaches into the next one at most (small cells: a tenth): else viewers show hairlines between them."""
@@ -184,7 +185,7 @@ class Drawing:
     def _element(self, attributes: str, title: str, *, vectors: bool, about: str = "") -> str:
         named = f' aria-label="{_text(title)}"' if title else ""
         return (
-            f'<svg xmlns="http://www.w3.org/2000/svg" {attributes} viewBox="0 0 {_n(self.width)} {_n(self.height)}" '
+            f'<svg {attributes} viewBox="0 0 {_n(self.width)} {_n(self.height)}" '
             f'role="img"{named} font-family="{_FONTS}" fill="none" xml:space="preserve">{about}'
             + "".join(markup(shape, vectors) for shape in self.shapes)
             + "</svg>"
@@ -199,7 +200,7 @@ class Drawing:
         title, source = (text.encode("utf-8", "backslashreplace").decode() for text in (title, source))
         with replacing(path) as temporary:
             if path.suffix.lower() == ".svg":
-                size = f'width="{_n(self.width * scale)}pt" height="{_n(self.height * scale)}pt"'
+                size = f'xmlns="{_NAMESPACE}" width="{_n(self.width * scale)}pt" height="{_n(self.height * scale)}pt"'
                 about = "".join(
                     f"<{tag}>{_text(text)}</{tag}>" for tag, text in (("title", title), ("desc", source)) if text
                 )

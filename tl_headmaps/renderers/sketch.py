@@ -1,6 +1,6 @@
 """The method as one picture: a layer of heads, one head's map over the vocabulary, and the windows that are looked at.
 
-The windows themselves are grids of tokens beside the sketch. Shapes are plain values: the page and print draw them.
+The windows themselves are grids of tokens beside the sketch.
 
 >>> window = ("A", [[0.9, 0.1], [0.2, 0.8]])
 >>> sketch(layer=23, head=4, n_heads=9, n_vocab=49152, windows=[window])
@@ -9,74 +9,37 @@ Figure('From a layer to its maps', Sketch, 6 KB)
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import numpy as np
 
+from .arrange import scaled
 from .colours import Scale
 from .figure import Figure
 from .grids import checked
-from .page import escaped, figure_body
-
-Ink: TypeAlias = Literal["text", "soft", "line", "pane", "mark"]
-"""What a shape is for; its colour follows from that and from the page."""
+from .layout import COLUMN, MARGIN, PrintOptions, framed
+from .page import figure_body
+from .shapes import Drawing, Path, Rect, Shape, Text, line
 
 WIDTH, HEIGHT = 400.0, 262.0
-INKS = {"text": "#1b1c1e", "soft": "#5b5f66", "line": "#9aa0a8", "pane": "#f5f6f8", "mark": "#d0006f"}
-"""Colours in print."""
 
-_LATTICE = 8
-_CELL = 20.0
+_LATTICE, _CELL = 8, 20.0
 _LAYER = (2.0, 30.0, 150.0, 184.0)
 _MAP = (236.0, 48.0)
 
 
 @dataclass(frozen=True)
-class Box:
-    """A rectangle: filled with a colour or an ink, and framed."""
-
-    x: float
-    y: float
-    width: float
-    height: float
-    fill: str = "none"
-    frame: Ink | None = "line"
-
-
-@dataclass(frozen=True)
-class Words:
-    """A line of text around, before or behind a point."""
-
-    x: float
-    y: float
-    text: str
-    size: int = 12
-    anchor: Literal["start", "middle", "end"] = "middle"
-    ink: Ink = "text"
-    upright: bool = False
-
-
-@dataclass(frozen=True)
-class Stroke:
-    """A line, with a head at its end if it is an arrow; or a ring around its start."""
-
-    x: float
-    y: float
-    to: tuple[float, float]
-    ink: Ink = "line"
-    arrow: bool = False
-    ring: float = 0.0
-
-
-Shape: TypeAlias = Box | Words | Stroke
-
-
-@dataclass(frozen=True)
 class Sketch:
-    """What is drawn, back to front."""
+    """What is drawn."""
 
     title: str
-    shapes: tuple[Shape, ...]
+    drawn: Drawing
+
+    def drawing(self, options: PrintOptions) -> Drawing:
+        """The sketch for print, at most as wide as a column."""
+        options.refuse("height", "columns", "labels")
+        room = min(options.width, 72 * COLUMN) - 2 * MARGIN
+        return framed(scaled(self.drawn, room / WIDTH), title=options.title_or(self.title))
 
 
 def sketch(
@@ -99,143 +62,71 @@ def sketch(
         title: What is shown.
     """
     shown = [(letter, checked(values, letter)[0][:3, :3]) for letter, values in windows]
-    drawing = Sketch(title, (*_layer(layer, head, n_heads), *_map(n_vocab, shown)))
+    drawing = Drawing([*_layer(layer, head, n_heads), *_map(n_vocab, shown)], WIDTH, HEIGHT)
     letters = " and ".join(letter for letter, _ in shown)
     text = (
         f"{title}: the circuits of head {head}, one of {n_heads} in layer {layer}, are projected to the "
         f"vocabulary, {n_vocab:,} by {n_vocab:,} tokens; windows of that map: {letters}."
     )
-    shapes = "".join(map(_markup, drawing.shapes))
-    inside = (
-        f'<svg class="tlhm-sketch" viewBox="0 0 {WIDTH:.0f} {HEIGHT:.0f}" role="img" aria-label="{escaped(text)}">'
-        f"{shapes}</svg>"
-    )
-    return Figure(title, figure_body("sketch", title, inside=inside), (), text, drawing)
+    body = figure_body("sketch", title, inside=drawing.svg(title=text, kind="sketch"))
+    return Figure(title, body, (), text, Sketch(title, drawing))
 
 
 def _layer(layer: int, head: int, n_heads: int) -> Iterator[Shape]:
     x, y, width, height = _LAYER
     middle = x + width / 2
-    yield Stroke(middle, y + height + 24, (middle, y + height + 2), "soft", arrow=True)
-    yield Stroke(middle, y - 2, (middle, y - 24), "soft", arrow=True)
-    yield Box(x, y, width, height, "pane")
-    yield Words(middle, y + 20, f"attention, layer {layer}", 15)
+    yield from _arrow(middle, y + height + 24, middle, y + height + 2)
+    yield from _arrow(middle, y - 2, middle, y - 24)
+    yield Rect(x, y, width, height, "pane", "line")
+    yield Text(middle, y + 20, f"attention, layer {layer}", 15, "middle")
     rows = sorted({0, head, n_heads - 1})
     for number, one in enumerate(rows):
         at = y + 34 + number * 50
-        for column, name in enumerate(("VO", "QK")):
-            left = x + 14 + column * 64
-            chosen = one == head
-            yield Box(left, at, 58.0, 38.0, "none", "mark" if chosen and column == 0 else "line")
-            yield Words(left + 20, at + 25, "W", 17, ink="text" if chosen else "soft")
-            yield Words(left + 29, at + 31, name, 12, "start", "text" if chosen else "soft")
-            yield Words(left + 29, at + 16, str(one), 12, "start", "text" if chosen else "soft")
+        ink = "text" if one == head else "soft"
+        for left, name in ((x + 14, "VO"), (x + 78, "QK")):
+            yield Rect(left, at, 58, 38, stroke="mark" if one == head and name == "VO" else "line")
+            yield Text(left + 20, at + 25, "W", 17, "middle", ink)
+            yield Text(left + 29, at + 31, name, 12, fill=ink)
+            yield Text(left + 29, at + 16, str(one), 12, fill=ink)
         if one == head:
-            eye = (x + 14 + 29, at + 19)
-            yield Stroke(*eye, (eye[0] + 26, eye[1] + 30), "mark", ring=28.0)
-            yield Stroke(x + width + 4, at + 19, (_MAP[0] - 24, at + 19), "soft", arrow=True)
-            yield Words((x + width + _MAP[0] - 20) / 2, at + 11, "project", 13, ink="soft")
+            # A magnifying glass over the head, and where it leads.
+            eye, radius = (x + 43, at + 19), 28.0
+            rim = [place + radius * share for place, share in zip(eye, (0.655, 0.756), strict=True)]
+            yield Rect(eye[0] - radius, eye[1] - radius, 2 * radius, 2 * radius, stroke="mark", line=2, radius=radius)
+            yield line(*rim, eye[0] + 26, eye[1] + 30, stroke="mark", width=2)
+            yield from _arrow(x + width + 4, at + 19, _MAP[0] - 24, at + 19)
+            yield Text((x + width + _MAP[0] - 20) / 2, at + 11, "project", 13, "middle", "soft")
         if number + 1 < len(rows) and rows[number + 1] > one + 1:
-            yield Words(middle, at + 48, "⋮", 13, ink="soft")
+            yield Text(middle, at + 48, "⋮", 13, "middle", "soft")
+
+
+def _arrow(x: float, y: float, to_x: float, to_y: float) -> Iterator[Shape]:
+    """A line with a head, along one of the axes."""
+    yield line(x, y, to_x, to_y, stroke="soft", width=1.4)
+    back_x, back_y = 7 * float(np.sign(x - to_x)), 7 * float(np.sign(y - to_y))
+    side_x, side_y = 4 * bool(back_y), 4 * bool(back_x)
+    ends = [(to_x + back_x + sign * side_x, to_y + back_y + sign * side_y) for sign in (1, -1)]
+    yield Path(((ends[0], (to_x, to_y), ends[1]),), "soft", 1.4)
 
 
 def _map(n_vocab: int, windows: Sequence[tuple[str, np.ndarray]]) -> Iterator[Shape]:
     x, y = _MAP
     side = _LATTICE * _CELL
-    yield Words(x + side / 2, y - 25, f"M: {n_vocab:,} × {n_vocab:,}", 15)
-    yield Words(x + side / 2, y - 6, "|V|", 13, ink="soft")
-    yield Words(x - 8, y + side / 2, "|V|", 13, ink="soft", upright=True)
-    yield Box(x, y, side, side, "pane")
+    yield Text(x + side / 2, y - 25, f"M: {n_vocab:,} × {n_vocab:,}", 15, "middle")
+    yield Text(x + side / 2, y - 6, "|V|", 13, "middle", "soft")
+    yield Text(x - 8, y + side / 2, "|V|", 13, "middle", "soft", upright=True)
+    yield Rect(x, y, side, side, "pane", "line")
     for i in range(1, _LATTICE):
-        yield Stroke(x + i * _CELL, y, (x + i * _CELL, y + side))
-        yield Stroke(x, y + i * _CELL, (x + side, y + i * _CELL))
+        yield line(x + i * _CELL, y, x + i * _CELL, y + side, width=0.6)
+        yield line(x, y + i * _CELL, x + side, y + i * _CELL, width=0.6)
     for number, (letter, values) in enumerate(windows):
         left, top = x + (1 + 3.5 * number) * _CELL, y + (1 + 3.5 * number) * _CELL
         scale = Scale.over([values], signed=False, palette="blues")
         for (row, column), value in np.ndenumerate(values):
-            fill = scale.colour(float(value)) if np.isfinite(value) else "none"
-            yield Box(left + column * _CELL, top + row * _CELL, _CELL, _CELL, fill, None)
+            if np.isfinite(value):
+                yield Rect(left + column * _CELL, top + row * _CELL, _CELL, _CELL, scale.colour(float(value)))
         rows, columns = values.shape
-        yield Box(left, top, columns * _CELL, rows * _CELL, "none", "mark")
-        yield Words(left + columns * _CELL + 9, top + 15, letter, 17, ink="mark")
+        yield Rect(left, top, columns * _CELL, rows * _CELL, stroke="mark")
+        yield Text(left + columns * _CELL + 9, top + 15, letter, 17, "middle", "mark")
     said = f"windows {' and '.join(letter for letter, _ in windows)}"
-    yield Words(x + side / 2, y + side + 22, said, 13, ink="soft")
-
-
-def _markup(shape: Shape) -> str:
-    if isinstance(shape, Box):
-        fill = f'class="tlhm-i-{shape.fill}"' if shape.fill in INKS else f'fill="{shape.fill}"'
-        frame = "" if shape.frame is None else f' style="stroke:var(--i-{shape.frame})"'
-        return (
-            f'<rect x="{shape.x:.1f}" y="{shape.y:.1f}" width="{shape.width:.1f}" height="{shape.height:.1f}" '
-            f"{fill}{frame}/>"
-        )
-    if isinstance(shape, Words):
-        turned = f' transform="rotate(-90 {shape.x:.1f} {shape.y:.1f})"' if shape.upright else ""
-        return (
-            f'<text x="{shape.x:.1f}" y="{shape.y:.1f}" text-anchor="{shape.anchor}"{turned} '
-            f'style="font-size:{shape.size}px;fill:var(--i-{shape.ink})">{escaped(shape.text)}</text>'
-        )
-    ring = f'<circle cx="{shape.x:.1f}" cy="{shape.y:.1f}" r="{shape.ring:.0f}"/>' if shape.ring else ""
-    start = _rim(shape)
-    line = f'<path d="M{start[0]:.1f},{start[1]:.1f} L{shape.to[0]:.1f},{shape.to[1]:.1f}"/>'
-    head = f'<path d="{_arrow_head(shape)}"/>' if shape.arrow else ""
-    wide = 2 if shape.ring else 1.4 if shape.arrow else 0.6
-    return f'<g style="stroke:var(--i-{shape.ink});stroke-width:{wide}">{ring}{line}{head}</g>'
-
-
-def _direction(shape: Stroke) -> tuple[float, float]:
-    dx, dy = shape.to[0] - shape.x, shape.to[1] - shape.y
-    length = max(1e-9, float(np.hypot(dx, dy)))
-    return dx / length, dy / length
-
-
-def _rim(shape: Stroke) -> tuple[float, float]:
-    """Where a line begins: at the rim of its ring, if it has one."""
-    dx, dy = _direction(shape)
-    return shape.x + dx * shape.ring, shape.y + dy * shape.ring
-
-
-def _arrow_head(shape: Stroke) -> str:
-    (dx, dy), (x, y) = _direction(shape), shape.to
-    sides = [(x - 7 * dx + side * 4 * dy, y - 7 * dy - side * 4 * dx) for side in (1, -1)]
-    return " ".join(
-        [f"M{sides[0][0]:.1f},{sides[0][1]:.1f}", f"L{x:.1f},{y:.1f}", f"L{sides[1][0]:.1f},{sides[1][1]:.1f}"]
-    )
-
-
-def draw_sketch(data: Sketch, sheet: Any) -> None:
-    """The same shapes in print."""
-    from matplotlib.patches import Circle, Rectangle
-
-    from .sheets import frame
-
-    wide = min(float(sheet.get_figwidth()), 3.4)
-    sheet.set_figwidth(wide)
-    frame(sheet, wide * HEIGHT / WIDTH, title=data.title)
-    axes = sheet.subplots()
-    axes.set(xlim=(0, WIDTH), ylim=(HEIGHT, 0), aspect="equal")
-    axes.axis("off")
-    points = 72 * wide / WIDTH
-    for shape in data.shapes:
-        if isinstance(shape, Box):
-            edge = "none" if shape.frame is None else INKS[shape.frame]
-            fill = INKS.get(shape.fill, shape.fill)
-            where = (shape.x, shape.y), shape.width, shape.height
-            axes.add_patch(Rectangle(*where, facecolor=fill, edgecolor=edge, linewidth=0.7))
-        elif isinstance(shape, Words):
-            side = {"start": "left", "middle": "center", "end": "right"}[shape.anchor]
-            turned = {"rotation": 90} if shape.upright else {}
-            size = shape.size * points
-            axes.text(shape.x, shape.y, shape.text, size=size, color=INKS[shape.ink], ha=side, va="baseline", **turned)
-        else:
-            colour, width = INKS[shape.ink], 1.2 if shape.ring else 0.9 if shape.arrow else 0.3
-            if shape.ring:
-                axes.add_patch(Circle((shape.x, shape.y), shape.ring, fill=False, edgecolor=colour, linewidth=width))
-            style = "->" if shape.arrow else "-"
-            axes.annotate(
-                "",
-                xy=shape.to,
-                xytext=_rim(shape),
-                arrowprops={"arrowstyle": style, "color": colour, "linewidth": width, "shrinkA": 0, "shrinkB": 0},
-            )
+    yield Text(x + side / 2, y + side + 22, said, 13, "middle", "soft")

@@ -14,15 +14,12 @@ from ..core.errors import UsageError
 from ..core.files import replacing
 from .charts import Chart
 from .colours import SERIES
-from .example import Example
-from .flowchart import Flow
 from .grids import Heat, Layer
+from .layout import PrintOptions
 from .listing import Beside, Listing
-from .printed_example import draw_example
-from .printed_flow import draw_flow
+from .shapes import _patches
 from .sheet_maps import draw_heat, first_group, lay_out
 from .sheets import INCHES, TICK_SIZE, TITLE_SIZE, frame, line_height, lines_of
-from .sketch import Sketch, draw_sketch
 from .text import in_words, visible
 from .views import View
 
@@ -176,7 +173,16 @@ def _stretch(sheet: Any, height: float | int) -> None:
 @singledispatch
 def draw(data: Any, sheet: Any) -> None:
     """Draw plain values on an empty sheet, whose height may be set."""
-    raise UsageError(f"{type(data).__name__} has no form for print; save it as .html.")
+    if not hasattr(data, "drawing"):
+        raise UsageError(f"{type(data).__name__} has no form for print; save it as .html.")
+    drawing = data.drawing(PrintOptions(72 * sheet.get_figwidth()))
+    sheet.set_layout_engine("none")
+    sheet.set_figwidth(drawing.width / 72)
+    sheet.set_figheight(drawing.height / 72)
+    axes = sheet.add_axes((0, 0, 1, 1), xlim=(0, drawing.width), ylim=(drawing.height, 0), aspect="equal", anchor="N")
+    axes.axis("off")
+    for patch in _patches(drawing.shapes, 1.0):
+        axes.add_artist(patch)
 
 
 @draw.register
@@ -231,16 +237,6 @@ def _(data: Chart, sheet: Any) -> None:
         below = axes.transAxes + ScaledTranslation(0, -0.4, sheet.dpi_scale_trans)
         place = {"loc": "upper left", "bbox_to_anchor": (0, 0), "bbox_transform": below}
         axes.legend(frameon=False, borderaxespad=0, labelspacing=0.2, **place)
-
-
-@draw.register
-def _(data: Flow, sheet: Any) -> None:
-    draw_flow(data, sheet)
-
-
-@draw.register
-def _(data: Example, sheet: Any) -> None:
-    draw_example(data, sheet)
 
 
 @draw.register
@@ -312,11 +308,6 @@ class _Pane:
 
     def get_layout_engine(self) -> None:
         return None
-
-
-@draw.register
-def _(data: Sketch, sheet: Any) -> None:
-    draw_sketch(data, sheet)
 
 
 @draw.register
