@@ -20,7 +20,7 @@ from ..core.types import HeadIndex, HeadLike, Origin, check_choice
 from .colours import Limits, Palette, Scale
 from .figure import Figure
 from .grids import Heat, Layer, MapLayer, checked, drill_of, heat_of
-from .layout import shortened
+from .layout import shortened, width_of
 from .maps import Plot, scale_drawing
 from .page import escaped, figure_body, packed, packed_half, table
 from .text import visible
@@ -32,8 +32,8 @@ _NUMBERED_COLUMNS = 12
 _LETTERS, _LABEL_ROOM = 11.0, 160.0
 """Size of letters on a page, and how many pixels a label takes at most."""
 
-_SMALLEST, _PHONE = 0.62, 420.0
-"""How far a map may shrink on a narrow screen before it is scrolled, and how wide it then is at least."""
+_SMALLEST = 0.75
+"""How far a map may shrink on a narrow screen before it is scrolled."""
 
 _LISTED = 10
 _PALE = 0.25
@@ -306,7 +306,8 @@ def _cell_size(heat: Heat) -> tuple[float, float]:
     height = min(22.0, max(3.0, room / max(rows, 0.6 * columns)))
     width = min(22.0, room / columns, 4 * height)
     if heat.columns.labels is not None and heat.item == "component":
-        width = min(64.0, room / columns)
+        widest = max(width_of(name, _LETTERS) for name in heat.columns.labels)
+        width = min(max(64.0, widest + 8), room / columns)
     elif heat.columns.labels is not None:
         width = height = max(10.0, min(22.0, room / columns))
     return round(width, 2), round(height, 2)
@@ -327,7 +328,7 @@ def _picture(heat: Heat) -> str:
     for name, numbers in panels.items():
         drawing = plot.drawing([heat.layers[i] for i in numbers], [f"map{i}" for i in numbers])
         title = f'<div class="tlhm-pt">{escaped(name)}</div>' if name else ""
-        least = min(_SMALLEST * drawing.width, _PHONE) if len(panels) == 1 else 0.0
+        least = _SMALLEST * drawing.width if len(panels) == 1 else 0.0
         svg = drawing.svg(title=name or heat.title, least=least)
         parts.append(f'<div class="tlhm-panel">{title}<div class="tlhm-over">{svg}</div></div>')
     many = " tlhm-many" if len(panels) > 1 else ""

@@ -98,7 +98,7 @@ class Plot:
     def below(self) -> float:
         """What labels and name of the columns take."""
         tall = _most_lines(self.heat.columns) * line_height(self.size)
-        return (_widest(self.heat.columns, self.size) if self.is_upright else tall) + 2.4 * self.size
+        return (_widest(self.heat.columns, self.size) if self.is_upright else tall) + 2.1 * self.size
 
     @property
     def beyond(self) -> float:
@@ -147,7 +147,7 @@ class Plot:
             ]
         if at_bottom:
             name = _axis_name(heat, heat.columns)
-            shapes.append(Text(self.width / 2, self.height + self.below - 0.5 * size, name, size, "middle"))
+            shapes.append(Text(self.width / 2, self.height + self.below - 0.4 * size, name, size, "middle"))
         if at_left:
             name, x = _axis_name(heat, heat.rows), 1.2 * size - self.left
             shapes.append(Text(x, self.height / 2, name, size, "middle", upright=True))
