@@ -186,7 +186,7 @@ class Browser:
             self.errors.append(" ".join(str(part.get("value", part.get("description"))) for part in found["args"]))
         elif method == "Log.entryAdded" and found["entry"]["level"] in ("error", "warning"):
             self.errors.append(str(found["entry"]["text"]))
-        elif method == "Network.requestWillBeSent":
+        elif method == "Network.requestWillBeSent" and not found["request"]["url"].startswith("data:"):
             self.requests.append(str(found["request"]["url"]))
         elif method == "Page.javascriptDialogOpening":
             self.errors.append(f"dialog: {found['message']}")

@@ -386,7 +386,8 @@ def test_the_flowchart_joins_heads_and_tokens(browser: Browser, tmp_path: Path) 
         for which in ("> rect[rx]", ".tlhm-matrix rect:nth-child(5n + 1)")
     )
     np.testing.assert_allclose(boxes, rows, atol=1)
-    browser.run("document.querySelectorAll('.tlhm-head')[1].focus()")
+    box = "document.querySelectorAll('.tlhm-head rect')[1].getBoundingClientRect()"
+    browser.hover(*browser.run(f"[{box}.left + 9, {box}.top + 9]"))
     shown = "[...document.querySelectorAll('.tlhm-flow path')].map(p => Number(getComputedStyle(p).opacity))"
     assert browser.run(shown) == [0.12, 1, 0.12], "the lines of one head stand out"
 

@@ -257,7 +257,7 @@ class TestWrongUsage:
 
     def test_bytes_that_are_no_text(self, run: Any, loaded: Any) -> None:
         """What a terminal in another encoding passes on: Python keeps such bytes as lone surrogates."""
-        run(*grid_with(sources="\udcff")).assert_refused(2, "not valid Unicode")
+        run(*grid_with(sources="\udcff")).assert_refused(2, "has half a character")
 
     def test_a_missing_model_folder(self, run: Any, tmp_path: Path) -> None:
         missing = str(tmp_path / "nowhere")

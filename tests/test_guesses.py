@@ -46,7 +46,6 @@ from tl_headmaps import (
 from tl_headmaps.capture.quantisation import quantisation_of, stated_quantisation
 from tl_headmaps.cli.components import METRICS as LISTED_METRICS
 from tl_headmaps.core.errors import HeadMapsWarning, RelationDataError, TokenError, UsageError
-from tl_headmaps.core.fitting import annotations_of
 from tl_headmaps.core.progress import Progress
 from tl_headmaps.core.types import Preset, check_choice, head_list, layer_list
 from tl_headmaps.core.vocabulary import as_text, token_position, word_place
@@ -54,6 +53,7 @@ from tl_headmaps.data.relations import resolve
 from tl_headmaps.data.texts import read_texts, repeated_tokens, split_texts
 from tl_headmaps.renderers.text import chance, interval, number
 from tl_headmaps.results import HeadMaps, kinds
+from tl_headmaps.results.codec import annotations_of
 
 TEXT = " word3 word4 word5 word6 word3 word4"
 IDS = [3, 4, 5, 6, 3, 4]

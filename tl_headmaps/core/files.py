@@ -21,7 +21,7 @@ from typing import Any
 
 from platformdirs import user_cache_path
 
-from .errors import OutputError, UsageError
+from .errors import HeadMapsError, OutputError, UsageError
 
 if sys.platform != "win32":
     import fcntl
@@ -192,8 +192,8 @@ def parse_json(text: str) -> Any:
     """
     try:
         content = json.loads(text)
-        if _ESCAPED_SURROGATE.search(text):
-            require_whole_characters(content)
+        if _ESCAPED_SURROGATE.search(text) and (reason := _half_character(content)):
+            raise UnreadableError(reason)
     except json.JSONDecodeError as error:
         raise UnreadableError(
             f"line {error.lineno}, column {error.colno}: not valid JSON ({error.msg.rstrip()})"
@@ -207,20 +207,21 @@ def parse_json(text: str) -> Any:
     return content
 
 
-def require_whole_characters(content: Any) -> None:
-    """Raise UnreadableError if a string in nested lists and objects has half a character (a lone surrogate)."""
+def check_text(content: Any, where: str, refusal: type[HeadMapsError] = UsageError) -> None:
+    """Refuse half a character (a lone surrogate) in a string, or in those of nested lists and objects."""
+    if reason := _half_character(content):
+        raise refusal(f"{where}: {reason}. Write the character out, or remove it.")
+
+
+def _half_character(content: Any) -> str | None:
     if isinstance(content, str):
-        if not content.isascii() and (found := _SURROGATE.search(content)):
-            raise UnreadableError(
-                f"{content!r:.60} has half a character (\\u{ord(found[0]):04x}), which no text in UTF-8 can have"
-            )
-    elif isinstance(content, Mapping):
-        for name, value in content.items():
-            require_whole_characters(name)
-            require_whole_characters(value)
-    elif isinstance(content, list | tuple):
-        for value in content:
-            require_whole_characters(value)
+        if content.isascii() or not (half := _SURROGATE.search(content)):
+            return None
+        return f"{content!r:.60} has half a character (\\u{ord(half[0]):04x}), which no text in UTF-8 can have"
+    if isinstance(content, Mapping):
+        content = [*content.keys(), *content.values()]
+    parts = content if isinstance(content, list | tuple) else ()
+    return next((reason for part in parts if (reason := _half_character(part))), None)
 
 
 def csv_rows(text: str, delimiter: str = ",") -> list[list[str]]:

@@ -84,9 +84,9 @@ class Provenance:
     created: str = field(default_factory=_now)
 
     @classmethod
-    def of_arrays(cls, digest: str, dtype: str, **details: Any) -> "Provenance":
+    def of_arrays(cls, digest: str, dtype: Any, **details: Any) -> "Provenance":
         """Provenance of a result computed from arrays of the caller, without a model."""
-        return cls("given arrays", digest, "none", "none", dtype, "cpu", **details)
+        return cls("given arrays", digest, "none", "none", str(dtype).removeprefix("torch."), "cpu", **details)
 
     def __str__(self) -> str:
         """A line for each field that is not empty."""

@@ -274,6 +274,6 @@ def check_choice(value: object, choices: object, name: str) -> None:
     """Raise a UsageError unless ``value`` is one of the choices of a Literal."""
     allowed = get_args(choices)
     if not isinstance(value, str) or value not in allowed:
-        if (name, value) == ("preset", "met"):
+        if name == "preset" and isinstance(value, str) and value == "met":
             raise UsageError("preset='met' is called 'context' now. Give preset='context'.")
         raise UsageError(f"{name}={value!r:.60} is not known. Choose one of: {', '.join(map(repr, allowed))}.")

@@ -16,6 +16,7 @@ from operator import index
 from typing import Any, SupportsIndex, TypeAlias
 
 from .errors import TokenError, UsageError
+from .files import check_text
 from .types import is_index
 
 TokenLike: TypeAlias = str | int
@@ -111,8 +112,7 @@ def single_id(tokenizer: Any, token: TokenLike | SupportsIndex, n_vocab: int) ->
         )
     if not token.strip():
         raise TokenError(f"{token!r} is an empty word. Give a word or a token id.")
-    if not token.isascii() and token.encode("utf-8", "replace") != token.encode("utf-8", "surrogatepass"):
-        raise TokenError(f"{token!r} is not valid Unicode. Give a word in UTF-8 or a token id.")
+    check_text(token, "The word", TokenError)
     ids = word_ids(tokenizer, token)
     if len(ids) != 1:
         pieces = [token_string(tokenizer, token_id) for token_id in ids]

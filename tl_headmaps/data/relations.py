@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from ..core.errors import HeadMapsWarning, RelationDataError, TokenError, UsageError
-from ..core.files import UnreadableError, parse_json, read_text, require_whole_characters
+from ..core.files import UnreadableError, check_text, parse_json, read_text
 from ..core.vocabulary import TokenLike, single_id, word_ids
 from .relation_tables import table_pairs
 
@@ -228,11 +228,7 @@ def _require_texts(name: object, fields: Mapping[str, Any]) -> None:
     for part in _TEXTS:
         if not isinstance(value := fields.get(part, ""), str):
             raise RelationDataError(f"Relation {name!r:.60}: {part} is {value!r:.60}; it must be text.")
-    try:
-        for value in fields.values():
-            require_whole_characters(value)
-    except UnreadableError as error:
-        raise RelationDataError(f"Relation {name!r:.60}: {error}. Write the character out, or remove it.") from error
+    check_text(fields, f"Relation {name!r:.60}", RelationDataError)
 
 
 def _require_k(name: object, k: object) -> None:

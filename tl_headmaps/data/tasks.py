@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from ..core.errors import TaskDataError
-from ..core.files import UnreadableError, require_whole_characters
+from ..core.files import check_text
 from ..core.types import check_choice, check_seed
 from .relations import data_folder
 from .task_files import flat_records, item_fields, listed_records, records_of_file
@@ -145,12 +145,7 @@ class Tasks:
                         f"Item {index} of {self.name} has no {part}: {_shown(item)}. Every item needs a question, an "
                         "answer and a function; fill it in or remove the item."
                     )
-        try:
-            require_whole_characters([astuple(item) for item in self.items])
-        except UnreadableError as error:
-            raise TaskDataError(
-                f"An item of {self.name}: {error}. Write the character out, or remove the item."
-            ) from error
+        check_text([astuple(item) for item in self.items], f"An item of {self.name}", TaskDataError)
         _check_counts(self)
         _check_duplicates(self)
 
@@ -244,7 +239,7 @@ class Tasks:
     def digest(self) -> str:
         """SHA-256 over every field of every item, in order."""
         content = json.dumps([astuple(item) for item in self.items], ensure_ascii=False)
-        return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()
+        return hashlib.sha256(content.encode()).hexdigest()
 
     def select(self, functions: Iterable[str]) -> "Tasks":
         """The items of some functions."""
@@ -353,7 +348,7 @@ def with_alternatives(tasks: Tasks, n: int = 3) -> Tasks:
                 "answer. Give it wrong answers in 'alternatives'."
             )
         # Ties in an order that depends on the item, else all items would get the same few.
-        key = hashlib.sha256(item.prompt.encode("utf-8", "surrogatepass")).hexdigest()
+        key = hashlib.sha256(item.prompt.encode()).hexdigest()
         others.sort(key=lambda text: (abs(len(text) - len(item.answer)), _order(key, text)))
         return replace(item, alternatives=tuple(others[:n]))
 
@@ -361,7 +356,7 @@ def with_alternatives(tasks: Tasks, n: int = 3) -> Tasks:
 
 
 def _order(key: str, text: str) -> str:
-    return hashlib.sha256(f"{key} {text}".encode("utf-8", "surrogatepass")).hexdigest()
+    return hashlib.sha256(f"{key} {text}".encode()).hexdigest()
 
 
 def _shown(item: TaskItem) -> str:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from ..core.errors import UsageError
-from ..core.files import UnreadableError, home_expanded, require_file, require_whole_characters
+from ..core.files import UnreadableError, check_text, home_expanded, require_file
 from ..core.types import check_choice, is_index
 from ..core.vocabulary import Text, as_text
 from .relations import data_folder
@@ -147,7 +147,7 @@ def _origin(source: Any) -> str:
 
 def text_bytes(text: Text) -> bytes:
     """What a digest of a text is of."""
-    return text.encode("utf-8", "surrogatepass") if isinstance(text, str) else repr(text).encode()
+    return text.encode() if isinstance(text, str) else repr(text).encode()
 
 
 def _with_part(texts: Iterable[Text]) -> Iterator[tuple[Text, bool]]:
@@ -221,10 +221,8 @@ def _checked(texts: Iterator[Any]) -> Iterator[Text]:
     for number, given in enumerate(texts):
         try:
             text = as_text(given)
-            require_whole_characters(text)
-        except UnreadableError as error:
-            raise UsageError(f"Text {number}: {error}. Write the character out, or remove it.") from error
         except UsageError as error:
             raise UsageError(f"Text {number}: {error}") from error
+        check_text(text, f"Text {number}")
         if text if not isinstance(text, str) else text.strip():
             yield text

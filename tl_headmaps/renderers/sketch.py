@@ -91,9 +91,9 @@ def _layer(layer: int, head: int, n_heads: int) -> Iterator[Shape]:
         if one == head:
             # A magnifying glass over the head, and where it leads.
             eye, radius = (x + 43, at + 19), 28.0
-            rim = [place + radius * share for place, share in zip(eye, (0.655, 0.756), strict=True)]
+            rim = (eye[0] + 0.655 * radius, eye[1] + 0.756 * radius)
             yield Rect(eye[0] - radius, eye[1] - radius, 2 * radius, 2 * radius, stroke="mark", line=2, radius=radius)
-            yield line(*rim, eye[0] + 26, eye[1] + 30, stroke="mark", width=2)
+            yield Path(((rim, (eye[0] + 26, eye[1] + 30)),), "mark", 2)
             yield from _arrow(x + width + 4, at + 19, _MAP[0] - 24, at + 19)
             yield Text((x + width + _MAP[0] - 20) / 2, at + 11, "project", 13, "middle", "soft")
         if number + 1 < len(rows) and rows[number + 1] > one + 1:

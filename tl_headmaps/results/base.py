@@ -35,7 +35,6 @@ from ..core.files import (
     home_expanded,
     replacing,
 )
-from ..core.fitting import MisfitError, annotations_of, require_fit
 from ..core.options import with_torch_defaults
 from ..core.provenance import Provenance
 from ..renderers.figure import Figure
@@ -44,7 +43,7 @@ from ..renderers.listing import text_figure
 from ..renderers.tables import paper_table
 from ..renderers.text import in_words, visible
 from .cells import largest_cells
-from .codec import axis_length, equal, fields_of, plain, typed
+from .codec import SchemaError, annotations_of, axis_length, equal, fields_of, plain, require_schema, typed
 from .reading import newer_error, newer_version, read_values
 
 if TYPE_CHECKING:
@@ -324,14 +323,14 @@ class Result(ABC):
         try:
             result = result_class.from_dict(values)
             _require_sound(result, values)
-            if _holds_own_form(result) and path.suffix.lower() == ".json":
-                # Numbers that no JSON can hold come in as text that a form of its own turns into numbers.
+            if path.suffix.lower() == ".json":
+                # Numbers that no JSON can hold come in as text where a class reads a form of its own.
                 result.to_json()
             return result
         except (*_READING_ERRORS, OutputError) as error:
             if newer is not None:
                 raise newer_error(path, newer, f"all of this {kind!r}") from error
-            reason = str(error) if isinstance(error, MisfitError) else f"{type(error).__name__} {error}"
+            reason = str(error) if isinstance(error, SchemaError) else f"{type(error).__name__} {error}"
             raise OutputError(
                 f"{path} is damaged: it says it holds {kind!r}, but {reason:.300} came up while reading it. Save the "
                 "result again."
@@ -355,12 +354,6 @@ def _writes_own_form(result_class: type[Result]) -> bool:
     return any("to_dict" in vars(parent) for parent in result_class.__mro__ if parent is not Result)
 
 
-def _holds_own_form(result: Result) -> bool:
-    """Whether a result, or one inside it, writes a form of its own."""
-    parts = (getattr(result, entry.name) for entry in fields_of(type(result)))
-    return _writes_own_form(type(result)) or any(_holds_own_form(part) for part in parts if isinstance(part, Result))
-
-
 def _unknown_fields(result_class: type[Result], values: Any) -> list[str]:
     """Names in a file that this version of the class does not write; none where the class writes its own form."""
     if _writes_own_form(result_class):
@@ -379,7 +372,7 @@ def _require_sound(result: Result, values: Mapping[str, Any]) -> None:
     own_form = _writes_own_form(type(result))
     axes = result.axes
     if values.get("axes", axes) != axes:
-        raise MisfitError("axes that are not those of its arrays")
+        raise SchemaError("axes that are not those of its arrays")
     for name, source in result.json_axes.items():
         if source is not None:
             sizes[name] = len(axes[name])
@@ -388,7 +381,7 @@ def _require_sound(result: Result, values: Mapping[str, Any]) -> None:
         if isinstance(value, Result):
             _require_sound(value, values[entry.name])
             continue
-        require_fit(value, hint, entry.name, sizes, nullable=own_form or entry.name in result.nullable)
+        require_schema(value, hint, entry.name, sizes, nullable=own_form or entry.name in result.nullable)
     # A number beyond all floats (1e400) is read as infinity, which no file can hold again.
     json.dumps(result.provenance.to_dict(), allow_nan=False)
     str(result)

@@ -1,4 +1,7 @@
-"""Fields of a result as plain values for JSON, and back by their annotations; equality with NaN equal to NaN."""
+"""Fields of a result as plain values for JSON, and back by their annotations; equality with NaN equal to NaN.
+
+Values that were read from a file are checked by the same annotations: types, shapes, shared axes.
+"""
 
 import itertools
 import math
@@ -6,13 +9,23 @@ import types
 import typing
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..core.fitting import annotations_of
 from ..core.types import HeadIndex
+
+
+class SchemaError(ValueError):
+    """Parts of a file that do not belong together."""
+
+
+@cache
+def annotations_of(annotated: type) -> dict[str, Any]:
+    """The annotations of a class, resolved."""
+    return typing.get_type_hints(annotated)
 
 
 def fields_of(result_class: Any) -> tuple[Any, ...]:
@@ -129,3 +142,62 @@ def axis_length(result: Any, axis: str) -> int:
         if axis in axes:
             return int(getattr(result, entry.name).shape[axes.index(axis)])
     raise AssertionError(f"no array of {type(result).__name__} has the axis {axis!r}")
+
+
+def require_schema(value: Any, hint: Any, name: str, sizes: dict[str, Any], nullable: bool) -> None:
+    """Raise SchemaError unless a value has the type of its annotation, arrays in their shape.
+
+    Args:
+        value: The value of a field.
+        hint: Its annotation.
+        name: Its name, for the message.
+        sizes: Length of each axis by its name (``*name``: the whole shape); axes that are not there yet are added.
+        nullable: Whether NaN may stand for a value that is not there.
+    """
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    sound = True
+    if origin in (types.UnionType, typing.Union):
+        inner = [argument for argument in arguments if argument is not types.NoneType]
+        if value is None:
+            sound = len(inner) < len(arguments)
+        elif len(inner) == 1:
+            require_schema(value, inner[0], name, sizes, nullable)
+    elif hasattr(hint, "array_type"):
+        sound = isinstance(value, Tensor) and _has_axes(value, hint.dim_str.split(), sizes)
+        if sound and value.is_floating_point():
+            sound = not bool(value.isinf().any()) and (nullable or not bool(value.isnan().any()))
+    elif origin is typing.Literal:
+        sound = value in arguments
+    elif origin is tuple:
+        repeated = arguments[1:] == (Ellipsis,)
+        sound = isinstance(value, tuple) and (repeated or len(value) == len(arguments))
+        for entry, kind in zip(value, itertools.repeat(arguments[0]) if repeated else arguments, strict=False):
+            require_schema(entry, kind, name, sizes, nullable)
+    elif origin in (dict, Mapping):
+        sound = isinstance(value, Mapping)
+        for key, entry in value.items():
+            require_schema(key, arguments[0], name, sizes, nullable)
+            require_schema(entry, arguments[1], name, sizes, nullable)
+    elif isinstance(hint, type) and is_dataclass(hint):
+        sound = isinstance(value, hint)
+        # An axis inside a part is its own: parts of one kind may differ in length.
+        for part in fields(hint):
+            require_schema(
+                getattr(value, part.name), annotations_of(hint)[part.name], f"{name}.{part.name}", {}, nullable=True
+            )
+    elif hint in (int, float, str, bool):
+        sound = type(value) is hint or (hint is float and type(value) is int)
+        if sound and hint is float and not nullable:
+            sound = math.isfinite(value)
+    if not sound:
+        raise SchemaError(f"{name} = {value!r:.60}")
+
+
+def _has_axes(value: Tensor, axes: list[str], sizes: dict[str, Any]) -> bool:
+    if len(axes) == 1 and axes[0].startswith("*"):
+        # Any number of axes, the same ones wherever the name stands.
+        return bool(sizes.setdefault(axes[0], value.shape) == value.shape)
+    if value.ndim != len(axes):
+        return False
+    named = [(axis, n) for axis, n in zip(axes, value.shape, strict=True) if axis.isidentifier() and axis != "_"]
+    return all(sizes.setdefault(axis, n) == n for axis, n in named)

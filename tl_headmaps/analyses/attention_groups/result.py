@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ...core.arrays import arrays_digest, dtype_name, given_tensor
+from ...capture.tensors import arrays_digest, given_tensor
 from ...core.errors import UsageError
 from ...core.provenance import Provenance
 from ...core.types import Combine, GroupMethod, HeadIndex, HeadLike, check_choice
@@ -165,9 +165,7 @@ class AttentionGroups(Result):
 
         heads = [HeadIndex(0, head) for head in range(len(patterns))]
         grouping = Grouping(visit, heads, n, options)
-        provenance = Provenance.of_arrays(
-            arrays_digest(patterns), dtype_name(patterns), options=grouping.options, seed=0
-        )
+        provenance = Provenance.of_arrays(arrays_digest(patterns), patterns.dtype, options=grouping.options, seed=0)
         return cls.from_grouping(grouping, names, heads, provenance)
 
     @classmethod

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ...core.arrays import arrays_digest, dtype_name, given_tensor
+from ...capture.tensors import arrays_digest, given_tensor
 from ...core.errors import UsageError
 from ...core.provenance import Provenance
 from ...core.types import HeadIndex
@@ -135,7 +135,7 @@ class ValueMixing(Result):
             normalised=normalise,
             head=None,
             reconstruction_error=None,
-            provenance=Provenance.of_arrays(digest, dtype_name(pattern), options={"normalise": normalise}),
+            provenance=Provenance.of_arrays(digest, pattern.dtype, options={"normalise": normalise}),
         )
 
     @property

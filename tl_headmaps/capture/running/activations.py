@@ -25,7 +25,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ...core.errors import UsageError
-from ...core.files import UnreadableError, require_whole_characters
+from ...core.files import check_text
 from ...core.types import Model, Preset
 from ...core.vocabulary import Text
 from ..anatomy import layers_with_heads
@@ -116,10 +116,7 @@ def encode_prompt(model: Model, text: Text, prepend_bos: bool = False) -> list[i
         raise UsageError(
             f"The model has no tokenizer, so the text {text!r} has no tokens. Set model.tokenizer, or give token ids."
         )
-    try:
-        require_whole_characters(text)
-    except UnreadableError as error:
-        raise UsageError(f"The text {error}. Write the character out, or remove it.") from error
+    check_text(text, "The text")
     ids = [int(token) for token in tokenizer.encode(text, add_special_tokens=False)]
     if prepend_bos:
         if tokenizer.bos_token_id is None:

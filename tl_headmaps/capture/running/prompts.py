@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ...core.errors import UsageError
-from ...core.files import UnreadableError, parse_json, read_text, require_whole_characters
+from ...core.files import UnreadableError, check_text, parse_json, read_text
 from ...core.types import Model
 from ...core.vocabulary import TokenLike, token_string
 from ...data.relations import PLACEHOLDER
@@ -38,10 +38,7 @@ def check_templates(templates: str | Sequence[str]) -> tuple[str, ...]:
     templates = [templates] if isinstance(templates, str) else list(templates)
     if not len(templates):
         raise UsageError("There is no template; give at least one, such as 'The story of <X> contains'.")
-    try:
-        require_whole_characters(templates)
-    except UnreadableError as error:
-        raise UsageError(f"The template {error}. Write the character out, or remove it.") from error
+    check_text(templates, "The template")
     for template in templates:
         if not isinstance(template, str) or template.count(PLACEHOLDER) != 1:
             raise UsageError(
