@@ -12,8 +12,8 @@ from tl_headmaps.results import Result
 
 PACKAGE = Path(tl_headmaps.__file__).parent
 
-NOT_A_QUESTION = {"study", "sweep", "tour"}
-"""The tour asks the questions of the others; the study is how all of them begin; the sweep works on many layers."""
+NOT_A_QUESTION = {"study", "sweep"}
+"""The study is how all of them begin; the sweep works on many layers."""
 
 WITHOUT_A_COMMAND = {"verify_tasks"}
 """Called by an option of another command: tasks --verify."""

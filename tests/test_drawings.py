@@ -112,7 +112,7 @@ def test_grouping_profile(model: Any) -> None:
     found = grouping_profile(model, [TEXT, TEXT])
     figure = found.figure()
     place = found.index_of("previous_token")
-    for group, maps in (("all queries", found.values), ("queries where it is possible", found.where_possible)):
+    for group, maps in (("all queries", found.values), ("where possible", found.where_possible)):
         torch.testing.assert_close(values_of(figure, f"{group} previous token"), maps[place], check_dtype=False)
 
 

@@ -354,7 +354,7 @@ class TestProfileWithoutTexts:
         model = shared_model("llama")
         found = grouping_profile(model, max_texts=3, progress=False)
         assert (found.n_texts, found.n_repeated, found.provenance.seed) == (27, 24, 0)
-        assert "random tokens said twice" in str(found) and "english.txt" in found.provenance.data["source"]
+        assert "repeated random tokens" in str(found) and "english.txt" in found.provenance.data["source"]
         own = repeated_tokens([1, *range(3, 61)], 31)
         alone = grouping_profile(model, [(2, *ids) for ids in own], progress=False)
         for score in ("induction", "duplicate_token"):
@@ -389,7 +389,7 @@ class TestProfileWithoutTexts:
     def test_a_command_without_texts(self, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("tl_headmaps.load_model", lambda *_: shared_model("llama"))
         done = run("profile", "--max-texts", "1")
-        assert done.code == 0 and "24 of random tokens said twice" in done.out, done
+        assert done.code == 0 and "24 of repeated random tokens" in done.out, done
 
     def test_induction_heads_of_the_default_model(self, default_model: Any) -> None:
         sequences = repeated_tokens(range(1000, 40_000), 128, n=4)

@@ -284,22 +284,6 @@ class TestWhatUsersSee:
         assert facts["layers"] == f"4 (2 with heads, 2 with {KINDS[kind].mixer}; heads in 1, 3)"
         assert facts["heads"] == "4 per layer that has any, 8 in all"
 
-    def test_the_tour_counts_heads_and_matrices_that_exist(self, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        from tl_headmaps.analyses.tour import sections
-
-        model = hybrid_model(kind)
-        scores = relation_scores(model, TOY, k=10, progress=False, preset="folded")
-        names = name_heads(model, progress=False)
-        shares = component_map(model, "frobenius", progress=False)
-        for name, result in (("relation_scores", scores), ("name_heads", names), ("component_map", shares)):
-            monkeypatch.setattr(sections, name, lambda *_, result=result, **__: result)
-        tour = sections.Tour(model)
-        assert f"of {2 * N_HEADS} heads implement at least one" in sections.relations(tour).says
-        assert f"of {2 * N_HEADS} heads earn a name" in sections.names(tour).says
-        n_cells = int((~shares.values.isnan()).sum())
-        assert n_cells < shares.values.numel()
-        assert f"Even shares would be {1 / n_cells:.1%}." in sections.components(tour).says
-
     def test_names_are_those_of_heads_that_exist(self, kind: str, tmp_path: Path) -> None:
         model = hybrid_model(kind)
         names = name_heads(model, progress=False)

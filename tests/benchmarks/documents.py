@@ -26,10 +26,10 @@ from tl_headmaps import (
     token_grid,
     value_mixing,
 )
-from tl_headmaps.analyses.tour.opening import method_figure
+from tl_headmaps.cli.demo import method_figure
 from tl_headmaps.data.tasks import FUNCTIONS
 from tl_headmaps.renderers import component_map as components_of
-from tl_headmaps.renderers import panels  # fmt: skip
+from tl_headmaps.renderers import panels, save_page  # fmt: skip
 from tl_headmaps.renderers import token_grid as grid_of
 from tl_headmaps.renderers.colours import Scale
 from tl_headmaps.renderers.example import Example
@@ -37,7 +37,6 @@ from tl_headmaps.renderers.flowchart import OFF, ON, Flow
 from tl_headmaps.renderers.formulas import TEXT
 from tl_headmaps.renderers.grids import Axis, Heat
 from tl_headmaps.renderers.listing import Beside, table_figure
-from tl_headmaps.renderers.story import Chapter, Lead, Part, save_story
 
 LAYERS = (0, 4, 8, 12, 16, 20, 24, 27)
 CONTRIBUTIONS = (
@@ -74,11 +73,10 @@ class Described:
 
 @dataclass(frozen=True)
 class Document:
-    """One document and its figures; wide ones stand above the points, others beside them."""
+    """One document and its figures."""
 
     name: str
     figures: tuple[Described, ...]
-    wide: bool = False
 
 
 CAPITALS = (["France", "Germany", "Egypt"], ["Cairo", "Paris", "Berlin"])
@@ -248,7 +246,6 @@ DOCUMENTS = (
                 lambda model: task_maps(model, load_tasks(), progress=False).figure(origin="lower"),
             ),
         ),
-        wide=True,
     ),
 )
 
@@ -321,17 +318,15 @@ def compared(points: tuple[tuple[str, str], ...], figure: Figure) -> Figure:
     return table_figure(["", "the document", "here"], rows, title="Point by point")
 
 
-def chapters(model: Any) -> list[Chapter]:
-    """A chapter for each document."""
-    made = []
+def chapters(model: Any) -> dict[str, list[Figure | str]]:
+    """Figures of each document, by its name."""
+    made: dict[str, list[Figure | str]] = {}
     for document in DOCUMENTS:
-        parts = []
+        parts = made[document.name] = []
         for described in document.figures:
             for whose, figure in (("its own numbers", described.own()), ("the default model", described.real(model))):
                 which = f"{described.name}, from" if described.name else "From"
-                parts.append(Part(f"{which} {whose}", figure))
-                parts.append(Part("What the document says, and what is drawn", compared(described.points, figure)))
-        made.append(Chapter(document.name, "", parts, columns=not document.wide))
+                parts += [f"{which} {whose}:", figure, compared(described.points, figure)]
     return made
 
 
@@ -339,9 +334,8 @@ def write(model: Any, path: Path) -> Path:
     """Write the page."""
     path.parent.mkdir(parents=True, exist_ok=True)
     opening = "Each figure twice, beside what its document says of it, point by point."
-    invites = "The method that the first of them draws. The page is made by"
-    lead = Lead((), invites, "make gallery", method(model))
-    return save_story(path, "The five documents and their figures", opening, chapters(model), lead=lead)
+    shown = {"The method that the first of them draws": [opening, method(model)], **chapters(model)}
+    return save_page(path, shown, title="The five documents and their figures")
 
 
 def method(model: Any) -> Figure:

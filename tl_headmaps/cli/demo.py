@@ -1,21 +1,205 @@
-"""The tour: real heads of a real model from their weights to its answers, in about two minutes."""
+"""The tour: chapters of questions to one model, each answered by a call, as one page with the results beside it.
+
+A step is a function that makes one call and says which command makes the same; what is said about the result is what it
+says itself. A new one is such a function and its place in :data:`CHAPTERS`.
+"""
 
 import shlex
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
-from ..core.errors import UnsupportedModelError, UsageError
+import tl_headmaps as tlhm  # names are loaded when they are used
+
+from ..core.errors import HeadMapsError, UnsupportedModelError, UsageError
+from ..core.types import HeadIndex
 from .options import CheckpointOption, DeviceOption, ModelOption, open_weights
 from .output import check_folder, say
 
 if TYPE_CHECKING:
-    from ..analyses.tour.tour import Finding, SectionReport, Tour
-    from ..renderers.story import Chapter, Part
+    from ..renderers.figure import Figure
 
 PAGE = "index.html"
-YOUR_MODEL = "your/model"
+
+RELATIONS = ("country_to_capital", "country_to_language", "name_copying", "past_tense", "comparative", "antonym")
+LEAD = RELATIONS[0]
+"""The relation the tour follows from what is read of heads to what the model answers."""
+
+SOURCES, TARGETS = ("France", "Germany", "Egypt"), ("Cairo", "Paris", "Berlin")
+TEMPLATE = "The capital of <X> is"
+SENTENCE = "The capital of France is Paris, and the capital of Germany is Berlin."
+QUERY, KEY = "is#2", "Germany"
+"""Where the second capital is about to be said, and what has to be known there."""
+
+# What three minutes allow.
+N_ABLATED = 8
+MAX_TOKENS = 2048
+N_ITEMS = 36
+
+Made: TypeAlias = tuple["tlhm.Result", list[str]]
+"""A result, and the arguments of ``tl-headmaps`` that make it, without the choice of a model."""
+
+Step: TypeAlias = Callable[["Tour"], Made]
+
+
+class Tour:
+    """A model and what was made of it so far; steps may look at each other, and each is done once."""
+
+    def __init__(self, model: Any) -> None:
+        self.model, self.weights = model, tlhm.HeadWeights.of(model)
+        self.outcomes: dict[Step, Made | HeadMapsError] = {}
+
+    def outcome(self, step: Step) -> Made | HeadMapsError:
+        """What a step made, or why it cannot be done for this model."""
+        if step not in self.outcomes:
+            try:
+                self.outcomes[step] = step(self)
+            except HeadMapsError as error:
+                self.outcomes[step] = error
+        return self.outcomes[step]
+
+    def result(self, step: Step) -> Any:
+        """The result of a step; what kept it from being done is raised again."""
+        outcome = self.outcome(step)
+        if isinstance(outcome, HeadMapsError):
+            raise outcome
+        return outcome[0]
+
+    @property
+    def head(self) -> HeadIndex:
+        """The head that scores highest on the relation the tour follows."""
+        head: HeadIndex = self.result(relations).top(1, LEAD)[0][0]
+        return head
+
+
+def ablation(tour: Tour) -> Made:
+    """Does the model lose the relation without its heads?"""
+    arguments = ["ablate", LEAD, "--template", TEMPLATE, "--max-heads", str(N_ABLATED), "--controls", "none"]
+    return tlhm.ablate(tour.model, LEAD, max_heads=N_ABLATED, template=TEMPLATE, controls=None), arguments
+
+
+def grid(tour: Tour) -> Made:
+    """The best head at work."""
+    arguments = ["grid", "--head", str(tour.head), "--sources", ",".join(SOURCES), "--targets", ",".join(TARGETS)]
+    return tlhm.token_grid(tour.weights, tour.head, SOURCES, TARGETS, relation=LEAD), [*arguments, "--relation", LEAD]
+
+
+def relations(tour: Tour) -> Made:
+    """Scores on those relations that the model's tokenizer can write; on all, for the error, if it can write none."""
+    from ..data.relations import kept_pairs, resolve
+
+    tokenizer = tour.weights.tokenizer
+    named = [name for name in RELATIONS if tokenizer is None or kept_pairs(resolve(name), tokenizer)]
+    scores = tlhm.relation_scores(tour.weights, named or RELATIONS)
+    return scores, ["relations", *scores.relations]
+
+
+def names(tour: Tour) -> Made:
+    """A name for every head, where one is earned."""
+    return tlhm.name_heads(tour.weights, vocabulary="words"), ["name-heads", "--vocabulary", "words"]
+
+
+def operations(tour: Tour) -> Made:
+    """What the best head does when nobody says what to look for."""
+    arguments = ["salient", "--heads", str(tour.head), "--vocabulary", "words"]
+    return tlhm.salient_operations(tour.weights, tour.head, vocabulary="words"), arguments
+
+
+def agreement(tour: Tour) -> Made:
+    """Do heads write in prompts what was read from them?"""
+    return tlhm.validate(tour.model, [LEAD]), ["validate", LEAD]
+
+
+def groups(tour: Tour) -> Made:
+    """Which tokens of the sentence do heads bind together?"""
+    return tlhm.attention_groups(tour.model, SENTENCE), ["groups", "--text", SENTENCE]
+
+
+def association(tour: Tour) -> Made:
+    """Which heads bring two tokens together?"""
+    arguments = ["association", "--text", SENTENCE, "--query", QUERY, "--key", KEY]
+    return tlhm.association_heads(tour.model, SENTENCE, QUERY, KEY), arguments
+
+
+def mixing(tour: Tour) -> Made:
+    """The arithmetic of the head that brings them closest."""
+    head = tour.result(association).top(1)[0][0]
+    arguments = ["mixing", "--text", SENTENCE, "--head", str(head), "--query", QUERY, "--key", KEY]
+    return tlhm.value_mixing(tour.model, SENTENCE, head, QUERY, KEY), arguments
+
+
+def components(tour: Tour) -> Made:
+    """Which matrices matter?"""
+    return tlhm.component_map(tour.model, max_tokens=MAX_TOKENS), ["components", "--max-tokens", str(MAX_TOKENS)]
+
+
+def tasks(tour: Tour) -> Made:
+    """Which heads serve which function?"""
+    return tlhm.task_maps(tour.model, tlhm.load_tasks().sample(N_ITEMS)), ["tasks", "--sample", str(N_ITEMS)]
+
+
+def the_model(tour: Tour) -> Made:
+    """What was loaded."""
+    return tlhm.describe_model(tour.weights), ["model"]
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """Steps that belong together, by the names of their files; ``about`` holds for every model."""
+
+    title: str
+    about: str
+    steps: dict[str, Step]
+
+
+CHAPTERS = (
+    Chapter(
+        "Which heads know the capitals, and does the model need them?",
+        "Prompts ask for the capital of a country, and heads are switched off one after the other, best score first, "
+        "and as many random other heads beside them. Then the head that scores highest, and nine entries of its map.",
+        {"ablation": ablation, "token_grid": grid},
+    ),
+    Chapter(
+        "Which heads know what?",
+        "A head's OV circuit maps every token it may attend to, to what it then writes. Its score on a relation is the "
+        "share of pairs whose target is among the k tokens written most strongly.",
+        {"relation_scores": relations},
+    ),
+    Chapter(
+        "What do heads do when nobody says what to look for?",
+        "The tokens a head does most about are those with the largest ratio of what it writes to what it reads. A head "
+        "gets a name if a predicate (copy, case variant, first letter, ...) explains their targets better than chance.",
+        {"head_names": names, "salient_operations": operations},
+    ),
+    Chapter(
+        "Do heads write in prompts what was read from them?",
+        "Prompts that say nothing about the relation, with its sources in them: what each head writes there, beside "
+        "what it was expected to write.",
+        {"validation": agreement},
+    ),
+    Chapter(
+        "One sentence",
+        "Which tokens do heads bind together, beyond what distance does? Then the place where an answer is due: which "
+        "heads bring it together with the country, and how the best of them does it, number by number.",
+        {"attention_groups": groups, "association_heads": association, "value_mixing": mixing},
+    ),
+    Chapter(
+        "Which matrices matter?",
+        "The first-order effect on the loss of removing the entries of each weight matrix one by one.",
+        {"component_map": components},
+    ),
+    Chapter(
+        "Which heads serve which cognitive function?",
+        "Short questions of eight functions, in sets of the same words, so that words alone cannot tell the functions "
+        "apart. A cross-validated probe reads all heads; the maps show what it reads from each, beyond the words.",
+        {"task_maps": tasks},
+    ),
+    Chapter("The model", "What was loaded, and what can be asked of it.", {"model": the_model}),
+)
 
 
 def demo(
@@ -27,99 +211,95 @@ def demo(
     ] = Path("demo"),
 ) -> None:
     """Take the tour: what the heads of a model do, and how sure that is, as one page with the results beside it."""
-    from ..analyses.tour.opening import opening
-    from ..analyses.tour.sections import SECTIONS
-    from ..analyses.tour.tour import Finding, Tour
-    from ..renderers.text import visible, wrapped
+    from ..renderers.figure import save_page
+    from ..renderers.text import in_words, visible, wrapped
 
     folder = check_folder(folder)
     tour = Tour(open_weights(model, checkpoint, device))
-    reports = []
-    for number, section in enumerate(SECTIONS, 1):
-        typer.echo(f"[{number}/{len(SECTIONS)}] {section.title}", err=True)
-        reports.append(tour.run(section))
-        typer.echo(f"[{number}/{len(SECTIONS)}] done in {reports[-1].seconds:.1f} s", err=True)
-        say(_printed(reports[-1]))
-    findings = [outcome for report in reports for outcome in report.outcomes if isinstance(outcome, Finding)]
-    if not findings:
-        raise UnsupportedModelError(f"No section of the tour could be done for {tour.weights.model_name}; see above.")
-    options = _model_options(model, checkpoint, device)
-    # Only now, and the page last: a folder never holds a page whose results are those of another run.
-    for finding in findings:
-        finding.result.save(folder / _file(finding))
-    _save_page(folder / PAGE, tour, reports, options)
-    say(f"\n{wrapped(visible(' '.join(opening(tour))))}")
-    say(f"\nOpen {folder / PAGE} in a browser; the {len(findings)} results are beside it as JSON.")
-
-
-def _model_options(model: str | None, checkpoint: str | None, device: str | None) -> list[str]:
-    """The options with which every command opens the same model."""
     chosen = {"--model": model, "--checkpoint": checkpoint, "--device": device}
-    return [part for option, value in chosen.items() if value is not None for part in (option, value)]
+    options = [part for option, value in chosen.items() if value is not None for part in (option, value)]
+    results: dict[str, tlhm.Result] = {}
+    chapters: dict[str, list[Figure | str]] = {}
+    for number, chapter in enumerate(CHAPTERS, 1):
+        place, start = f"[{number}/{len(CHAPTERS)}]", time.perf_counter()
+        typer.echo(f"{place} {chapter.title}", err=True)
+        say(f"\n== {chapter.title} ==\n\n{wrapped(chapter.about)}")
+        shown = chapters[chapter.title] = [chapter.about]
+        for name, step in chapter.steps.items():
+            outcome = tour.outcome(step)
+            if isinstance(outcome, HeadMapsError):
+                refusal = f"Left out for this model: {in_words(name)}. {outcome}"
+                shown.append(refusal)
+                say(f"\n{wrapped(visible(refusal))}")
+                continue
+            results[name], arguments = outcome
+            command = shlex.join(["tl-headmaps", *arguments, *options, "--out", f"{name}.html"])
+            try:
+                shown.append(results[name].figure().captioned(f"Values: {name}.json. Made by: {command}"))
+            except UsageError as error:  # too large to draw, for instance: the result is there all the same
+                shown.append(f"Its picture is left out: {in_words(name)}. {error}")
+            say(f"\n$ {visible(command)}\n\n{results[name]}")
+        typer.echo(f"{place} done in {time.perf_counter() - start:.1f} s", err=True)
+    if not results:
+        raise UnsupportedModelError(f"No step of the tour could be done for {tour.weights.model_name}; see above.")
+    # Only now, and the page last: a folder never holds a page whose results are those of another run.
+    for name, result in results.items():
+        result.save(folder / f"{name}.json")
+    if "token_grid" in results and "salient_operations" in results:
+        drawn = method_figure(tour.result(grid), tour.result(operations), tour.weights.n_heads)
+        chapters = {"The method": [drawn], **chapters}
+    save_page(folder / PAGE, chapters, title=f"What the heads of {tour.weights.shown_name} do")
+    say(f"\nOpen {folder / PAGE} in a browser; the {len(results)} results are beside it as JSON.")
 
 
-def _file(finding: "Finding") -> str:
-    return f"{finding.name}.json"
+def method_figure(table: "tlhm.TokenGrid", salient: "tlhm.SalientOperations", n_heads: int) -> "Figure":
+    """From a multi-head layer over its map of the vocabulary to A, a predefined relation, and B, a salient operation.
 
+    Args:
+        table: A grid of the head, made with ``relation=``.
+        salient: The salient operations of the same head.
+        n_heads: Heads of its layer.
+    """
+    from ..renderers.heat import token_grid as grid_figure
+    from ..renderers.listing import beside
+    from ..renderers.sketch import sketch
+    from ..renderers.text import as_words, in_words
 
-def _printed(report: "SectionReport") -> str:
-    """A section for the terminal: what its results show, and the tables that are short enough."""
-    from ..analyses.tour.tour import Refusal
-    from ..renderers.text import visible, wrapped
-
-    lines = [f"\n== {report.section.title} =="]
-    for outcome in report.outcomes:
-        if isinstance(outcome, Refusal):
-            lines += ["", wrapped(visible(f"Left out: {outcome.why}"))]
-            continue
-        lines += ["", wrapped(visible(outcome.says))]
-        if outcome.printed:
-            lines += ["", outcome.printed]
-    return "\n".join(lines)
-
-
-def _save_page(path: Path, tour: "Tour", reports: "list[SectionReport]", options: list[str]) -> None:
-    from .. import __version__
-    from ..analyses.tour.opening import method_of, opening
-    from ..renderers.story import Lead, save_story
-
-    command = shlex.join(["tl-headmaps", "demo", "--model", YOUR_MODEL])
-    save_story(
-        path,
-        f"What the heads of {tour.weights.shown_name} do",
-        f"Made by tl-headmaps {__version__} in one run: every number on this page comes from it. Figures answer to "
-        "mouse, touch and keyboard. Under each stands the command that makes it, and the file with its values.",
-        [_chapter(report, options) for report in reports],
-        [
-            'Read a file back in Python: from tl_headmaps import Result; Result.load("relation_scores.json"). Each '
-            "says in its provenance which model, weights, versions and options it was made with."
-        ],
-        Lead(opening(tour), "One command does this for your model:", command, method_of(tour)),
+    head, window = table.head, slice(3)
+    entry, own = salient.name(head), salient.grids[salient.index_of(head)]
+    values = [row[window] for row in own.values[window]]
+    rows, columns = (
+        as_words([salient.strings[token] for token in ids[window]]) for ids in (own.token_ids, own.target_ids)
     )
-
-
-def _chapter(report: "SectionReport", options: list[str]) -> "Chapter":
-    from ..analyses.tour.tour import Finding
-    from ..renderers.story import Chapter, Part
-
+    presets = [result.provenance.options["preset"] for result in (table, salient)]
+    drawing = sketch(
+        layer=head.layer,
+        head=head.head,
+        n_heads=n_heads,
+        n_vocab=table.n_vocab,
+        windows=[("A", table.values), ("B", values)],
+        title=f"{head}, projected to the vocabulary",
+    )
     parts = [
-        _part(outcome, options) if isinstance(outcome, Finding) else Part(f"Left out for this model. {outcome.why}")
-        for outcome in report.outcomes
+        drawing,
+        grid_figure(
+            table.values,
+            table.sources,
+            table.targets,
+            title=f"A: a predefined relation, {in_words(table.relation or 'chosen_tokens')}",
+            unit="entry of M",
+            score=table.score,
+            note=f"preset {presets[0]}",
+        ),
+        grid_figure(
+            values,
+            rows,
+            columns,
+            title=f"B: its salient operation, {entry.name}",
+            unit="entry of M",
+            score=entry.score,
+            note=f"null {entry.null_mean:.2g} · preset {presets[1]}",
+        ),
     ]
-    headlines = [outcome.headline for outcome in report.outcomes if isinstance(outcome, Finding) and outcome.headline]
-    section = report.section
-    return Chapter(section.title, section.about, parts, "; ".join(headlines), section.columns)
-
-
-def _part(finding: "Finding", options: list[str]) -> "Part":
-    from ..renderers.figure import Figure
-    from ..renderers.story import Part
-
-    command = shlex.join(["tl-headmaps", *finding.arguments, *options, "--out", f"{finding.name}.html"])
-    try:
-        figure = finding.result.figure(**finding.drawn)
-    except UsageError as error:
-        # Too large to draw, for instance: the result is there all the same.
-        return Part(f"{finding.says} Its picture is left out. {error}", None, command, _file(finding))
-    assert isinstance(figure, Figure)
-    return Part(finding.says, figure, command, _file(finding))
+    title = "What a head does is read from its map of all tokens by all tokens"
+    return beside(parts, title=title, text="\n".join(map(str, parts)))

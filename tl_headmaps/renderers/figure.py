@@ -1,7 +1,7 @@
 """A figure is a value: a notebook shows it, a file holds it, and creating one displays nothing."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -12,7 +12,7 @@ from ..core.types import check_choice
 from .layout import Labels, PrintOptions
 from .page import assets, escaped, whole_page
 from .sheets import INCHES
-from .text import latex, sentence, visible
+from .text import latex, prose, sentence, visible
 
 Width: TypeAlias = Literal["column", "page"]
 """Widths of figures in print: one column of two (3.4 inches) or the whole page (7 inches)."""
@@ -187,12 +187,32 @@ def _inches(value: Width | float | int, name: str = "width") -> float:
     return float(value)
 
 
-def save_page(path: str | Path, figures: Sequence[Figure], *, title: str = "Head maps") -> Path:
-    """Write several figures as one page that opens offline; styles and scripts are included once."""
+def save_page(
+    path: str | Path,
+    figures: Sequence[Figure | str] | Mapping[str, Sequence[Figure | str]],
+    *,
+    title: str = "Head maps",
+) -> Path:
+    """Write several figures as one page that opens offline; styles and scripts are included once.
+
+    Args:
+        path: The page.
+        figures: Figures and, as strings, paragraphs between them; or these by the titles of chapters.
+        title: Title of the page.
+    """
     path = home_expanded(path)
     if path.suffix.lower() != PAGE_SUFFIX:
         raise UsageError(f"{path.name!r} does not name a page. Use the suffix {PAGE_SUFFIX}.")
-    needs = [need for figure in figures for need in figure.needs]
+    chapters = figures if isinstance(figures, Mapping) else {"": figures}
+    bodies = []
+    if chapters is figures:
+        entries = "".join(f'<li><a href="#{n}">{escaped(name)}</a></li>' for n, name in enumerate(chapters, 1))
+        bodies.append(f'<h1>{escaped(title)}</h1><nav aria-label="Contents"><ol>{entries}</ol></nav>')
+    for number, (name, parts) in enumerate(chapters.items(), 1):
+        bodies += [f'<h2 id="{number}">{escaped(name)}</h2>'] * bool(name)
+        bodies += [f"<p>{escaped(prose(part))}</p>" if isinstance(part, str) else part.body for part in parts]
+    drawn = [part for parts in chapters.values() for part in parts if isinstance(part, Figure)]
     with replacing(path) as temporary:
-        temporary.write_text(whole_page(title, [figure.body for figure in figures], needs), encoding="utf-8")
+        page = whole_page(title, bodies, [need for figure in drawn for need in figure.needs])
+        temporary.write_text(page, encoding="utf-8")
     return path

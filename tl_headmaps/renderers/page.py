@@ -108,14 +108,13 @@ def assets(needs: Iterable[str]) -> str:
     return "".join(parts)
 
 
-def whole_page(title: str, bodies: Sequence[str], needs: Iterable[str], *, style: str = "") -> str:
-    """A complete document that opens offline, from disk, in any current browser; ``style`` names an extra asset."""
-    extra = f"<style>{_asset(style)}</style>" if style else ""
+def whole_page(title: str, bodies: Sequence[str], needs: Iterable[str]) -> str:
+    """A complete document that opens offline, from disk, in any current browser."""
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<title>{escaped(title)}</title>{extra}</head>\n<body class="tlhm-page">\n'
+        f'<title>{escaped(title)}</title></head>\n<body class="tlhm-page">\n'
         + "\n".join(bodies)
         + f"\n{assets(needs)}\n</body></html>\n"
     )

@@ -115,11 +115,11 @@ class Table(Result):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        if "values" not in cls.__annotations__ and not isinstance(vars(cls).get("values"), property):
-            # Not in the class body: a field of that name could not be set beside a property.
-            cls.values = property(lambda self: getattr(self, self.ranked()), doc="The ranked values.")  # type: ignore[assignment]
         own = {name: value for name, value in vars(cls).items() if isinstance(value, dataclasses.Field)}
         new = {name: entry.metadata["measured"] for name, entry in own.items() if "measured" in entry.metadata}
+        if new and "values" not in cls.__annotations__ and not isinstance(vars(cls).get("values"), property):
+            # Not in the class body: a field of that name could not be set beside a property.
+            cls.values = property(lambda self: getattr(self, self.ranked()), doc="The ranked values.")  # type: ignore[assignment]
         cls._described = {**cls._described, **new}
         cls.nullable = tuple(dict.fromkeys((*cls.nullable, *cls._described)))
         cls.__doc__ = _with_attributes(inspect.cleandoc(cls.__doc__ or ""), new)

@@ -1,1 +1,0 @@
-"""A tour of a model."""
