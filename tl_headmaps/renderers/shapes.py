@@ -101,7 +101,7 @@ class Path:
     """Lines through points, several for one shape: filled if it has a ``fill``, in cubic curves if ``curved``.
 
     A curve is a point, and then two controls and an end for each of its parts. ``dash`` is the length of dashes and
-    of the gaps between them.
+    of the gaps between them. Lines with ``round`` ends that lead nowhere are discs.
     """
 
     lines: tuple[tuple[Point, ...], ...]
@@ -110,6 +110,7 @@ class Path:
     fill: str = "none"
     curved: bool = False
     dash: tuple[Number, ...] = ()
+    round: bool = False
     opacity: Number = 1.0
 
 
@@ -308,6 +309,7 @@ def _(shape: Text, vectors: bool) -> str:
 def _(shape: Path, vectors: bool) -> str:
     look = _coloured(shape.fill, shape.stroke, shape.width) + _opacity(shape.opacity)
     look += f' stroke-dasharray="{" ".join(map(_n, shape.dash))}"' if shape.dash else ""
+    look += ' stroke-linecap="round"' * shape.round
     way = "C" if shape.curved else "L"
     parts = []
     for first, *others in shape.lines:
@@ -412,7 +414,7 @@ def _patches(shapes: Iterable[Shape], scale: Number) -> Iterator[Any]:
         elif isinstance(shape, Path):
             codes = [1, *[4 if shape.curved else 2] * (max(map(len, shape.lines)) - 1)]
             parts = [([(x + right, y + down) for x, y in part], codes[: len(part)]) for part in shape.lines]
-            style: dict[str, Any] = {"alpha": shape.opacity}
+            style: dict[str, Any] = {"alpha": shape.opacity, "capstyle": "round" if shape.round else "butt"}
             if shape.dash:
                 style["linestyle"] = (0, tuple(length / shape.width for length in shape.dash))
             yield _patch(parts, shape.stroke, shape.width * scale, shape.fill, **style)
@@ -462,8 +464,9 @@ def _patch(
 
     points = np.array([point for part, _ in parts for point in part])
     codes = [code for _, part in parts for code in part]
+    style = {"capstyle": "butt", "snap": False, "clip_on": False, **style}
     patch = PathPatch(Curve(points, codes), facecolor=_colour(fill), edgecolor=_colour(stroke), **style)
-    patch.set(linewidth=width if stroke != "none" else 0, capstyle="butt", snap=False, clip_on=False)
+    patch.set_linewidth(width if stroke != "none" else 0)
     return patch
 
 
