@@ -68,4 +68,5 @@ def fitted(drawn: Callable[[float], Drawing], title: str) -> str:
     """A picture for a page: drawn for a screen, and again for a phone if it is too wide for that."""
     wide = drawn(WIDE)
     both = [wide] if wide.width <= NARROW else [wide, drawn(NARROW)]
-    return f'<div class="tlhm-fit">{"".join(drawing.svg(title=title) for drawing in both)}</div>'
+    inside = "".join(f'<div class="tlhm-over">{drawing.svg(title=title)}</div>' for drawing in both)
+    return f'<div class="tlhm-fit">{inside}</div>'
