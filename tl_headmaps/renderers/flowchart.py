@@ -17,11 +17,11 @@ import numpy as np
 
 from ..core.errors import UsageError
 from ..core.types import check_choice
-from .arrange import SIZE, scaled
+from .arrange import SIZE, printed
 from .colours import SERIES, Scale
 from .figure import Figure
 from .grids import checked
-from .layout import MARGIN, TICK, PrintOptions, framed, width_of
+from .layout import PrintOptions, width_of
 from .maps import scale_drawing
 from .page import escaped, figure_body, label, table
 from .shapes import MIDDLE, Cells, Drawing, Group, Path, Point, Rect, Shape, Text
@@ -107,11 +107,8 @@ class Flow:
         return tuple(numbers)
 
     def drawing(self, options: PrintOptions) -> Drawing:
-        """The flowchart for print: letters as large as in other figures, or smaller where it is wide."""
-        options.refuse("height", "columns", "labels")
-        drawn = self.drawn()
-        smaller = scaled(drawn, min(TICK / SIZE, (options.width - 2 * MARGIN) / drawn.width))
-        return framed(smaller, title=options.title_or(self.title), note=self.note)
+        """The flowchart for print."""
+        return printed(self.drawn(), options, title=self.title, note=self.note)
 
     def drawn(self) -> Drawing:
         """Heads, lines, tokens and matrix, in pixels of a page."""
