@@ -16,7 +16,7 @@ from torch import Tensor
 import tl_headmaps
 from tl_headmaps import AblationCurves, HeadIndex, HeadWeights, Relation, Result, ablate
 from tl_headmaps.analyses.ablate.call import AblationExperiment, AblationSettings
-from tl_headmaps.analyses.relation_scores.result import RelationScores
+from tl_headmaps.analyses.relation_scores import RelationScores
 from tl_headmaps.capture.anatomy import parameters_digest
 from tl_headmaps.capture.running import last_position
 from tl_headmaps.capture.running.last_position import LastPosition

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 _PAPER_ROWS = 20
 _READING_ERRORS = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError)
-"""What comes up where a file does not hold what its class expects."""
+"""Raised by a malformed file."""
 
 
 def _captioned(draw: Callable[..., Figure]) -> Callable[..., Figure]:
