@@ -21,7 +21,7 @@ from .arrange import SIZE, printed
 from .colours import SERIES, Scale
 from .figure import Figure
 from .grids import checked
-from .layout import PrintOptions, width_of
+from .layout import PrintOptions, shortened, width_of
 from .maps import scale_drawing
 from .page import escaped, figure_body, label, table
 from .shapes import MIDDLE, Cells, Drawing, Group, Path, Point, Rect, Shape, Text
@@ -44,10 +44,8 @@ _SMALL = 12.0
 _BOX, _STRIPE, _LANE, _GAP = 0.8, 8.0, 14.0, 150.0
 """Height of a box as a share of a row; widths of a group beside its tokens, of its lane, and from heads to tokens."""
 
-_WIDEST = 20
-_TITLED_CELLS = 1600
-_SMALLEST = 0.72
-"""Letters of a label that are shown, cells up to which each says its value, and how far a phone may shrink it all."""
+_WIDEST, _TITLED_CELLS, _SMALLEST = 150.0, 1600, 0.72
+"""Room of a label, cells up to which each says its value, and how far a phone may shrink it all."""
 
 _BAR = 99.0
 """Length of the colour bar."""
@@ -61,7 +59,10 @@ Link: TypeAlias = tuple[tuple[int, ...], float]
 
 @dataclass(frozen=True)
 class Flow:
-    """Heads with the groups they bind, and the attention between the tokens; tokens are in the order of the rows."""
+    """Heads with the groups they bind, and the attention between the tokens; tokens are in the order of the rows.
+
+    Where no token attends to a later one, the matrix has NaN there, and no cells.
+    """
 
     title: str
     tokens: tuple[str, ...]
@@ -75,11 +76,6 @@ class Flow:
     def is_binary(self) -> bool:
         """Whether the matrix holds nothing but 0 and 1."""
         return self.scale is not None and bool(self.scale.names)
-
-    @property
-    def is_causal(self) -> bool:
-        """Whether no row attends to a later one; those cells are then left empty."""
-        return self.matrix is not None and not self.is_binary and not np.triu(self.matrix, 1).any()
 
     @cached_property
     def colours(self) -> dict[tuple[int, ...], int]:
@@ -115,9 +111,7 @@ class Flow:
         place = _Layout(self)
         drawing = Drawing([*_heads(self, place), *_tokens(self, place)], place.width, place.height)
         if self.matrix is not None and self.scale is not None:
-            later = np.triu(np.full_like(self.matrix, self.is_causal), 1) > 0
-            shown = np.where(later, np.nan, self.matrix)
-            drawing.add(Group([*_cells(self, shown, self.scale, place)], key="matrix"))
+            drawing.add(Group([*_cells(self, self.matrix, self.scale, place)], key="matrix"))
             drawing.add(*_column_names(self, place), place.legend)
         return drawing
 
@@ -201,6 +195,8 @@ def flow(
         values = array[np.ix_(rows, rows)]
         is_binary = set(np.unique(values)) <= {0.0, 1.0}
         scale = replace(Scale.over([values], unit=visible(unit)), names=_ON_OFF if is_binary else ())
+        if not is_binary and not np.triu(values, 1).any():
+            values = np.where(np.tri(len(values), dtype=bool), values, np.nan)
     chart = Flow(visible(title), tuple(names[position] for position in rows), joined, values, scale, labels, note)
     heads_text = "; ".join(_said(chart, head, links) for head, links in joined) or "No head binds tokens together"
     text = f"{chart.title}: {len(names)} tokens. {heads_text}."
@@ -248,13 +244,13 @@ class _Layout:
         has_matrix, on_top = chart.matrix is not None, chart.labels == "top"
         self.row = 30.0 if n <= 12 else 24.0 if n <= 40 else 17.0
         self.cell = min(self.row, 640.0 / n)
-        widest = max(width_of(_shortened(token), SIZE) for token in chart.tokens)
+        widest = max(min(_WIDEST, width_of(token, SIZE)) for token in chart.tokens)
         self.upright = widest > self.cell
         names = (12 + widest if self.upright else 20.0) if has_matrix else 2.0
         self.top = names if on_top else 2.0
         bottom = self.top + self.row * max(n, n_heads)
         self.head_at = _head_places(chart.heads, self.row, self.top, bottom)
-        self.head_width = 18 + max((width_of(_shortened(head), SIZE) for head, _ in chart.heads), default=0.0)
+        self.head_width = 18 + max((min(_WIDEST, width_of(head, SIZE)) for head, _ in chart.heads), default=0.0)
         # Lines lead to the tokens, unless they would cross groups: then to lanes before the tokens.
         n_lanes = max(chart.lanes, default=0) + 1 if any(chart.lanes) else 0
         first = 2 + self.head_width + _GAP - (_LANE if n_lanes else 0)
@@ -350,15 +346,11 @@ def _tokens(chart: Flow, place: _Layout) -> Iterator[Shape]:
 def _box(place: _Layout, x: float, middle: float, width: float, text: str, colour: int | None) -> Iterator[Shape]:
     height = _BOX * place.row
     yield Rect(x, middle - height / 2, width, height, "pane", _ink(colour), 1.5, 4)
-    yield Text(x + width / 2, middle + MIDDLE * SIZE, _shortened(text), SIZE, "middle")
+    yield Text(x + width / 2, middle + MIDDLE * SIZE, shortened(text, _WIDEST, SIZE), SIZE, "middle")
 
 
 def _ink(colour: int | None) -> str:
     return "line" if colour is None else f"series{colour}"
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= _WIDEST else text[: _WIDEST - 1] + "…"
 
 
 def _cells(chart: Flow, matrix: np.ndarray, scale: Scale, place: _Layout) -> Iterator[Shape]:
@@ -379,4 +371,4 @@ def _column_names(chart: Flow, place: _Layout) -> Iterator[Shape]:
     anchor: Any = "middle" if not place.upright else "start" if on_top else "end"
     for column, token in enumerate(chart.tokens):
         x = place.matrix + (column + 0.5) * place.cell + (MIDDLE * _SMALL if place.upright else 0)
-        yield Text(x, y, _shortened(token), _SMALL, anchor, "soft", upright=place.upright)
+        yield Text(x, y, shortened(token, _WIDEST, _SMALL), _SMALL, anchor, "soft", upright=place.upright)
