@@ -59,10 +59,7 @@ Link: TypeAlias = tuple[tuple[int, ...], float]
 
 @dataclass(frozen=True)
 class Flow:
-    """Heads with the groups they bind, and the attention between the tokens; tokens are in the order of the rows.
-
-    Where no token attends to a later one, the matrix has NaN there, and no cells.
-    """
+    """Heads with the groups they bind, and the attention between the tokens; tokens are in the order of the rows."""
 
     title: str
     tokens: tuple[str, ...]
@@ -195,8 +192,6 @@ def flow(
         values = array[np.ix_(rows, rows)]
         is_binary = set(np.unique(values)) <= {0.0, 1.0}
         scale = replace(Scale.over([values], unit=visible(unit)), names=_ON_OFF if is_binary else ())
-        if not is_binary and not np.triu(values, 1).any():
-            values = np.where(np.tri(len(values), dtype=bool), values, np.nan)
     chart = Flow(visible(title), tuple(names[position] for position in rows), joined, values, scale, labels, note)
     heads_text = "; ".join(_said(chart, head, links) for head, links in joined) or "No head binds tokens together"
     text = f"{chart.title}: {len(names)} tokens. {heads_text}."
@@ -354,7 +349,9 @@ def _ink(colour: int | None) -> str:
 
 
 def _cells(chart: Flow, matrix: np.ndarray, scale: Scale, place: _Layout) -> Iterator[Shape]:
-    """Cells of the matrix, each with its value if they are not too many."""
+    """Cells of the matrix, each with its value if they are not too many; none above the diagonal of causal attention."""
+    if not chart.is_binary and not np.triu(matrix, 1).any():
+        matrix = np.where(np.tri(len(matrix), dtype=bool), matrix, np.nan)
     if matrix.size > _TITLED_CELLS:
         yield Cells(place.matrix, place.top, (place.cell, place.row), scale.pixels(matrix))
         return
