@@ -349,7 +349,7 @@ def _ink(colour: int | None) -> str:
 
 
 def _cells(chart: Flow, matrix: np.ndarray, scale: Scale, place: _Layout) -> Iterator[Shape]:
-    """Cells of the matrix, each with its value if they are not too many; none above the diagonal of causal attention."""
+    """Cells of the matrix, each with its value if they are not too many; none where attention is causal."""
     if not chart.is_binary and not np.triu(matrix, 1).any():
         matrix = np.where(np.tri(len(matrix), dtype=bool), matrix, np.nan)
     if matrix.size > _TITLED_CELLS:
