@@ -17,13 +17,9 @@ _LOADERS = ("load_default_model", "load_model")
 
 @pytest.fixture(scope="session")
 def default_model() -> Any:
-    from reading import read_once
-
     from tl_headmaps import load_default_model
 
-    model = load_default_model(device="cpu")
-    with read_once(model):
-        yield model
+    return load_default_model(device="cpu")
 
 
 @pytest.fixture

@@ -196,12 +196,8 @@ def random_model(
 
 @cache
 def shared_model(kind: str, **options: Any) -> Any:
-    """The same, built and read once per run: for tests that only read."""
-    from reading import keep
-
-    model = random_model(kind, **options)
-    keep(model)
-    return model
+    """The same, built once per run: for tests that only read."""
+    return random_model(kind, **options)
 
 
 def hosted(

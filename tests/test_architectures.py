@@ -6,7 +6,6 @@
 import re
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -16,7 +15,6 @@ import pytest
 import torch
 from architectures import ARCHITECTURES, HOOKED, N_VOCAB, Architecture, Dense, Running, booted
 from planted import TL_MAJOR, needs_hooked, word
-from reading import read_once
 from torch import Tensor
 
 from tl_headmaps import (
@@ -216,27 +214,26 @@ CHECKS: dict[str, Callable[[Any, HeadWeights, Architecture, Dense], None]] = {
 
 def outcomes(row: Architecture, processed: bool, host: str = "bridge") -> dict[str, str]:
     """For each analysis ``""`` if it is right, or the sentence it is refused with; anything else raises."""
-    with ExitStack() as stack:
+    try:
+        model = booted(row, processed=processed, host=host)
+        weights = HeadWeights.from_model(model)
+    except HeadMapsError as error:
+        return dict.fromkeys(CHECKS, str(error))
+    except RuntimeError as error:
+        if not processed or not any(words in str(error) for words in _NO_SUCH_MODEL):
+            raise
+        # The row says what the raw one gives.
+        return outcomes(row, processed=False)
+    dense = dense_of(row.name)
+    found = {}
+    for name, check in CHECKS.items():
         try:
-            model = booted(row, processed=processed, host=host)
-            weights = stack.enter_context(read_once(model))
+            check(model, weights, row, dense)
+            whole = weights.mlp_refusal is None or name in _OF_THE_RUN
+            found[name] = "" if whole else weights.mlp_refusal
         except HeadMapsError as error:
-            return dict.fromkeys(CHECKS, str(error))
-        except RuntimeError as error:
-            if not processed or not any(words in str(error) for words in _NO_SUCH_MODEL):
-                raise
-            # The row says what the raw one gives.
-            return outcomes(row, processed=False)
-        dense = dense_of(row.name)
-        found = {}
-        for name, check in CHECKS.items():
-            try:
-                check(model, weights, row, dense)
-                whole = weights.mlp_refusal is None or name in _OF_THE_RUN
-                found[name] = "" if whole else weights.mlp_refusal
-            except HeadMapsError as error:
-                found[name] = str(error)
-        return found
+            found[name] = str(error)
+    return found
 
 
 _NO_SUCH_MODEL = ("does not support compatibility mode", "must match the size of tensor")

@@ -546,7 +546,7 @@ class TestBadInput:
             shared_model("llama"), self.RELATION, preset="context", prompts=" word5", k=61, progress=False
         )
         assert scores.prompt_low is not None and bool(scores.prompt_low.isnan().all())
-        assert "by prompt: there is one prompt only, so agreement cannot be judged" in str(scores)
+        assert "There is one prompt only, so agreement between prompts cannot be judged" in str(scores)
 
     def test_a_source_longer_than_the_context(self) -> None:
         long = Relation.from_pairs("long", [(" word20" * 40, word(30)), (word(20), word(30))])

@@ -47,7 +47,7 @@ def documents(n: int = 12, seed: int = 0) -> list[str]:
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tl_headmaps.capture.running.context.cache_folder", lambda: tmp_path / "cache")
+    monkeypatch.setattr("tl_headmaps.core.store.cache_folder", lambda: tmp_path / "cache")
 
 
 @cache

@@ -17,10 +17,10 @@ from planted import DECODERS, needs_hooked, planted_model, random_model, shared_
 from torch import Tensor
 
 from tl_headmaps import HeadIndex, HeadWeights, Relation, RelationScores, Result, relation_scores
-from tl_headmaps.analyses.relation_scores.likeness import alike_pairs
 from tl_headmaps.circuits.factored import FactorColumns, LayerMaps
 from tl_headmaps.core.errors import RelationDataError, UsageError, WeightBasisError
 from tl_headmaps.data.relations import encode
+from tl_headmaps.scorers.likeness import alike_pairs
 from tl_headmaps.scorers.relation import Alike, Pairs, score_layer
 from tl_headmaps.scorers.statistics import (
     clustered_interval,
@@ -275,8 +275,8 @@ def test_alike_sources_are_forms_of_a_word_or_have_similar_embeddings() -> None:
     unit = alike.unit.tolist()
     assert unit[0] == unit[1], "the same target and alike"
     assert unit[2] != unit[3], "alike with different targets"
-    assert alike.wrong[2] == 21 and alike.wrong[3] == 20, "the neighbour's target"
-    assert alike.wrong[0] not in (20, 22), "a target that is right as well is not wrong"
+    assert alike.neighbour[2] == 21 and alike.neighbour[3] == 20, "the neighbour's target"
+    assert alike.neighbour[0] not in (20, 22), "a target that is right as well is not wrong"
     assert alike.cluster[0] == alike.cluster[1] == alike.cluster[2] != alike.cluster[3]
 
 
@@ -459,7 +459,7 @@ def test_ten_thousand_pairs() -> None:
         ({"relations": [named(CAPITALS), "no_such"]}, RelationDataError, "There is no relation 'no_such'"),
         ({"relations": [named(CAPITALS), named(NEXT)]}, UsageError, "'planted' was given twice"),
         ({"relations": Relation.from_pairs("x", [("France", "Paris")])}, RelationDataError, "No pair of 'x' can be"),
-        ({"relations": named(CAPITALS), "k": 0}, UsageError, "k=0 is impossible: it must be from 1 to 61"),
+        ({"relations": named(CAPITALS), "k": 0}, UsageError, "k=0 is impossible; it must be at least 1"),
         ({"relations": named(CAPITALS), "k": 62}, UsageError, "k=62 is impossible"),
         ({"relations": named(CAPITALS), "heads": ["L9H0"]}, UsageError, "There is no head L9H0"),
         ({"relations": named(CAPITALS), "heads": []}, UsageError, "heads= is empty"),
@@ -474,10 +474,9 @@ def test_bad_calls_stop_before_the_long_work(
     def long_work(*_: Any, **__: Any) -> None:
         raise AssertionError("the sweep started")
 
-    monkeypatch.setattr("tl_headmaps.analyses.relation_scores.call.score_layer", long_work)
-    # Under test, type annotations are enforced before the call; users meet our own sentence.
+    monkeypatch.setattr("tl_headmaps.analyses.relation_scores.score_layer", long_work)
     with pytest.raises(error, match=sentence):
-        inspect.unwrap(relation_scores)(shared_model("llama"), **call)
+        relation_scores(shared_model("llama"), **call)
 
 
 def test_asking_a_result_for_what_it_does_not_hold() -> None:

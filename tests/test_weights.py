@@ -1,8 +1,11 @@
 """Reading models: every architecture, raw and processed, against the parameters of the transformers model itself."""
 
+import gc
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
@@ -33,6 +36,7 @@ from tl_headmaps import (
 )
 from tl_headmaps.capture.anatomy import parameters_digest
 from tl_headmaps.capture.components.matrices import component_source
+from tl_headmaps.capture.host import _READINGS
 from tl_headmaps.capture.parts import LayerWeights
 from tl_headmaps.capture.tensors import joint_digest, tensor_digests
 from tl_headmaps.circuits.extremes import entries
@@ -534,3 +538,104 @@ class TestFingerprint:
         assert provenance.fingerprint == weights.fingerprint
         assert (provenance.basis, provenance.device, provenance.model) == ("raw", "cpu", "tiny-gpt2")
         assert provenance.options == {"preset": "maps"}
+
+
+def grid_of(model: Any) -> Any:
+    return token_grid(model, "L1H0", [3, 4], [5, 6], preset="folded", progress=False)
+
+
+def same(one: Any, other: Any) -> tuple[bool, bool]:
+    """Whether two results have the same numbers, and the same fingerprint."""
+    return torch.equal(one.values, other.values), one.provenance.fingerprint == other.provenance.fingerprint
+
+
+class TestRemembered:
+    """What was read of a model is remembered, and never for a model that has changed since."""
+
+    def test_an_unchanged_model_is_run_and_hashed_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        model = random_model("llama")
+        first = grid_of(model)
+
+        def refused(*arguments: Any) -> Any:
+            raise AssertionError("read anew")
+
+        for place in ("host.forward_pass", "weights.self_check", "weights.tensor_digests"):
+            monkeypatch.setattr(f"tl_headmaps.capture.{place}", refused)
+        again = grid_of(model)
+        assert same(first, again) == (True, True)
+        assert again.provenance.seams == first.provenance.seams != {}
+        with pytest.raises(UnsupportedModelError, match="read anew"):
+            grid_of(random_model("llama"))
+
+    @pytest.mark.parametrize("edit", ["scaled", "negated", "rows swapped", "replaced"])
+    def test_an_edit_through_data_is_seen(self, edit: str) -> None:
+        model = random_model("llama")
+        before, matrix = grid_of(model), model.original_model.lm_head.weight
+        assert matrix.data_ptr() == model.unembed.W_U.data_ptr()
+        kept = matrix.data.clone()
+        if edit == "scaled":
+            matrix.data[5, 7] *= 1.5
+        elif edit == "negated":
+            matrix.data[4:6].neg_()
+        elif edit == "rows swapped":
+            matrix.data[4:6] = kept[[5, 4]]
+        else:
+            matrix.data = kept * 2
+        assert same(before, grid_of(model)) == (False, False)
+        matrix.data = kept
+        assert same(before, grid_of(model)) == (True, True)
+
+    @pytest.mark.parametrize("module_too", [False, True])
+    def test_an_edit_of_eps_is_seen(self, module_too: bool) -> None:
+        model = random_model("llama")
+        before, run = grid_of(model), HeadWeights.of(model)
+        settings, parameters = run.settings_digest, run.parameters_digest
+        run.provenance()
+        model.original_model.config.rms_norm_eps = 0.5
+        if module_too:
+            model.blocks[1].ln1.original_component.variance_epsilon = 0.5
+        after = HeadWeights.of(model)
+        assert after.settings_digest != settings
+        assert after.parameters_digest == parameters
+        assert (after.layer(1).ln1.eps == 0.5) == module_too
+        assert torch.equal(grid_of(model).values, before.values) == (not module_too)
+
+    def test_weights_from_before_an_edit_do_not_take_what_was_remembered(self) -> None:
+        model = random_model("llama")
+        remembered = grid_of(model).provenance.fingerprint
+        one, other = HeadWeights.from_model(model), HeadWeights.from_model(model)
+        assert one.fingerprint == remembered
+        dict(named_parameters(model))["model.layers.1.self_attn.q_proj.weight"].data[0, 0] += 1
+        assert other.fingerprint == grid_of(model).provenance.fingerprint != remembered
+
+    def test_another_device_mode_or_hook_does_not_mix(self) -> None:
+        model = random_model("gpt2")
+        before = grid_of(model)
+        model.train()
+        model.add_hook("blocks.1.attn.hook_v", lambda value, hook: value * 0)
+        assert same(before, grid_of(model)) == (True, True)
+        # A hook of torch's own is part of what the model computes.
+        handle = model.blocks[1].attn.register_forward_hook(lambda *seen: None)
+        hooked = HeadWeights.of(model)
+        handle.remove()
+        assert hooked.cache_owner is not HeadWeights.of(model).cache_owner
+        on_device = HeadWeights.from_model(model, device="cpu")
+        assert on_device.fingerprint == before.provenance.fingerprint
+
+    def test_a_deleted_model_is_freed_and_few_are_remembered(self) -> None:
+        models = [random_model("llama", n_layers=2, seed=seed) for seed in range(4)]
+        for model in models:
+            grid_of(model)
+        assert list(_READINGS) == models[-2:]
+        gone, matrix = ref(models[-1]), ref(HeadWeights.of(models[-1]).W_E)
+        del model, models
+        gc.collect()
+        assert gone() is None and matrix() is None
+        assert not _READINGS
+
+    def test_threads_share_what_is_read(self) -> None:
+        model = random_model("llama")
+        expected = grid_of(random_model("llama"))
+        with ThreadPoolExecutor(4) as pool:
+            grids = list(pool.map(grid_of, [model] * 8))
+        assert [same(expected, grid) for grid in grids] == [(True, True)] * 8

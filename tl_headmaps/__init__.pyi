@@ -6,8 +6,6 @@ from .analyses.association_heads import AssociationHeads as AssociationHeads
 from .analyses.association_heads import association_heads as association_heads
 from .analyses.attention_groups.call import attention_groups as attention_groups
 from .analyses.attention_groups.result import AttentionGroups as AttentionGroups
-from .analyses.compare.call import compare as compare
-from .analyses.compare.result import Comparison as Comparison
 from .analyses.compare_attention import AttentionComparison as AttentionComparison
 from .analyses.compare_attention import compare_attention as compare_attention
 from .analyses.component_map.call import component_map as component_map
@@ -25,15 +23,14 @@ from .analyses.head_worth import HeadWorth as HeadWorth
 from .analyses.head_worth import head_worth as head_worth
 from .analyses.name_heads import HeadNames as HeadNames
 from .analyses.name_heads import name_heads as name_heads
-from .analyses.relation_scores.call import relation_scores as relation_scores
-from .analyses.relation_scores.result import RelationScores as RelationScores
+from .analyses.relation_scores import RelationScores as RelationScores
+from .analyses.relation_scores import relation_scores as relation_scores
 from .analyses.reproduce import Reproduction as Reproduction
 from .analyses.reproduce import reproduce as reproduce
 from .analyses.salient_operations.call import salient_operations as salient_operations
 from .analyses.salient_operations.result import SalientOperations as SalientOperations
-from .analyses.task_maps.call import task_maps as task_maps
-from .analyses.task_maps.result import TaskMaps as TaskMaps
-from .analyses.task_maps.shape import MapShapes as MapShapes
+from .analyses.task_maps import TaskMaps as TaskMaps
+from .analyses.task_maps import task_maps as task_maps
 from .analyses.token_grid import TokenGrid as TokenGrid
 from .analyses.token_grid import token_grid as token_grid
 from .analyses.validate.call import validate as validate
@@ -63,5 +60,7 @@ from .data.tasks import load_tasks as load_tasks
 from .naming.catalogue import predicate as predicate
 from .renderers.figure import Figure as Figure
 from .results import Result as Result
+from .results.compare import Comparison as Comparison
+from .results.compare import compare as compare
 
 __version__: str

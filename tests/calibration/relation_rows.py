@@ -10,10 +10,10 @@ from torch import Tensor
 
 from calibration.rows import Bench, Measured, row
 from tl_headmaps import ContextVectors, HeadWeights, Relation, RelationScores, load_relations, relation_scores
-from tl_headmaps.analyses.relation_scores.likeness import alike_pairs
 from tl_headmaps.capture.running.context import collect_inputs
 from tl_headmaps.core.types import Preset
 from tl_headmaps.data.relations import encode
+from tl_headmaps.scorers.likeness import alike_pairs
 from tl_headmaps.scorers.statistics import clustered_interval
 
 Change: TypeAlias = Callable[[Tensor, torch.Generator], Tensor]

@@ -108,6 +108,20 @@ class HeadTrust(HeadMaps):
             raise UsageError(f"There are no shares of {vectors!r}; there are those of {', '.join(self.token_share)}.")
         return self.token_share[vectors or "context"]
 
+    @classmethod
+    def given(cls, trust: "HeadTrust | str | Path") -> "HeadTrust":
+        """What a caller gave as trust: a result, or its file."""
+        return trust if isinstance(trust, HeadTrust) else cls.load(trust)
+
+    def shares_for(self, weights: HeadWeights, preset: Preset) -> Float[Tensor, "layer head"]:
+        """Token shares to show beside scores of a preset; refuses weights of another model."""
+        if self.provenance.fingerprint != weights.fingerprint:
+            raise UsageError(
+                f"trust= belongs to another model than {weights.model_name!r}: the fingerprints of their weights "
+                "differ. Run head_trust with this model."
+            )
+        return self.token_share["context" if preset == "context" else "folded"]
+
     def to_rows(self) -> Iterable[dict[str, Any]]:
         """One record per kind of vector and head."""
         for name, shares in self.token_share.items():
@@ -151,17 +165,6 @@ class HeadTrust(HeadMaps):
                 f"On {self.n_documents} held-out documents, with the heads' real attention; sinks left out.", " "
             ),
         )
-
-
-def shares_of(trust: HeadTrust | str | Path, weights: HeadWeights, preset: Preset) -> Float[Tensor, "layer head"]:
-    """Token shares to show beside scores of a preset; refuses those of another model."""
-    result = trust if isinstance(trust, HeadTrust) else HeadTrust.load(trust)
-    if result.provenance.fingerprint != weights.fingerprint:
-        raise UsageError(
-            f"trust= belongs to another model than {weights.model_name!r}: the fingerprints of their weights differ. "
-            "Run head_trust with this model."
-        )
-    return result.token_share["context" if preset == "context" else "folded"]
 
 
 @steady

@@ -65,6 +65,13 @@ class SweptLayers:
     layers: dict[int, Mapping[str, Tensor]]
     provenance: Provenance
 
+    def filled(self, values: Tensor, name: str, heads: Mapping[int, Sequence[int]] | None = None) -> Tensor:
+        """An array [..., layer] with what the layers have under a name; with heads by layer, [..., layer, head]."""
+        for layer, tensors in self.layers.items():
+            if name in tensors:
+                values[(..., layer) if heads is None else (..., layer, heads[layer])] = tensors[name].cpu()
+        return values
+
 
 def sweep_layers(
     task: LayerTask,

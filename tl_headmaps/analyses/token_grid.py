@@ -25,7 +25,7 @@ from ..renderers import heat
 from ..renderers.figure import Figure
 from ..renderers.text import number, table_text, visible
 from ..results import Result, cells
-from .relation_scores.call import relation_scores
+from .relation_scores import relation_scores
 
 
 @dataclass(frozen=True, eq=False, repr=False)

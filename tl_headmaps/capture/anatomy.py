@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -11,9 +12,9 @@ from torch import Tensor
 from ..core.errors import UnsupportedModelError
 from ..core.types import Model
 from .forward import weights_loaded
-from .isolation import roots
+from .isolation import all_modules, roots
 from .parts import HeadShape
-from .tensors import joint_digest, tensor_digests
+from .tensors import joint_digest, quick_digest, tensor_digests
 
 _MIXERS = {
     "linear_attn": "linear attention",
@@ -200,6 +201,59 @@ def parameters_digest(model: Model) -> str:
         else:
             loaded |= _own_tensors(prefix, module)
     return joint_digest(digests | tensor_digests(loaded))
+
+
+_OF_EVERY_MODULE = frozenset(vars(torch.nn.Module()))
+"""What torch keeps in each module: its parts, its hooks, and its mode, which does not matter to a reading."""
+
+_SETTINGS = frozenset((bool, int, float, str, type(None), torch.dtype, torch.device))
+
+
+def state_of(model: Model) -> tuple[Any, ...] | None:
+    """All that decides what is read of a model: modules with their settings and hooks, and every entry of the weights.
+
+    To be compared with what it was: no counter of torch's sees an edit of ``.data``, so every byte is read, which takes
+    a hundredth of reading the model. None if some weights are not in memory.
+    """
+    state: list[Any] = []
+    tensors: dict[Any, Tensor] = {}
+    configurations: dict[int, Any] = {id(settings): settings for settings in (model.cfg, config_of(model))}
+    for module in all_modules(model):
+        own = vars(module)
+        state.append(type(module))
+        if "fwd_hooks" in own:
+            # Hooks at the host's points are silenced while the model is read.
+            continue
+        for name in own.keys() - _OF_EVERY_MODULE:
+            value = own[name]
+            if name in ("cfg", "config"):
+                configurations[id(value)] = value
+            elif not isinstance(value, dict):
+                # Dictionaries are registers of hooks and parts.
+                state += (name, _as_setting(value))
+        # Torch gives each hook a number of its own.
+        state += (*own["_forward_hooks"], *own["_forward_pre_hooks"])
+        for tensor in (*own["_parameters"].values(), *own["_buffers"].values()):
+            if tensor is not None:
+                place = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device)
+                state.append(place)
+                tensors[place] = tensor
+    if any(tensor.is_meta for tensor in tensors.values()):
+        return None
+    for settings in configurations.values():
+        state += _as_setting(dict(getattr(settings, "__dict__", {})))
+    return (*state, *map(quick_digest, tensors.values()))
+
+
+def _as_setting(value: Any) -> Any:
+    """A number, a word, or a collection of them; of anything else, what it is."""
+    if type(value) in _SETTINGS:
+        return value
+    if isinstance(value, list | tuple):
+        return tuple(map(_as_setting, value))
+    if isinstance(value, dict):
+        return tuple((name, _as_setting(item)) for name, item in value.items())
+    return value.__qualname__ if isinstance(value, FunctionType | MethodType | type) else type(value)
 
 
 def settings_of(model: Model) -> dict[str, Any]:

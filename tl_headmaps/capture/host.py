@@ -8,10 +8,13 @@ a short forward pass. What was read is compared with another one, seam by seam, 
 """
 
 import math
+import threading
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor
@@ -29,6 +32,7 @@ from .anatomy import (
     mlp_module,
     norm_before,
     split_view,
+    state_of,
     unembedding_of,
     uneven_shapes,
     unread_mlp,
@@ -48,17 +52,68 @@ from .requirements import (
 from .seams import GATED, mixing_difference, mlp_difference, output_bias
 from .tensors import check_finite
 
+_N_READINGS = 2
+"""Of how many models it is remembered what was read of them; each may hold copies of an embedding."""
 
-def read_model(model: Model, device: str | torch.device | None) -> dict[str, Any]:
-    """Fields of HeadWeights for a loaded TransformerBridge or HookedTransformer."""
+
+@dataclass(eq=False)
+class Reading:
+    """What was read of a model, which holds as long as everything that decides it is as it was.
+
+    Attributes:
+        fields: Fields of HeadWeights, but for the model itself, which this does not keep alive.
+        known: What was computed of these weights since and belongs to them: self-check and digests, by name.
+    """
+
+    reader: "_Reader"
+    fields: Mapping[str, Any]
+    device: str | torch.device | None
+    state: tuple[Any, ...] | None
+    known: dict[str, Any] = field(default_factory=dict)
+
+    def holds(self, model: Model) -> bool:
+        """Whether the model is the same as when it was read."""
+        with lock_of(model):
+            return self.state is not None and self.state == state_of(model)
+
+    def fields_with(self, model: Model) -> dict[str, Any]:
+        """All fields of HeadWeights."""
+        read_layer = partial(_read_layer, model, self.reader)
+        return {**self.fields, "read_layer": read_layer, "tokenizer": getattr(model, "tokenizer", None), "model": model}
+
+
+_READINGS: WeakKeyDictionary[Any, Reading] = WeakKeyDictionary()
+_READINGS_LOCK = threading.Lock()
+
+
+def read_model(model: Model, device: str | torch.device | None) -> Reading:
+    """What HeadWeights need of a loaded TransformerBridge or HookedTransformer; read again if anything has changed."""
     try:
         require_decoder(model)
         with evaluating(model), weights_loaded(model.embed, model.unembed):
-            return _Reader(model, device).fields()
+            known = _READINGS.get(model)
+            if known is not None and known.device == device and known.holds(model):
+                return known
+            reader = _Reader(model, device)
+            fields = reader.fields()
+            # Not before: hosts set up some of their modules when they first run.
+            reading = Reading(reader, fields, device, state_of(model))
     except (HeadMapsError, MemoryError):
         raise
     except Exception as error:
         raise host_error(model, error) from error
+    with _READINGS_LOCK:
+        _READINGS.pop(model, None)
+        if reading.state is not None:
+            _READINGS[model] = reading
+        for oldest in list(_READINGS)[:-_N_READINGS]:
+            del _READINGS[oldest]
+    return reading
+
+
+def _read_layer(model: Model, reader: "_Reader", number: int) -> LayerWeights:
+    """A layer of a model, which is kept alive by whoever may still ask for one."""
+    return reader.layer(number)
 
 
 class _FirstMLP(NamedTuple):
@@ -72,10 +127,10 @@ class _FirstMLP(NamedTuple):
 
 
 class _Reader:
-    """Reads tensors of one model onto one device as float32."""
+    """Reads tensors of one model, which it does not keep alive, onto one device as float32."""
 
     def __init__(self, model: Model, device: str | torch.device | None) -> None:
-        self.model = model
+        self._model = ref(model)
         embedding = model.embed.W_E
         if not embedding.is_floating_point() or embedding.dtype.itemsize < 2:
             raise UnsupportedModelError(
@@ -88,6 +143,12 @@ class _Reader:
         self.score_factor = self.read_scale = 1.0
         self.post_norm = False
         self.shapes: dict[int, HeadShape] = {}
+
+    @property
+    def model(self) -> Model:
+        model: Model | None = self._model()
+        assert model is not None
+        return model
 
     def fields(self) -> dict[str, Any]:
         model, cfg = self.model, self.model.cfg
@@ -134,13 +195,10 @@ class _Reader:
             "mlp": first_mlp.mlp,
             "ln2_post": first_mlp.ln2_post,
             "mlp_refusal": first_mlp.refusal,
-            "read_layer": self.layer,
             "mixers": {
                 layer: mixer_of(block) for layer, block in enumerate(model.blocks) if layer not in set(with_heads)
             },
             "gated": mixing_difference(first, measured.here(first.layer))[1] == GATED,
-            "tokenizer": getattr(model, "tokenizer", None),
-            "model": model,
         }
 
     def stored(self, tensor: Tensor) -> Tensor:

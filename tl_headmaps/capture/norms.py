@@ -14,10 +14,10 @@ from .tensors import check_finite
 
 
 class NormReader:
-    """Measures norms of one model, onto one device."""
+    """Measures norms of one model, which it does not keep, onto one device."""
 
     def __init__(self, model: Model, device: torch.device) -> None:
-        self.model, self.device = model, device
+        self.device, self.stated_eps = device, float(model.cfg.eps)
         # A copy: an embedding that is offloaded leaves memory after its own forward pass.
         self.sample = as_wide_as_the_stream(model, model.embed.W_E[:8].detach()).clone()
         self.d_model: int = self.sample.shape[1]
@@ -91,7 +91,7 @@ class NormReader:
                 value = getattr(owner, name, None)
                 if isinstance(value, int | float):
                     return float(value)
-        return float(self.model.cfg.eps)
+        return self.stated_eps
 
 
 def _probe(width: int, device: torch.device) -> Tensor:

@@ -16,14 +16,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..core.ambient import steady
 from ..core.errors import HeadMapsError, UnsupportedModelError, UsageError, WeightBasisError
+from ..core.options import public, with_torch_defaults
 from ..core.provenance import Provenance
 from ..core.types import (
     Basis,
@@ -53,13 +53,30 @@ if TYPE_CHECKING:
     from typing import Self
 
 
+_Value = TypeVar("_Value")
+
+
+class _remembered(cached_property[_Value]):  # noqa: N801: used as cached_property is
+    """A cached property that is remembered with what was read of a model.
+
+    Of weights that a caller made, it is taken from there only if the model still is what it was then: it may have been
+    edited since. :meth:`HeadWeights.provenance` remembers what was computed.
+    """
+
+    def __get__(self, weights: Any, owner: Any = None) -> _Value:  # type: ignore[override]
+        if weights is not None and self.attrname not in vars(weights):
+            reading = vars(weights).get("_read_as")
+            if reading is not None and self.attrname in reading.known and reading.holds(weights.model):
+                vars(weights).update(reading.known)
+        return cast(_Value, super().__get__(weights, owner))
+
+
 _GATED = (
     "What each head mixes is multiplied, channel by channel, by a gate that depends on the query, before W_O. The "
     "weights alone do not know the gate: OV maps, their scores and the values shown here are right only up to it."
 )
 
 
-@steady
 @dataclass(frozen=True, eq=False)
 class HeadWeights:
     """Everything that weight-only analyses read from a model, layer by layer.
@@ -137,6 +154,7 @@ class HeadWeights:
     shapes: Mapping[int, HeadShape] = field(default_factory=dict)
 
     @classmethod
+    @public
     def from_model(cls, model: Model, device: str | torch.device | None = None) -> "Self":
         """Read a TransformerBridge or HookedTransformer.
 
@@ -145,9 +163,13 @@ class HeadWeights:
             device: Where to compute; the model's own device by default.
         """
         check_device(device)
-        return cls(**read_model(model, device))
+        reading = read_model(model, device)
+        weights = cls(**reading.fields_with(model))
+        vars(weights)["_read_as"] = reading
+        return weights
 
     @classmethod
+    @public
     def from_checkpoint(
         cls,
         folder_or_repo_id: str | Path,
@@ -184,8 +206,17 @@ class HeadWeights:
         """Weights as they are, or those of a model."""
         if isinstance(model, HeadWeights):
             return model
-        return cls.from_model(model)
+        weights = cls.from_model(model)
+        reading = vars(weights)["_read_as"]
+        vars(weights).update(reading.known, shared=reading)
+        return weights
 
+    @property
+    def cache_owner(self) -> Any:
+        """What computations are kept for: these weights, or what calls with the same unchanged model have in common."""
+        return vars(self).get("shared", self)
+
+    @with_torch_defaults()
     def layer(self, layer: LayerLike) -> LayerWeights:
         """Attention weights of one layer (3, or ``"L3"``), float32."""
         numbers = layer_list(layer)
@@ -276,6 +307,7 @@ class HeadWeights:
         """The key/value head that query head ``head`` reads; where layers differ, in this layer."""
         return self.shape(self.layers_with_heads[0] if layer is None else layer).group_of(head)
 
+    @with_torch_defaults()
     def embedded(self, ids: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch d_model"]:
         """Embeddings of some tokens as they enter layer 0, without positions."""
         embedding = rows_of(self.W_E, ids.flatten()).to(torch.float32).view(*ids.shape, -1) * self.embed_scale
@@ -325,7 +357,8 @@ class HeadWeights:
                 "can be mapped from the weights alone. Where the model can run, preset='context' needs no MLP."
             )
 
-    @cached_property
+    @_remembered
+    @with_torch_defaults()
     def check(self) -> SelfCheck | None:
         """How what was read compares with what the model computes, by running it once; None for a checkpoint."""
         if self.model is None:
@@ -398,7 +431,7 @@ class HeadWeights:
                 f"HookedTransformer.from_pretrained_no_processing(...)){instead}."
             )
 
-    @cached_property
+    @_remembered
     def quantisation(self) -> str | None:
         """What the weights were before they were numbers (``"Q4_1, dequantised"``), if they were quantised.
 
@@ -411,7 +444,7 @@ class HeadWeights:
         written, values = layer.W_O.flatten(0, 1).T, layer.W_V.mT.flatten(0, 1)
         return stated or quantisation_of(written, self.W_E.dtype) or quantisation_of(values, self.W_E.dtype)
 
-    @cached_property
+    @_remembered
     def fingerprint(self) -> str:
         """SHA-256 that stands for the model in every result: over names, types, shapes and bytes of all tensors here.
 
@@ -423,19 +456,19 @@ class HeadWeights:
         layers = {f"layer {layer}": self.layer_digest(layer) for layer in self.layers_with_heads}
         return joint_digest({"shared": self.shared_digest, **layers})
 
-    @cached_property
+    @_remembered
     def parameters_digest(self) -> str:
         """SHA-256 over all parameters and buffers of the loaded model, which an analysis that runs it depends on."""
         assert self.model is not None
         return parameters_digest(self.model)
 
-    @cached_property
+    @_remembered
     def settings_digest(self) -> str:
         """SHA-256 over the configuration of a loaded model: with another eps the same parameters are another model."""
         assert self.model is not None
         return settings_digest(settings_of(self.model))
 
-    @cached_property
+    @_remembered
     def numbers_digest(self) -> str:
         """SHA-256 over the numbers beside the tensors: eps of norms, factors, the activation function.
 
@@ -446,7 +479,7 @@ class HeadWeights:
         numbers = dict(_numbers(self)) | {f"layer {n} {name}": x for n in ends for name, x in _numbers(self.layer(n))}
         return joint_digest(numbers)
 
-    @cached_property
+    @_remembered
     def shared_digest(self) -> str:
         """SHA-256 over what all layers share: embedding, unembedding, final norm, and the first MLP with its norms."""
         return self._digest("shared", lambda: self)
@@ -481,7 +514,7 @@ class HeadWeights:
         read = dict(data or {})
         if runs_model:
             read["parameters"] = self.parameters_digest
-        return Provenance(
+        made = Provenance(
             model=self.shown_name,
             fingerprint=self.fingerprint,
             architecture=self.architecture,
@@ -496,6 +529,20 @@ class HeadWeights:
             seams={} if self.check is None else self.check.record(),
             **details,
         )
+        self._remember()
+        return made
+
+    def _remember(self) -> None:
+        """Keep what was computed of these weights for others of the same model, if it is still the same."""
+        reading, values = vars(self).get("_read_as"), vars(self)
+        if reading is None:
+            return
+        new = {name: values[name] for name in _REMEMBERED if name in values and name not in reading.known}
+        if new and reading.holds(self.model):
+            reading.known.update(new)
+
+
+_REMEMBERED = [name for name, value in vars(HeadWeights).items() if isinstance(value, _remembered)]
 
 
 @lru_cache(maxsize=2)

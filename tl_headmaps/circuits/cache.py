@@ -1,10 +1,12 @@
 """What the ranking engine computes once per model and keeps for as long as its weights live.
 
 Each :class:`HeadWeights` object has one :class:`EngineCache`, found with :func:`cache_of` and freed with the weights.
+Calls that are given a model share one, as long as the model does not change.
 """
 
 import threading
 from functools import cached_property
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -22,6 +24,9 @@ TIERS = (2048, 6144, 16384)
 
 _LARGEST_COPY = 512 << 20
 """Bytes of unembedding up to which a second, reordered copy is kept."""
+
+_LARGEST_SHARED = 256 << 20
+"""Bytes of unembedding up to which the next call about the same model finds what this one computed."""
 
 
 class EngineCache:
@@ -63,11 +68,12 @@ class EngineCache:
         return self._W_U[self.unembedding_order]
 
 
-_CACHES: WeakKeyDictionary[HeadWeights, EngineCache] = WeakKeyDictionary()
+_CACHES: WeakKeyDictionary[Any, EngineCache] = WeakKeyDictionary()
 _LOCK = threading.Lock()
 
 
 def cache_of(weights: HeadWeights) -> EngineCache:
     """The cache of these weights; several threads get the same one."""
+    owner = weights.cache_owner if weights.W_U.nbytes <= _LARGEST_SHARED else weights
     with _LOCK:
-        return _CACHES.setdefault(weights, EngineCache(weights.W_U))
+        return _CACHES.setdefault(owner, EngineCache(weights.W_U))

@@ -19,7 +19,7 @@ _MEASURED = 2.0
 
 
 class Progress:
-    """A bar, and a line on stderr that says how long the work will take as soon as that can be told.
+    """A bar, and a line on stderr that says how long the work will take as soon as it can be estimated.
 
     A log has no bar, so that the line is all it shows; nothing is shown with ``show=False``.
 
@@ -37,7 +37,7 @@ class Progress:
         self._bar = tqdm(total=total, desc=desc, unit=unit, initial=initial, disable=None if show else True)
 
     def update(self, n: int = 1) -> None:
-        """So much more is done."""
+        """Advance the bar."""
         self._bar.update(n)
         self._done += n
         if self._told:

@@ -52,7 +52,7 @@ Measure: TypeAlias = Literal["cosine", "dot"]
 """How the association of two vectors is measured."""
 
 
-class _NeverRefuses(type(Protocol)):  # type: ignore[misc]
+class _AcceptsAnything(type(Protocol)):  # type: ignore[misc]
     """Runtime type checkers let anything pass for a model, so that what is not one meets our own sentence."""
 
     def __instancecheck__(cls, instance: object) -> bool:
@@ -60,7 +60,7 @@ class _NeverRefuses(type(Protocol)):  # type: ignore[misc]
 
 
 @runtime_checkable
-class Model(Protocol, metaclass=_NeverRefuses):
+class Model(Protocol, metaclass=_AcceptsAnything):
     """A loaded TransformerLens model: a ``TransformerBridge``, or a ``HookedTransformer`` of TransformerLens 3.
 
     For static type checkers: both classes satisfy it. Parts of the model (``embed``, ``blocks``, ``unembed``, ...) are
@@ -156,7 +156,7 @@ def is_index(value: object) -> bool:
 
 
 def _is_listed(value: object) -> bool:
-    """Whether a value has several entries: an array without axes only looks like it."""
+    """Whether a value has entries; 0-d arrays are scalars."""
     return isinstance(value, Iterable) and getattr(value, "ndim", 1) > 0
 
 
@@ -255,7 +255,7 @@ MOST_DRAWS = 100_000
 
 
 def check_count(name: str, value: Any, least: int = 1, most: int | None = None) -> None:
-    """Raise a UsageError for a count that is no whole number, too small, or too large; None is left to the call.
+    """Raise a UsageError for a count that is not a whole number, too small, or too large; None is left to the call.
 
     Example:
         >>> check_count("n_null", 10**15, most=MOST_DRAWS)

@@ -10,7 +10,7 @@ import difflib
 import itertools
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from operator import index
 from typing import Any, SupportsIndex, TypeAlias
@@ -152,24 +152,16 @@ def token_position(tokens: Sequence[str], token: TokenLike) -> int:
     """
     if not isinstance(token, str):
         if not is_index(token):
-            raise TokenError(f"{token!r:.60} is no token of a text. Give its text, or an index (a whole number).")
+            raise TokenError(
+                f"{token!r:.60} is not a token of this text. Give the text of a token, or an index (a whole number)."
+            )
         place, n = index(token), len(tokens)
         if not -n <= place < n:
             raise TokenError(
                 f"There is no token {place}: the text has tokens 0 to {n - 1}, or -{n} to -1 counted from the end."
             )
         return place % n
-    places = _places(tokens, token)
-    numbered = _NUMBERED.fullmatch(token.strip())
-    if not places and numbered is not None:
-        places, number = _places(tokens, numbered[1]), int(numbered[2])
-        if 1 <= number <= len(places):
-            return places[number - 1]
-        if places:
-            raise TokenError(
-                f"{token!r}: the text has {numbered[1]!r} {len(places)} time{'s' if len(places) > 1 else ''} "
-                f"({_listed(places)}), counted from #1."
-            )
+    places = _occurrences(tokens, token, _places)
     if not places and _INDEX.fullmatch(token.strip()):
         return token_position(tokens, int(token))
     pieces = [] if places else _spelled(tokens, token)
@@ -185,12 +177,7 @@ def token_position(tokens: Sequence[str], token: TokenLike) -> int:
             f"{token!r} is not a token of the text. Its tokens are {_shown(tokens)}. Choose one of them, or give an "
             "index."
         )
-    if len(places) > 1:
-        raise TokenError(
-            f"{token!r} occurs in the text {len(places)} times ({_listed(places)}). "
-            f"Write '{token.strip()}#2' for the second, or give the index of a token."
-        )
-    return places[0]
+    return _only(token, places)[1]
 
 
 def word_place(tokens: Sequence[str], word: TokenLike) -> tuple[int, int]:
@@ -202,46 +189,63 @@ def word_place(tokens: Sequence[str], word: TokenLike) -> tuple[int, int]:
     """
     if not isinstance(word, str):
         return (token_position(tokens, word),) * 2
-    numbered = _NUMBERED.fullmatch(word.strip())
-    found = _spelled(tokens, word)
-    if numbered is not None and not found:
-        found = _spelled(tokens, numbered[1])
-        if 1 <= int(numbered[2]) <= len(found):
-            return found[int(numbered[2]) - 1]
-        found = []
-    if not found and _INDEX.fullmatch(word.strip()):
+    places = _occurrences(tokens, word, _spelled)
+    if not places and _INDEX.fullmatch(word.strip()):
         return (token_position(tokens, int(word)),) * 2
-    if not found:
+    if not places:
         raise TokenError(f"{word!r} is not in the text. Its tokens are {_shown(tokens)}. Choose a word of it.")
-    if len(found) > 1:
+    return _only(word, places)
+
+
+Places: TypeAlias = list[tuple[int, int]]
+"""First and last token of each place of a word in a text."""
+
+
+def _occurrences(tokens: Sequence[str], word: str, find: Callable[[Sequence[str], str], Places]) -> Places:
+    """All places of a word, or the one that ``walk#2`` means."""
+    places, numbered = find(tokens, word), _NUMBERED.fullmatch(word.strip())
+    if places or numbered is None:
+        return places
+    places, number = find(tokens, numbered[1]), int(numbered[2])
+    if places and not 1 <= number <= len(places):
         raise TokenError(
-            f"{word!r} is in the text {len(found)} times ({_listed([last for _, last in found])}). Write "
-            f"'{word.strip()}#2' for the second."
+            f"{word!r}: the text has {numbered[1]!r} {len(places)} time{'s' if len(places) > 1 else ''} "
+            f"({_listed(places)}), counted from #1."
         )
-    return found[0]
+    return places[number - 1 : number]
 
 
-def _spelled(tokens: Sequence[str], word: str) -> list[tuple[int, int]]:
+def _only(word: str, places: Places) -> tuple[int, int]:
+    if len(places) > 1:
+        raise TokenError(
+            f"{word!r} occurs in the text {len(places)} times ({_listed(places)}). Write '{word.strip()}#2' for the "
+            "second, or give the index of a token."
+        )
+    return places[0]
+
+
+def _spelled(tokens: Sequence[str], word: str) -> Places:
     """Where the tokens spell a word: first and last token of each place; in its own case, or else in any."""
     if not word.strip():
         return []
     ends = list(itertools.accumulate(map(len, tokens)))
     for flags in (0, re.IGNORECASE):
-        found = re.finditer(rf"(?<!\w){re.escape(word.strip())}(?!\w)", "".join(tokens), flags)
-        places = [(bisect_right(ends, match.start()), bisect_right(ends, match.end() - 1)) for match in found]
+        matches = re.finditer(rf"(?<!\w){re.escape(word.strip())}(?!\w)", "".join(tokens), flags)
+        places = [(bisect_right(ends, match.start()), bisect_right(ends, match.end() - 1)) for match in matches]
         if places:
             return places
     return []
 
 
-def _places(tokens: Sequence[str], word: str) -> list[int]:
-    # With its spaces written out a word means exactly that token; a bare word means all its forms.
+def _places(tokens: Sequence[str], word: str) -> Places:
+    """Tokens that are a word: with its spaces written out exactly that token, a bare word in all its forms."""
     exact = [place for place, text in enumerate(tokens) if text == word] if word != word.strip() else []
-    return exact or [place for place, text in enumerate(tokens) if word.strip() and text.strip() == word.strip()]
+    bare = [place for place, text in enumerate(tokens) if word.strip() and text.strip() == word.strip()]
+    return [(place, place) for place in exact or bare]
 
 
-def _listed(places: list[int]) -> str:
-    return f"position{'s' if len(places) > 1 else ''} " + ", ".join(map(str, places))
+def _listed(places: Places) -> str:
+    return f"position{'s' if len(places) > 1 else ''} " + ", ".join(str(last) for _, last in places)
 
 
 def _shown(tokens: Sequence[str], most: int = 24) -> str:
@@ -271,14 +275,14 @@ def stems(word: str) -> frozenset[str]:
         >>> sorted(stems("running") & stems("runs"))
         ['run']
     """
-    found = set()
+    forms = set()
     for ending in _ENDINGS:
         if word.endswith(ending) and len(word) - len(ending) >= 3:
             stem = word[: len(word) - len(ending)]
-            found.add(stem)
-            found.add(stem[:-1] if stem.endswith("e") else stem)
+            forms.add(stem)
+            forms.add(stem[:-1] if stem.endswith("e") else stem)
             if stem.endswith("i"):
-                found.add(stem[:-1] + "y")
+                forms.add(stem[:-1] + "y")
             if len(stem) > 3 and stem[-1] == stem[-2]:
-                found.add(stem[:-1])
-    return frozenset(stem for stem in found if len(stem) >= 3)
+                forms.add(stem[:-1])
+    return frozenset(stem for stem in forms if len(stem) >= 3)

@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeAlias
 from ..core.errors import HeadMapsWarning, RelationDataError, TokenError, UsageError
 from ..core.files import UnreadableError, check_text, parse_json, read_text
 from ..core.vocabulary import TokenLike, single_id, word_ids
-from .relation_tables import table_pairs
+from .records import column_values, table_pairs
 
 PLACEHOLDER = "<X>"
 NEUTRAL_TEMPLATES = (
@@ -152,10 +152,10 @@ class Relation:
             return relation
         if not isinstance(templates, Mapping):
             templates = {"eliciting": [templates] if isinstance(templates, str) else list(templates)}
-        given = _checked_templates(Path(path), {name: list(listed) for name, listed in templates.items()})
-        if unknown := sorted(set(given) - {"neutral", "eliciting"}):
+        checked = _checked_templates(Path(path), {name: list(listed) for name, listed in templates.items()})
+        if unknown := sorted(set(checked) - {"neutral", "eliciting"}):
             raise RelationDataError(f"templates= has {unknown[0]!r}; it may have 'neutral' and 'eliciting'.")
-        changes: dict[str, Any] = {f"{name}_templates": tuple(listed) for name, listed in given.items()}
+        changes: dict[str, Any] = {f"{name}_templates": tuple(listed) for name, listed in checked.items()}
         return replace(relation, **changes)
 
     @classmethod
@@ -203,18 +203,12 @@ class Relation:
         cls, dataset: Any, name: str, source: str = "source", target: str = "target", **details: Any
     ) -> "Relation":
         """A relation from two columns of a ``datasets.Dataset``."""
-        if not isinstance(getattr(dataset, "column_names", None), list):
+        if not hasattr(dataset, "column_names"):
             raise RelationDataError(
-                f"A {type(dataset).__name__} is not a dataset whose columns are known. Give a datasets.Dataset (of "
-                "several splits one), or a list of pairs to Relation.from_pairs."
+                f"A {type(dataset).__name__} is not a dataset. Give a datasets.Dataset, or a list of pairs to "
+                "Relation.from_pairs."
             )
-        for column in (source, target):
-            if column not in dataset.column_names:
-                raise RelationDataError(
-                    f"The dataset has no column {column!r}; its columns are {', '.join(dataset.column_names)}. "
-                    "Name them with source= and target=."
-                )
-        return cls.from_pairs(name, ((row[source], row[target]) for row in dataset), **details)
+        return cls.from_pairs(name, column_values(dataset, (source, target), RelationDataError), **details)
 
 
 RelationLike: TypeAlias = Relation | str | Path
@@ -306,7 +300,7 @@ def load_relations(
         model: Leave out relations without a pair of single tokens for this model's tokenizer (such as ``next_year``,
             where a tokenizer splits numbers).
         data_dir: Folder of relations to use instead of the bundled one: JSON, CSV or TSV, in it or in folders by
-            category. Files that are no relations are left out with a warning.
+            category. Files that are not relations are left out with a warning.
 
     Example:
         >>> from tl_headmaps import load_relations
@@ -408,6 +402,20 @@ class Encoded:
     kept: tuple[int, ...]
     dropped: tuple[tuple[str, str, str], ...] = field(repr=False)
     multi_token_sources: tuple[tuple[tuple[int, ...], int], ...] = ()
+
+    def top_k(self, k: int | None, n_targets: int) -> int:
+        """The k to count with; raises if no pair can be scored, or if there are fewer targets than that."""
+        if not self.kept:
+            source, target, reason = self.dropped[0]
+            raise RelationDataError(
+                f"No pair of {self.relation.name!r} can be scored: all {len(self.dropped)} were left out (for example "
+                f"{source!r}, {target!r}: {reason}). Use single-token words of this model, "
+                "multi_token='first', or load_relations(model=model), which leaves such relations out."
+            )
+        chosen = self.relation.default_k(n_targets) if k is None else k
+        if not 1 <= chosen <= n_targets:
+            raise UsageError(f"k={chosen} is impossible: it must be from 1 to {n_targets}, the size of the vocabulary.")
+        return chosen
 
 
 def encode(

@@ -22,8 +22,8 @@ from typing import Any, Literal, TypeAlias
 from ..core.errors import TaskDataError
 from ..core.files import check_text
 from ..core.types import check_choice, check_seed
+from .records import flat_records, item_fields, listed_records, records_of_file
 from .relations import data_folder
-from .task_files import flat_records, item_fields, listed_records, records_of_file
 
 FUNCTIONS = {
     "knowledge_recall": "Knowledge Recall",
@@ -98,11 +98,11 @@ class TaskItem:
         """
         sentences = _SENTENCE_END.split(self.context.strip())
         words = [set(_WORD.findall(sentence)) for sentence in sentences]
-        asked = {word: sum(word in own for own in words) for word in set(_WORD.findall(self.question))}
+        shares = {word: sum(word in sentence for sentence in words) for word in set(_WORD.findall(self.question))}
 
         def shared(place: int) -> tuple[int, ...]:
-            rarity = Counter(asked[word] for word in asked.keys() & words[place])
-            names = sum(asked[word] == 1 and word[0].isupper() for word in asked.keys() & words[place])
+            rarity = Counter(shares[word] for word in shares.keys() & words[place])
+            names = sum(shares[word] == 1 and word[0].isupper() for word in shares.keys() & words[place])
             return (names, *(rarity[n] for n in range(1, len(sentences) + 1)), place)
 
         best = max(range(len(sentences)), key=shared)

@@ -20,6 +20,7 @@ from ..core.errors import UsageError
 from ..core.files import UnreadableError, check_text, home_expanded, require_file
 from ..core.types import check_choice, is_index
 from ..core.vocabulary import Text, as_text
+from .records import column_values
 from .relations import data_folder
 
 Part: TypeAlias = Literal["all", "fit", "held_out"]
@@ -69,21 +70,21 @@ def read_texts(source: Any = None, column: str = "text", part: Part = "all") -> 
     if source is None:
         source = Sample.PROSE
     if isinstance(source, Sample):
-        found: Iterator[Any] = chain.from_iterable(map(_from_file, source.files))
+        texts: Iterator[Any] = chain.from_iterable(map(_from_file, source.files))
     elif isinstance(source, Path) or (isinstance(source, str) and _names_a_file(source)):
-        found = _from_file(home_expanded(source))
+        texts = _from_file(home_expanded(source))
     elif isinstance(source, str):
-        found = iter([source])
+        texts = iter([source])
     elif hasattr(source, "column_names"):
-        found = _from_dataset(source, column)
+        texts = (text for (text,) in column_values(source, (column,)))
     elif isinstance(source, Iterable) and not isinstance(source, bytes | dict):
-        found = _listed(source)
+        texts = _listed(source)
     else:
         raise UsageError(
             f"{type(source).__name__} is not a source of texts. Give a string, a list of strings, token ids, the path "
             "of a text file, or a datasets.Dataset."
         )
-    texts = _checked(found)
+    texts = _checked(texts)
     if part == "all":
         return texts
     return (text for text, held_out in _with_part(texts) if held_out == (part == "held_out"))
@@ -106,7 +107,7 @@ def split_texts(source: Any = None, column: str = "text") -> tuple[list[Text], l
 
 
 def repeated_tokens(usable: Sequence[int], longest: int, n: int = 24, length: int = 64) -> list[tuple[int, ...]]:
-    """Sequences of different random tokens, each said twice, where induction heads show.
+    """Sequences of different random tokens, each repeated, where induction heads show.
 
     The second time, chunks of eight tokens come in another order. If all of it came again as it was, what follows the
     first occurrence would always be equally far away, and attention by distance could not be told from induction.
@@ -191,22 +192,6 @@ def _from_file(path: Path) -> Iterator[str]:
         raise UsageError(
             f"{path} is not a text file in UTF-8 (byte {error.start} cannot be read). Convert it to UTF-8 first."
         ) from error
-
-
-def _from_dataset(dataset: Any, column: str) -> Iterator[Any]:
-    columns = dataset.column_names
-    if isinstance(columns, dict):
-        raise UsageError(
-            f"This is a dataset with the splits {', '.join(map(str, columns))}, not one of them. "
-            f"Choose a split, for example dataset[{next(iter(columns), 'train')!r}]."
-        )
-    # A streamed dataset may not know its columns before its first row.
-    if columns is not None and column not in columns:
-        raise UsageError(f"The dataset has no column {column!r}; it has {', '.join(map(str, columns)) or 'none'}.")
-    for row in dataset:
-        if column not in row:
-            raise UsageError(f"The dataset has no column {column!r}; it has {', '.join(map(str, row))}.")
-        yield row[column]
 
 
 def _listed(source: Iterable[Any]) -> Iterator[Any]:

@@ -14,7 +14,7 @@ import dataclasses
 import inspect
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
 
 import torch
@@ -25,7 +25,7 @@ from typing_extensions import dataclass_transform
 from ..core.types import HeadIndex
 from ..renderers.figure import Figure
 from ..renderers.grids import MapLayer
-from ..renderers.heat import head_map
+from ..renderers.heat import head_map, panels
 from ..renderers.tables import Table as TextTable
 from ..renderers.text import chance, interval, number, sentence, signed, table_text, wrapped
 from .base import Result
@@ -40,6 +40,7 @@ number; or a fact about a label or the whole result."""
 _WITH_A_VALUE = ("null", "low", "high", "p", "q")
 _SHORT: tuple[Role, ...] = ("value", "low", "null", "q")
 """Roles in a printed table, unless all of it is asked for."""
+_IN_PAPERS: tuple[Role, ...] = ("value", "low", "high", "null", "q")
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,33 @@ def _with_attributes(text: str, columns: Mapping[str, Measured]) -> str:
     return "\n".join([before.rstrip(), *lines, ""]) + (f"{example}{after}" if example else "")
 
 
+@dataclass(frozen=True)
+class ComparedMaps:
+    """A result as maps of one kind of number, for comparing it with another.
+
+    Attributes:
+        over: What the maps are of (``relation``), as a column of rows.
+        measure: What the numbers are.
+        names: Names of the maps.
+        values: Numbers by map, layer and column.
+        ends: Lower and upper ends of their intervals.
+        columns: Names of the columns, if they are not heads.
+        chosen: Heads that a result singles out, by name.
+        chosen_as: What they are singled out for.
+        fixed: What must be the same in both results, by name.
+    """
+
+    over: str
+    measure: str
+    names: tuple[str, ...]
+    values: Tensor
+    ends: tuple[Tensor | None, Tensor | None] = (None, None)
+    columns: tuple[str, ...] | None = None
+    chosen: Mapping[str, Sequence[HeadIndex]] = field(default_factory=dict)
+    chosen_as: str = ""
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+
+
 class Table(Result):
     """Values by some axes, with nulls, intervals and tests, of which the printed forms are made.
 
@@ -122,6 +150,10 @@ class Table(Result):
             cls.values = property(lambda self: getattr(self, self.ranked()), doc="The ranked values.")  # type: ignore[assignment]
         cls._described = {**cls._described, **new}
         cls.nullable = tuple(dict.fromkeys((*cls.nullable, *cls._described)))
+        if cls._described and "paper_columns" not in vars(cls):
+            axes = (name for name in cls.json_axes if name != "layer" or "head" not in cls.json_axes)
+            ranked = cls.families()[cls.ranked()]
+            cls.paper_columns = (*axes, *(ranked[role] for role in _IN_PAPERS if role in ranked))
         cls.__doc__ = _with_attributes(inspect.cleandoc(cls.__doc__ or ""), new)
 
     @classmethod
@@ -161,8 +193,10 @@ class Table(Result):
             label = next(iter(place))
             value = value.get(self._names(label)[place[label]])
         elif isinstance(value, tuple):
-            axes = [axis for axis in place if len(self._names(axis)) == len(value)][:1]
-            return value[place[axes[0]]] if axes else None
+            # One entry for each name of an axis that has names: counted axes (layers, heads) have no such facts.
+            named = (axis for axis, source in self.json_axes.items() if source is not None and axis in place)
+            axis = next((axis for axis in named if len(self._names(axis)) == len(value)), None)
+            return None if axis is None else value[place[axis]]
         if not isinstance(value, Tensor) or not set(axes) <= set(place):
             return None
         return value[tuple(place[axis] for axis in axes)].item()
@@ -299,6 +333,30 @@ class HeadTable(HeadMaps, Table):
             value = value[:, None].expand(self.values.shape[-2:])
         return value.float() if axes else None
 
+    def compared_maps(self) -> ComparedMaps:
+        """The first value by label, with its interval, the chosen heads and what must be alike, for comparisons."""
+        first, family = next(iter(self.families().items()))
+        one_map = self.labelled is None
+        fixed: dict[str, Any] = {}
+        for name in self.fixed:
+            value = getattr(self, name)
+            each = zip(self.labels, value, strict=True) if name in self.aligned else ()
+            fixed |= {f"{name} of {label}": entry for label, entry in each} or {name: value}
+        return ComparedMaps(
+            over="map" if one_map else self._axis,
+            measure=self._described[first].unit,
+            names=(self._described[first].title,) if one_map else self.labels,
+            values=self._stacked(first),
+            ends=(self._stacked(family["low"]), self._stacked(family["high"])) if "low" in family else (None, None),
+            chosen=self.chosen(),
+            chosen_as=self.chosen_as,
+            fixed=fixed,
+        )
+
+    def _stacked(self, name: str) -> Float[Tensor, "label layer head"]:
+        maps = (self.map_of(name, place) for place in range(len(self.labels)))
+        return torch.stack([values for values in maps if values is not None])
+
     def head_rows(self, head: HeadIndex, *, full: bool = False, n: int | None = None) -> TextTable:
         """What the result says about one head: a row for each label, best first."""
         ranked = [self.value_at(self.ranked(), self._place(place, head)) for place in range(len(self.labels))]
@@ -312,19 +370,28 @@ class HeadTable(HeadMaps, Table):
         return TextTable([*titles, *((title, "right") for title, _ in self.headings(full=full))], rows)
 
     def _listed(self, full: bool, n: int | None) -> tuple[list[str], list[list[str]]]:
-        several, chosen, rows = len(self.labels) > 1, self.chosen(), []
+        named, chosen, rows = self.labelled is not None, self.chosen(), []
+        n = n or (3 if len(self.labels) > 1 else self.listed)
         for place, label in enumerate(self.labels):
-            for rank, (head, _) in enumerate(self.top(n or (3 if several else self.listed), label or None)):
+            # Of amounts, nothing is not among the best.
+            best = [head for head, value in self.top(n, label or None) if value or self.signed is not False]
+            if named and not best:
+                rows.append([label, "none", *[""] * len(self.headings(full=full))])
+            for rank, head in enumerate(best):
                 name = f"{head}{'*' if head in chosen.get(label, ()) else ' ' * bool(chosen)}"
                 texts = self.cell_texts(self._place(place, head), full=full)
-                rows.append([*[label if rank == 0 else ""] * several, name, *texts])
-        return [*[self._axis] * several, f"best of {self.n_measured}"], rows
+                rows.append([*[label if rank == 0 else ""] * named, name, *texts])
+        return [*[self._axis for _ in range(named)], f"best of {self.n_measured}"], rows
 
-    def figure(self) -> Figure:
-        """Every value by layer and head, with its null, interval and tests in the tooltip; chosen heads are marked."""
+    def figure(self, *, side_by_side: bool = False) -> Figure:
+        """Every value by layer and head, with its null, interval and tests in the tooltip; chosen heads are marked.
+
+        Args:
+            side_by_side: The ranked maps of all labels side by side, instead of one map at a time.
+        """
         families, chosen = self.families(), self.chosen()
         first = self.ranked()
-        order = [first, *(name for name in families if name != first)]
+        order = [first, *(name for name in families if name != first and not side_by_side)]
         maps = [
             self._map_layer(place, name, families[name], details=name == first, several=len(families) > 1)
             for place in range(len(self.labels))
@@ -333,18 +400,20 @@ class HeadTable(HeadMaps, Table):
         ]
         title, _, about = self.caption.partition(": ")
         note = [about, self._legend(full=True), *self.notes()]
-        return head_map(
-            maps,
-            title=title,
-            unit=self._described[first].unit,
-            signed=self.signed,
-            limits=self.limits,
-            switches=("map" if self.labelled is None else self._axis, "measure"),
-            pinned=next((head for heads in chosen.values() for head in heads), None),
-            mark=f"one of the heads that {self.chosen_as} it" if chosen else "",
-            empty=self.provenance.short_rows,
-            note=self._noted(" ".join(sentence(part) for part in note if part), " "),
-        )
+        options: dict[str, Any] = {
+            "title": title,
+            "unit": self._described[first].unit,
+            "signed": self.signed,
+            "limits": self.limits,
+            "pinned": next((head for heads in chosen.values() for head in heads), None),
+            "empty": self.provenance.short_rows,
+            "note": self._noted(" ".join(sentence(part) for part in note if part), " "),
+        }
+        if side_by_side:
+            return panels(maps, **options)
+        switches = "map" if self.labelled is None else self._axis, "measure"
+        mark = f"one of the heads that {self.chosen_as} it" if chosen else ""
+        return head_map(maps, switches=switches, mark=mark, **options)
 
     def _map_layer(self, place: int, name: str, family: Mapping[str, str], details: bool, several: bool) -> MapLayer:
         label, columns = self.labels[place], self._described

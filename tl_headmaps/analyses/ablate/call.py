@@ -30,8 +30,7 @@ from ...data.relations import (
 )
 from ...scorers.ablation import accuracy, answered, default_max_heads, masks_of, overlap, top_heads
 from ...scorers.statistics import MatchedSets, halves_of, matched_sets, pair_clusters, rank_p_value, sets_like
-from ..relation_scores.call import checked_k, relation_scores
-from ..relation_scores.result import RelationScores
+from ..relation_scores import RelationScores, relation_scores
 from ..validate.call import runnable_weights
 from .result import AblationCurves, Control, Curve, Verdict
 
@@ -252,7 +251,7 @@ class AblationExperiment:
             n_targets=n_targets,
             multi_token=self.settings.multi_token,
         )
-        checked_k(encoded, self.settings.k, n_targets)
+        encoded.top_k(self.settings.k, n_targets)
         return encoded
 
     def halves(self, relation: Relation) -> tuple[Relation, Relation]:

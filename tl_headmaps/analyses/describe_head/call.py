@@ -19,8 +19,7 @@ from ..describe_model import ModelDescription, describe_model
 from ..grouping_profile import GroupingProfile, grouping_profile
 from ..head_trust import HeadTrust, head_trust
 from ..head_worth import HeadWorth, head_worth
-from ..relation_scores.call import relation_scores
-from ..relation_scores.result import RelationScores
+from ..relation_scores import RelationScores, relation_scores
 from ..salient_operations.call import salient_operations
 from ..salient_operations.result import SalientOperations
 from .result import HeadCard

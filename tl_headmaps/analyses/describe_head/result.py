@@ -18,7 +18,7 @@ from ..describe_model import ModelDescription
 from ..grouping_profile import GroupingProfile
 from ..head_trust import HeadTrust
 from ..head_worth import HeadWorth
-from ..relation_scores.result import RelationScores
+from ..relation_scores import RelationScores
 from ..salient_operations.result import SalientOperations
 
 _TITLES = {

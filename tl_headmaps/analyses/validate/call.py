@@ -22,7 +22,6 @@ from ...core.types import Model, Preset, PromptSources, check_choice
 from ...data.relations import Encoded, MultiToken, Relation, RelationLike, encode, resolve_relations
 from ...scorers.statistics import pair_clusters
 from ...scorers.validation import Agreement, PairHits, agreement, hits, orders_within, output_maps
-from ..relation_scores.call import checked_k
 from .result import Validation
 
 _BUDGET = 64 << 20
@@ -211,7 +210,7 @@ def _prompted(
 ) -> _PromptedRelation:
     sizes: Any = {"n_sources": weights.n_vocab, "n_targets": weights.W_U.shape[0]}
     static = encode(relation, weights.tokenizer, **sizes, multi_token=settings.multi_token)
-    k = checked_k(static, settings.k, weights.W_U.shape[0])
+    k = static.top_k(settings.k, weights.W_U.shape[0])
     dropped: list[tuple[str, str, str]] = []
     candidates: list[tuple[Any, Any, int, int | None]]
     if settings.sources == "single":

@@ -1,11 +1,72 @@
-"""Reading task items from files and records: JSON, JSON lines, CSV, TSV, flat or nested as published data is."""
+"""Reading what users write: pairs of words from tables, task items from files and records, columns of datasets."""
 
-from collections.abc import Iterable, Iterator, Mapping
+import re
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..core.errors import TaskDataError
+from ..core.errors import HeadMapsWarning, RelationDataError, TaskDataError, UsageError
 from ..core.files import UnreadableError, csv_rows, parse_json, read_text
+
+_COLUMN_NAMES = frozenset(
+    {
+        *("source", "target", "from", "to", "input", "output", "subject", "object", "word", "words", "token", "key"),
+        *("value", "question", "answer", "prompt", "label", "name", "first", "second", "left", "right", "x", "y"),
+    }
+)
+"""What columns are usually called."""
+
+
+def table_pairs(path: Path, text: str, header: bool | None) -> list[tuple[str, str]]:
+    """(source, target) pairs of a CSV or TSV file: columns named source and target, else the first two."""
+    rows = [[cell.strip() for cell in row] for row in _rows(path, text)]
+    rows = [row for row in rows if any(row)]
+    if not rows:
+        raise RelationDataError(f"{path} has no rows; it needs (source, target) pairs.")
+    names = [cell.lower() for cell in rows[0]]
+    named = header is not False and {"source", "target"} <= set(names)
+    if header is None and not named:
+        header = _is_header(path, rows)
+        taken, other = ("the names of its columns", "header=False") if header else ("its first pair", "header=True")
+        warnings.warn(
+            f"{path.name}: the first row ({', '.join(rows[0][:2]):.80}) was taken for {taken}; {other} says otherwise.",
+            HeadMapsWarning,
+            stacklevel=4,
+        )
+    columns = (names.index("source"), names.index("target")) if named else (0, 1)
+    pairs = []
+    for number, row in enumerate(rows):
+        if number == 0 and (header or named):
+            continue
+        if len(row) <= max(columns):
+            raise RelationDataError(f"{path}, row {number + 1}: {row!r} does not have two columns.")
+        pairs.append((row[columns[0]], row[columns[1]]))
+    return pairs
+
+
+def _rows(path: Path, text: str) -> list[list[str]]:
+    return csv_rows(text, "\t" if path.suffix.lower() == ".tsv" else ",")
+
+
+def _is_header(path: Path, rows: Sequence[Sequence[str]]) -> bool:
+    """Whether the first row names columns: by usual names or those of the file, or unlike all that is below it."""
+    first, below = rows[0][:2], rows[1:]
+    names = [cell.lower() for cell in first]
+    if _COLUMN_NAMES.intersection(names) or set(names) <= set(re.split("[^a-z0-9]+", path.stem.lower())):
+        return True
+    unlike = []
+    for place, cell in enumerate(first):
+        column = [row[place] for row in below if len(row) > place]
+        features: tuple[Callable[[str], bool], ...] = (
+            lambda text: text[:1].isupper(),
+            lambda text: text.lstrip("-").isdigit(),
+        )
+        differs = any(all(map(feature, column)) and not feature(cell) for feature in features)
+        unlike.append((bool(column) and differs, len(column)))
+    # Of a single row below, both cells must differ.
+    return all(differs for differs, _ in unlike) or any(differs and n > 1 for differs, n in unlike)
+
 
 _TEXT_FIELDS = ("context", "question", "answer", "function", "format", "content", "matched")
 
@@ -31,7 +92,7 @@ def records_of_file(path: Path) -> list[Any]:
     try:
         text = read_text(path)
         if suffix in (".csv", ".tsv"):
-            return _table(csv_rows(text, "\t" if suffix == ".tsv" else ","))
+            return _table(_rows(path, text))
         if suffix == ".json":
             try:
                 content = parse_json(text)
@@ -121,3 +182,26 @@ def _alternatives(value: Any, index: int, where: str) -> list[str]:
     if not isinstance(parts, list | tuple):
         raise TaskDataError(f"{where}, item {index}: alternatives must be a list, or text such as 'red|green'.")
     return [text for part in parts if (text := _text(part, "alternatives", index, where))]
+
+
+def column_values(dataset: Any, columns: Sequence[str], error: type[UsageError] = UsageError) -> Iterator[list[Any]]:
+    """What a dataset has in some columns, row by row; refuses several splits, and columns that are not there."""
+    known = dataset.column_names
+    if isinstance(known, dict):
+        raise error(
+            f"This is a dataset with the splits {', '.join(map(str, known))}, not one of them. "
+            f"Choose a split, for example dataset[{next(iter(known), 'train')!r}]."
+        )
+    # A streamed dataset may not know its columns before its first row.
+    if known is not None:
+        _require_columns(columns, known, error)
+    for row in dataset:
+        _require_columns(columns, row, error)
+        yield [row[column] for column in columns]
+
+
+def _require_columns(columns: Sequence[str], known: Iterable[str], error: type[UsageError]) -> None:
+    for column in columns:
+        if column not in known:
+            listed = ", ".join(map(str, known)) or "none"
+            raise error(f"The dataset has no column {column!r}; it has {listed}. Name one of them.")

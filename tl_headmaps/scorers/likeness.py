@@ -12,11 +12,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ...capture.weights import HeadWeights
-from ...core.vocabulary import TokenLike, stems
-from ...data.relations import Encoded
-from ...scorers.relation import Alike
-from ...scorers.statistics import clusters_of
+from ..capture.weights import HeadWeights
+from ..core.vocabulary import TokenLike, stems
+from ..data.relations import Encoded
+from .relation import Alike
+from .statistics import clusters_of
 
 ALIKE_COSINE = 0.2
 """Cosine of two sources' embeddings, less their mean, above which they are alike."""

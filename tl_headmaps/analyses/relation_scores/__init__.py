@@ -1,1 +1,0 @@
-"""Which heads implement a relation."""
