@@ -9,6 +9,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from .layout import MARGIN, TICK, PrintOptions, framed
 from .shapes import Cells, Drawing, Group, Number, Path, Shape, Text
 
 SIZE = 13.0
@@ -62,6 +63,14 @@ def _scaled(shape: Shape, by: Number) -> Shape:
             return replace(shape, x=shape.x * by, y=shape.y * by, cell=(shape.cell[0] * by, shape.cell[1] * by))
     names = ("x", "y", "size") if isinstance(shape, Text) else ("x", "y", "width", "height", "line", "radius")
     return replace(shape, **{name: getattr(shape, name) * by for name in names})
+
+
+def printed(drawn: Drawing, options: PrintOptions, *, title: str, note: str = "") -> Drawing:
+    """A picture of a page in the size of print, or smaller where it is wide; its height follows from what it shows."""
+    options.refuse("height", "columns", "labels")
+    by = min(TICK / SIZE, (options.width - 2 * MARGIN) / drawn.width)
+    least = options.width if options.exact else 0.0
+    return framed(scaled(drawn, by), title=options.title_or(title), note=note, width=least)
 
 
 def fitted(drawn: Callable[[float], Drawing], title: str) -> str:

@@ -54,8 +54,8 @@ class Beside:
             for part in self.parts
         ]
         drawings = [part.drawing(PrintOptions(room)) for part, room in zip(self.parts, rooms, strict=True)]
-        width = options.width if options.exact else 0.0
-        return framed(in_rows(drawings, options.width), title=options.title_or(self.title), width=width)
+        least = options.width if options.exact else 0.0
+        return framed(in_rows(drawings, options.width), title=options.title_or(self.title), width=least)
 
 
 def beside(figures: Sequence[Figure], *, title: str, text: str) -> Figure:
