@@ -21,9 +21,9 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 
-from ..core.ambient import steady
 from ..core.errors import ModelLoadError
 from ..core.files import cache_folder, sha256_of
+from ..core.options import public
 from ..core.types import Model
 from .installs import nothing_installed
 from .tensors import check_device
@@ -39,7 +39,7 @@ _LOCK = "alive.lock"
 _COMPLETE = ("config.json", "model.safetensors", "tokenizer.json")
 
 
-@steady
+@public
 def default_model_folder() -> Path:
     """Folder of the default model in Hugging Face format, fetched and converted on first use.
 
@@ -54,16 +54,13 @@ def default_model_folder() -> Path:
     return folder
 
 
-@steady
-def load_default_model(device: str | None = None) -> Model:
+@public
+def load_default_model(device: str | torch.device | None = None) -> Model:
     """The default model, ready to use: a TransformerBridge (TransformerLens 4) or HookedTransformer (3).
 
     The weights are raw (unprocessed), float32, dequantised from a file of four bits (Q4_1). With network access
     ``load_model("HuggingFaceTB/SmolLM2-135M-Instruct")`` opens the original ones. The first call fetches about 93 MB;
     later ones need no network.
-
-    Args:
-        device: Where to put the model; TransformerLens' own choice by default.
 
     Example:
         >>> from tl_headmaps import load_default_model
@@ -192,7 +189,7 @@ def _remove_leftovers(parent: Path) -> None:
             continue
 
 
-def _boot_hooked(folder: Path, device: str | None) -> Model:
+def _boot_hooked(folder: Path, device: str | torch.device | None) -> Model:
     from transformer_lens import HookedTransformer, HookedTransformerConfig
     from transformer_lens.pretrained.weight_conversions import convert_llama_weights
     from transformers import AutoModelForCausalLM, AutoTokenizer

@@ -2,8 +2,10 @@
 
 from pathlib import Path
 
-from ..core.ambient import steady
+import torch
+
 from ..core.errors import HeadMapsError, ModelLoadError
+from ..core.options import public
 from ..core.types import Model
 from .adapters import own_adapters
 from .bundled import load_default_model, quiet_transformers
@@ -14,8 +16,8 @@ from .multimodal import language_model_of
 from .tensors import check_device
 
 
-@steady
-def load_model(name: str | Path | None = None, device: str | None = None) -> Model:
+@public
+def load_model(name: str | Path | None = None, device: str | torch.device | None = None) -> Model:
     """A raw TransformerBridge for ``name``; the default model if no name is given.
 
     A multimodal checkpoint is opened as the language model inside it, or refused if that cannot stand alone. The
@@ -24,7 +26,6 @@ def load_model(name: str | Path | None = None, device: str | None = None) -> Mod
 
     Args:
         name: A folder with config, safetensors and tokenizer, or a name on the hub such as ``"gpt2"``.
-        device: Where to put the model.
 
     Example:
         >>> from tl_headmaps import load_model

@@ -19,7 +19,7 @@ import numpy as np
 from ..core.types import HeadIndex, HeadLike, Origin, check_choice
 from .colours import Limits, Palette, Scale
 from .figure import Figure
-from .grids import Heat, Layer, MapLayer, checked, drill_of, heat_of
+from .grids import Axis, Heat, Layer, MapLayer, checked, drill_of, heat_of
 from .layout import shortened, width_of
 from .maps import Plot, scale_drawing
 from .page import escaped, figure_body, packed, packed_half, table
@@ -315,12 +315,8 @@ def _cell_size(heat: Heat) -> tuple[float, float]:
 
 def _picture(heat: Heat) -> str:
     """The maps, of which the script shows some, and their colour bars."""
-    short = {
-        side: replace(axis, labels=tuple(shortened(name, _LABEL_ROOM, _LETTERS) for name in axis.labels))
-        for side, axis in (("rows", heat.rows), ("columns", heat.columns))
-        if axis.labels is not None
-    }
-    plot = Plot(replace(heat, **short), _cell_size(heat), _LETTERS)
+    heat = replace(heat, rows=_shortened(heat.rows), columns=_shortened(heat.columns))
+    plot = Plot(heat, _cell_size(heat), _LETTERS)
     panels: dict[str, list[int]] = {}
     for number, layer in enumerate(heat.layers):
         panels.setdefault(layer.name if heat.panels else "", []).append(number)
@@ -340,6 +336,11 @@ def _picture(heat: Heat) -> str:
     standing = "" if heat.item == "pair" else " tlhm-standing"
     main = f'<div class="tlhm-area{many}">{"".join(parts)}</div><div class="tlhm-bar">{bars}</div>'
     return f'<div class="tlhm-sides"><div class="tlhm-main{standing}">{main}</div></div>'
+
+
+def _shortened(axis: Axis) -> Axis:
+    labels = axis.labels and tuple(shortened(name, _LABEL_ROOM, _LETTERS) for name in axis.labels)
+    return replace(axis, labels=labels)
 
 
 def _bar(heat: Heat, scale: Scale, number: int) -> str:

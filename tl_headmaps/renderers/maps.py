@@ -23,6 +23,7 @@ from .layout import (
     framed,
     line_height,
     lines_of,
+    shortened,
     width_of,
     written,
 )
@@ -114,13 +115,13 @@ class Plot:
 
     def drawing(self, layers: Sequence[Layer], keys: Sequence[str]) -> Drawing:
         """A map alone, for a page: the first of several maps, and the others hidden."""
-        at = {"x": self.left, "y": self.beyond}
+        x, y = self.left, self.beyond
         maps = [
-            Group(self.layer(layer), **at, key=key, hidden=number > 0)
+            Group(self.layer(layer), x, y, key, hidden=number > 0)
             for number, (layer, key) in enumerate(zip(layers, keys, strict=True))
         ]
         size = self.left + self.width + self.beyond, self.beyond + self.height + self.below
-        return Drawing([*maps, Group(self.axes(), **at)], *size)
+        return Drawing([*maps, Group(self.axes(), x, y)], *size)
 
     def axes(self, *, at_left: bool = True, at_bottom: bool = True) -> list[Shape]:
         """The frame, ticks, and on the outer sides of a sheet labels and names."""
@@ -247,7 +248,7 @@ def _blocks(mask: np.ndarray) -> list[tuple[int, int, int, int]]:
         gaps = np.flatnonzero(~left[row, column:])
         n_columns = int(gaps[0]) if gaps.size else mask.shape[1] - column
         full = left[row:, column : column + n_columns].all(axis=1)
-        n_rows = int(np.argmin(full)) if not full.all() else len(full)
+        n_rows = int(np.argmin(full)) if not full.all() else mask.shape[0] - row
         left[row : row + n_rows, column : column + n_columns] = False
         blocks.append((row, column, n_rows, n_columns))
     return blocks
@@ -307,7 +308,14 @@ def sheet(heat: Heat, options: PrintOptions) -> Drawing:
         options.labels,
         [heat.rows.name, heat.columns.name, *dict.fromkeys(layer.scale.unit for layer in shown)],
     )
-    scales = [replace(layer.scale, unit=naming.other(layer.scale.unit)) for layer in shown]
+    scales = [
+        replace(
+            layer.scale,
+            unit=naming.other(layer.scale.unit),
+            names=tuple((shortened(name, 0.4 * options.width), colour) for name, colour in layer.scale.names),
+        )
+        for layer in shown
+    ]
     heat = replace(
         heat,
         rows=_folded(replace(heat.rows, name=naming.other(heat.rows.name)), options.width),
@@ -335,7 +343,7 @@ def sheet(heat: Heat, options: PrintOptions) -> Drawing:
     lying_bar = scale_drawing(scales[0], 0.5 * (wide - left), lying=True) if lying else Drawing()
     below = plot.below + (lying_bar.height + MARGIN if lying else 0.0)
     rest = (options.height or 72 * _TALLEST[options.narrow]) - frame_height(wide, title=title, note=note) - below
-    tallest = (rest - plot.beyond) / down - above - _GAP * (down - 1) / down
+    tallest = (rest - Plot(heat, (0, 0)).beyond) / down - above - _GAP * (down - 1) / down
     if options.height is not None:
         plot = Plot(heat, (room / heat.columns.n, max(0.2, tallest / heat.rows.n)))
     else:
@@ -361,6 +369,8 @@ def sheet(heat: Heat, options: PrintOptions) -> Drawing:
         whole.width += _GAP + bar_beside.width
         whole.height = max(whole.height, plot.beyond + above + bar_beside.height)
     whole.width += plot.beyond if lying or not bar else 0.0
+    if options.height is not None:
+        whole.height = max(whole.height, options.height - frame_height(wide, title=title, note=note))
     return framed(whole, title=title, note=note, width=wide)
 
 

@@ -46,12 +46,15 @@ INKS = {
 MIDDLE = 0.36
 """From the middle of a line of text down to its baseline, as a share of its size."""
 
+_SIZE = 11.0
+"""Of letters, if nothing else is said."""
+
 _FONTS = "DejaVu Sans,Verdana,sans-serif"
 _MONO = "DejaVu Sans Mono,monospace"
 _NAMESPACE = "http://www.w3.org/2000/svg"
 _DPI = 200
 _OVERLAP = 0.4
-"""How far a cell reaches into the next one at most (small cells: a tenth): else viewers show hairlines between them."""
+"""How far a cell reaches into the next one at most (small cells: 15%): else viewers show hairlines between them."""
 
 _STYLE = {
     "font.family": "DejaVu Sans",
@@ -87,7 +90,7 @@ class Text:
     x: Number
     y: Number
     text: str
-    size: Number = 11.0
+    size: Number = _SIZE
     anchor: Anchor = "start"
     fill: str = "text"
     upright: bool = False
@@ -187,9 +190,8 @@ class Drawing:
         named = f' aria-label="{_text(title)}"' if title else ""
         return (
             f'<svg {attributes} viewBox="0 0 {_n(self.width)} {_n(self.height)}" '
-            f'role="img"{named} font-family="{_FONTS}" fill="none" xml:space="preserve">{about}'
-            + "".join(markup(shape, vectors) for shape in self.shapes)
-            + "</svg>"
+            f'role="img"{named} font-family="{_FONTS}" font-size="{_n(_SIZE)}" fill="{INKS["text"]}" '
+            f'xml:space="preserve">{about}' + "".join(markup(shape, vectors) for shape in self.shapes) + "</svg>"
         )
 
     def save(self, path: str | File, *, title: str = "", source: str = "", scale: Number = 1.0) -> None:
@@ -263,8 +265,7 @@ def _coloured(fill: str = "none", stroke: str = "none", width: Number = 1.0) -> 
     """Attributes for colours; classes let the style of a page replace those of inks."""
     classes = [f"tlhm-{kind}-{ink}" for kind, ink in (("fill", fill), ("stroke", stroke)) if ink in INKS]
     text = f' class="{" ".join(classes)}"' if classes else ""
-    if fill != "none":
-        text += f' fill="{_colour(fill)}"'
+    text += f' fill="{_colour(fill)}"'
     if stroke != "none":
         text += f' stroke="{_colour(stroke)}"' + (f' stroke-width="{_n(width)}"' if width != 1 else "")
     return text
@@ -297,7 +298,8 @@ def _opacity(opacity: Number) -> str:
 @markup.register
 def _(shape: Text, vectors: bool) -> str:
     x, y = _n(shape.x), _n(shape.y)
-    look = f' font-size="{_n(shape.size)}"' + _coloured(shape.fill)
+    look = f' font-size="{_n(shape.size)}"' if shape.size != _SIZE else ""
+    look += _coloured(shape.fill) if shape.fill != "text" else ""
     look += f' text-anchor="{shape.anchor}"' if shape.anchor != "start" else ""
     look += f' transform="rotate(-90 {x} {y})"' if shape.upright else ""
     look += ' font-weight="bold"' * shape.bold + ' font-style="italic"' * shape.italic
@@ -349,11 +351,11 @@ def _(shape: Cells, vectors: bool) -> str:
         f'<path stroke="{colour}" d="{"".join(f"M{_at(start)}H{_n(end)}" for start, end in lines)}"/>'
         for colour, lines in _cell_lines(shape)
     )
-    return f'<g stroke-width="{_n(height + _overlap(height))}" shape-rendering="crispEdges">{paths}</g>'
+    return f'<g stroke-width="{_n(height + _overlap(height))}" fill="none" shape-rendering="crispEdges">{paths}</g>'
 
 
 def _overlap(side: Number) -> float:
-    return min(_OVERLAP, 0.1 * side)
+    return min(_OVERLAP, 0.15 * side)
 
 
 def _cell_lines(shape: Cells) -> Iterator[tuple[str, list[tuple[Point, Number]]]]:
@@ -422,8 +424,9 @@ def _patches(shapes: Iterable[Shape], scale: Number) -> Iterator[Any]:
             tall = shape.cell[1]
             for colour, lines in _cell_lines(shape):
                 # Short numbers make small files.
-                ends = [(*(round(value, 1) for value in (x + right, y + down, end + right)),) for (x, y), end in lines]
-                parts = [([(x, y), (end, y)], [1, 2]) for x, y, end in ends]
+                digits = 1 if min(shape.cell) > 2 else 2
+                ends = [[round(value, digits) for value in (x + right, end + right, y + down)] for (x, y), end in lines]
+                parts = [([(x, y), (end, y)], [1, 2]) for x, end, y in ends]
                 yield _patch(parts, colour, (tall + _overlap(tall)) * scale)
 
 

@@ -193,8 +193,10 @@ class Table(Result):
             label = next(iter(place))
             value = value.get(self._names(label)[place[label]])
         elif isinstance(value, tuple):
-            axes = [axis for axis in place if len(self._names(axis)) == len(value)][:1]
-            return value[place[axes[0]]] if axes else None
+            # One entry for each name of an axis that has names: counted axes (layers, heads) have no such facts.
+            named = (axis for axis, source in self.json_axes.items() if source is not None and axis in place)
+            axis = next((axis for axis in named if len(self._names(axis)) == len(value)), None)
+            return None if axis is None else value[place[axis]]
         if not isinstance(value, Tensor) or not set(axes) <= set(place):
             return None
         return value[tuple(place[axis] for axis in axes)].item()
