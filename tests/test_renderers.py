@@ -726,8 +726,8 @@ def stripes_of(figure: Figure) -> list[Any]:
 
 def test_the_legend_of_a_flowchart_is_where_a_phone_shows_it() -> None:
     drawing = FIGURES["flow"].data.drawn()
-    (unit,) = [text for text in shapes_of(drawing, shapes.Text) if text.text == "attention"]
-    assert 0 < unit.x < min(cell.x for cell in shapes_of(drawing, shapes.Rect) if cell.said)
+    (unit,) = [text for text in placed(drawing, Text) if text.text == "attention"]
+    assert 0 < unit.x < min(cell.x for cell in placed(drawing, Rect) if cell.said)
 
 
 def test_numbers_in_print_are_of_one_size_and_fit() -> None:
