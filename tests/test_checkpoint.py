@@ -31,8 +31,7 @@ from tl_headmaps import (
 from tl_headmaps.capture import bundled
 from tl_headmaps.capture.checkpoint import digests
 from tl_headmaps.capture.checkpoint.architectures import ARCHITECTURES
-from tl_headmaps.capture.checkpoint.reader import shown_name
-from tl_headmaps.capture.checkpoint.shards import INDEX, SINGLE, Shards
+from tl_headmaps.capture.checkpoint.shards import INDEX, SINGLE, Shards, shown_name
 from tl_headmaps.capture.parts import ACTIVATIONS, MLP, LayerWeights, Norm
 from tl_headmaps.core.errors import HeadMapsError, ModelLoadError, UnsupportedModelError, UsageError
 

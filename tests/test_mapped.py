@@ -16,8 +16,8 @@ from torch import Tensor
 
 from tl_headmaps import HeadWeights, Relation, relation_scores
 from tl_headmaps.capture import mapped
-from tl_headmaps.capture.checkpoint.tokenizer import open_tokenizer
-from tl_headmaps.capture.mapped import is_mapped, map_tensor, release_pages, reordered, rows_of
+from tl_headmaps.capture.checkpoint.reader import open_tokenizer
+from tl_headmaps.capture.tensors import is_mapped, map_tensor, release_pages, reordered, rows_of
 from tl_headmaps.circuits import cache
 from tl_headmaps.circuits.cache import cache_of
 

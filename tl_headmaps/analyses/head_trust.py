@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..capture.running.activations import Activation, LayerActivations, encode_prompt, prepends_bos, run
 from ..capture.running.context import ContextVectors, context_vectors
-from ..capture.running.prefixes import encode_prefixes
+from ..capture.running.prompts import encode_prefixes
 from ..capture.running.text import check_runs
 from ..capture.weights import HeadWeights
 from ..circuits.ov import constant_values
