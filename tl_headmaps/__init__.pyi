@@ -6,8 +6,6 @@ from .analyses.association_heads import AssociationHeads as AssociationHeads
 from .analyses.association_heads import association_heads as association_heads
 from .analyses.attention_groups.call import attention_groups as attention_groups
 from .analyses.attention_groups.result import AttentionGroups as AttentionGroups
-from .analyses.compare.call import compare as compare
-from .analyses.compare.result import Comparison as Comparison
 from .analyses.compare_attention import AttentionComparison as AttentionComparison
 from .analyses.compare_attention import compare_attention as compare_attention
 from .analyses.component_map.call import component_map as component_map
@@ -63,5 +61,7 @@ from .data.tasks import load_tasks as load_tasks
 from .naming.catalogue import predicate as predicate
 from .renderers.figure import Figure as Figure
 from .results import Result as Result
+from .results.compare import Comparison as Comparison
+from .results.compare import compare as compare
 
 __version__: str

@@ -20,6 +20,7 @@ from ..renderers.grids import MapLayer, name_layer
 from ..renderers.heat import head_map
 from ..renderers.text import number, table_text, wrapped
 from ..results import Result, largest_heads
+from ..results.table import ComparedMaps
 from ..scorers.components import thirds_of
 from .salient_operations.call import Vocabulary, salient_operations
 from .salient_operations.result import failure_lines
@@ -130,6 +131,18 @@ class HeadNames(Result):
             for part in ("all", third[head.layer]):
                 named.setdefault(part, []).append(entry.name != UNCLEAR)
         return {part: float(torch.tensor(heads).float().mean()) for part, heads in named.items()}
+
+    def compared_maps(self) -> ComparedMaps:
+        """How well heads are explained, and which of them have a name, for comparisons."""
+        return ComparedMaps(
+            over="map",
+            measure="share of mappings explained",
+            names=("best predicate",),
+            values=self.values[None],
+            chosen=self.named(),
+            chosen_as="are named",
+            fixed={"circuit": self.circuit},
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""

@@ -80,6 +80,7 @@ class RelationScores(HeadTable):
     signed: ClassVar[bool] = False
     listed: ClassVar[int] = 5
     chosen_as: ClassVar[str] = "implement"
+    fixed: ClassVar[tuple[str, ...]] = ("circuit", "k")
     ranks_count_from: ClassVar[int] = 0
 
     relations: tuple[str, ...]

@@ -14,7 +14,7 @@ import dataclasses
 import inspect
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
 
 import torch
@@ -91,6 +91,33 @@ def _with_attributes(text: str, columns: Mapping[str, Measured]) -> str:
     if "\nAttributes:\n" not in before:
         before = f"{before.rstrip()}\n\nAttributes:"
     return "\n".join([before.rstrip(), *lines, ""]) + (f"{example}{after}" if example else "")
+
+
+@dataclass(frozen=True)
+class ComparedMaps:
+    """A result as maps of one kind of number, for comparing it with another.
+
+    Attributes:
+        over: What the maps are of (``relation``), as a column of rows.
+        measure: What the numbers are.
+        names: Names of the maps.
+        values: Numbers by map, layer and column.
+        ends: Lower and upper ends of their intervals.
+        columns: Names of the columns, if they are not heads.
+        chosen: Heads that a result singles out, by name.
+        chosen_as: What they are singled out for.
+        fixed: What must be the same in both results, by name.
+    """
+
+    over: str
+    measure: str
+    names: tuple[str, ...]
+    values: Tensor
+    ends: tuple[Tensor | None, Tensor | None] = (None, None)
+    columns: tuple[str, ...] | None = None
+    chosen: Mapping[str, Sequence[HeadIndex]] = field(default_factory=dict)
+    chosen_as: str = ""
+    fixed: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Table(Result):
@@ -303,6 +330,30 @@ class HeadTable(HeadMaps, Table):
         if axes == ["layer"]:
             value = value[:, None].expand(self.values.shape[-2:])
         return value.float() if axes else None
+
+    def compared_maps(self) -> ComparedMaps:
+        """The first value by label, with its interval, the chosen heads and what must be alike, for comparisons."""
+        first, family = next(iter(self.families().items()))
+        one_map = self.labelled is None
+        fixed: dict[str, Any] = {}
+        for name in self.fixed:
+            value = getattr(self, name)
+            each = zip(self.labels, value, strict=True) if name in self.aligned else ()
+            fixed |= {f"{name} of {label}": entry for label, entry in each} or {name: value}
+        return ComparedMaps(
+            over="map" if one_map else self._axis,
+            measure=self._described[first].unit,
+            names=(self._described[first].title,) if one_map else self.labels,
+            values=self._stacked(first),
+            ends=(self._stacked(family["low"]), self._stacked(family["high"])) if "low" in family else (None, None),
+            chosen=self.chosen(),
+            chosen_as=self.chosen_as,
+            fixed=fixed,
+        )
+
+    def _stacked(self, name: str) -> Float[Tensor, "label layer head"]:
+        maps = (self.map_of(name, place) for place in range(len(self.labels)))
+        return torch.stack([values for values in maps if values is not None])
 
     def head_rows(self, head: HeadIndex, *, full: bool = False, n: int | None = None) -> TextTable:
         """What the result says about one head: a row for each label, best first."""

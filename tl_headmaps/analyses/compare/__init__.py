@@ -1,1 +1,0 @@
-"""What is different between two results of one kind?"""
