@@ -8,7 +8,7 @@ from planted import needs_hooked, shared_model
 from torch import Tensor
 
 from tl_headmaps import HeadIndex
-from tl_headmaps.capture.running import later_start
+from tl_headmaps.capture.running import ablated
 from tl_headmaps.capture.running.ablated import Streams, run_replacing_each
 
 PROMPTS = [[5, 9, 33, 21], [40, 22], [31, 30, 29, 28], [7, 8, 9, 10, 11, 12]]
@@ -84,7 +84,7 @@ def mlps_run(model: Any) -> list[int]:
 
 def test_the_layers_below_are_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three lengths; one pass of the whole model, one run of each head from its layer on."""
-    monkeypatch.setattr(later_start, "_begins", lambda *_: True)
+    monkeypatch.setattr(ablated, "_begins", lambda *_: True)
     assert mlps_run(shared_model("llama")) == [3 * (1 + 1), 3 * (1 + 2), 3 * (1 + 4)]
 
 
