@@ -20,9 +20,9 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 
-from ..core.ambient import steady
 from ..core.errors import ModelLoadError
 from ..core.files import cache_folder, sha256_of
+from ..core.options import public
 
 NAME = "SmolLM2-135M-Instruct"
 ORIGINAL = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -35,7 +35,7 @@ _LOCK = "alive.lock"
 _COMPLETE = ("config.json", "model.safetensors", "tokenizer.json")
 
 
-@steady
+@public
 def default_model_folder() -> Path:
     """Folder of the default model in Hugging Face format, fetched and converted on first use.
 

@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 
-from ..core.ambient import steady
 from ..core.errors import HeadMapsError, ModelLoadError, UnsupportedModelError
+from ..core.options import public
 from ..core.types import Model
 from .adapters import own_adapters
 from .bundled import NAME, default_model_folder, quiet_transformers
@@ -37,8 +37,8 @@ _ONE_AT_A_TIME = threading.RLock()
 """The guard replaces functions of the standard library: two loads in two threads take turns."""
 
 
-@steady
-def load_model(name: str | Path | None = None, device: str | None = None) -> Model:
+@public
+def load_model(name: str | Path | None = None, device: str | torch.device | None = None) -> Model:
     """A raw TransformerBridge for ``name``; the default model if no name is given.
 
     A multimodal checkpoint is opened as the language model inside it, or refused if that cannot stand alone. The
@@ -47,7 +47,6 @@ def load_model(name: str | Path | None = None, device: str | None = None) -> Mod
 
     Args:
         name: A folder with config, safetensors and tokenizer, or a name on the hub such as ``"gpt2"``.
-        device: Where to put the model.
 
     Example:
         >>> from tl_headmaps import load_model
@@ -85,16 +84,13 @@ def load_model(name: str | Path | None = None, device: str | None = None) -> Mod
     return model
 
 
-@steady
-def load_default_model(device: str | None = None) -> Model:
+@public
+def load_default_model(device: str | torch.device | None = None) -> Model:
     """The default model, ready to use: a TransformerBridge (TransformerLens 4) or HookedTransformer (3).
 
     The weights are raw (unprocessed), float32, dequantised from a file of four bits (Q4_1). With network access
     ``load_model("HuggingFaceTB/SmolLM2-135M-Instruct")`` opens the original ones. The first call fetches about 93 MB;
     later ones need no network.
-
-    Args:
-        device: Where to put the model; TransformerLens' own choice by default.
 
     Example:
         >>> from tl_headmaps import load_default_model
@@ -116,7 +112,7 @@ def load_default_model(device: str | None = None) -> Model:
     return model
 
 
-def _boot_hooked(folder: Path, device: str | None) -> Model:
+def _boot_hooked(folder: Path, device: str | torch.device | None) -> Model:
     from transformer_lens import HookedTransformer, HookedTransformerConfig
     from transformer_lens.pretrained.weight_conversions import convert_llama_weights
     from transformers import AutoModelForCausalLM, AutoTokenizer

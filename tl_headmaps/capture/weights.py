@@ -22,8 +22,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..core.ambient import steady
 from ..core.errors import HeadMapsError, UnsupportedModelError, UsageError, WeightBasisError
+from ..core.options import public, with_torch_defaults
 from ..core.provenance import Provenance
 from ..core.types import (
     Basis,
@@ -74,7 +74,6 @@ _GATED = (
 )
 
 
-@steady
 @dataclass(frozen=True, eq=False)
 class HeadWeights:
     """Everything that weight-only analyses read from a model, layer by layer.
@@ -152,6 +151,7 @@ class HeadWeights:
     shapes: Mapping[int, HeadShape] = field(default_factory=dict)
 
     @classmethod
+    @public
     def from_model(cls, model: Model, device: str | torch.device | None = None) -> "Self":
         """Read a TransformerBridge or HookedTransformer.
 
@@ -166,6 +166,7 @@ class HeadWeights:
         return weights
 
     @classmethod
+    @public
     def from_checkpoint(
         cls,
         folder_or_repo_id: str | Path,
@@ -212,6 +213,7 @@ class HeadWeights:
         """What computations are kept for: these weights, or what calls with the same unchanged model have in common."""
         return vars(self).get("shared", self)
 
+    @with_torch_defaults()
     def layer(self, layer: LayerLike) -> LayerWeights:
         """Attention weights of one layer (3, or ``"L3"``), float32."""
         numbers = layer_list(layer)
@@ -302,6 +304,7 @@ class HeadWeights:
         """The key/value head that query head ``head`` reads; where layers differ, in this layer."""
         return self.shape(self.layers_with_heads[0] if layer is None else layer).group_of(head)
 
+    @with_torch_defaults()
     def embedded(self, ids: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch d_model"]:
         """Embeddings of some tokens as they enter layer 0, without positions."""
         embedding = rows_of(self.W_E, ids.flatten()).to(torch.float32).view(*ids.shape, -1) * self.embed_scale
@@ -352,6 +355,7 @@ class HeadWeights:
             )
 
     @_remembered
+    @with_torch_defaults()
     def check(self) -> SelfCheck | None:
         """How what was read compares with what the model computes, by running it once; None for a checkpoint."""
         if self.model is None:

@@ -118,7 +118,10 @@ def public(call: _Call) -> _Call:
     # When first called: annotations may name what is defined further down.
     @functools.cache
     def hints() -> dict[str, Any]:
-        return typing.get_type_hints(inspect.unwrap(call), include_extras=True)
+        inner = inspect.unwrap(call)
+        parameters = {name: hint for name, hint in inner.__annotations__.items() if name != "return"}
+        annotated = types.SimpleNamespace(__annotations__=parameters)
+        return typing.get_type_hints(annotated, inner.__globals__, include_extras=True)
 
     @functools.wraps(call)
     def at_border(*arguments: Any, **options: Any) -> Any:

@@ -18,8 +18,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ...core.ambient import steady
 from ...core.errors import UsageError
+from ...core.options import public
 from ...core.types import AblationMethod, HeadIndex, HeadLike, Model, by_layer, check_choice, is_index
 from ...data.texts import read_texts
 from ..anatomy import shares_keys
@@ -92,7 +92,7 @@ def mean_outputs(
     return {layer: (total / n).float() for layer, total in totals.items()}
 
 
-@steady
+@public
 def ablated(
     model: Model,
     heads: HeadLike | Iterable[HeadLike],
@@ -112,7 +112,6 @@ def ablated(
     thread: their results would name a model that they do not describe.
 
     Args:
-        model: A TransformerBridge or HookedTransformer.
         heads: The heads to switch off.
         method: ``"zero"``: they write nothing. ``"mean"``: what they hand to W_O on average over all positions of
             texts. Or a vector of ``d_head`` numbers for each head, by its name.

@@ -25,9 +25,9 @@ from jaxtyping import Float
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from ...core.ambient import steady
 from ...core.errors import UnsupportedModelError, UsageError
 from ...core.files import UnreadableError, home_expanded, parse_json, read_text, replacing
+from ...core.options import public
 from ...core.progress import Progress
 from ...core.store import Cache, DamagedPieceError, Store, mark_used
 from ...core.vocabulary import as_text, word_ids
@@ -55,7 +55,6 @@ Kept: TypeAlias = Literal["mean", "values", "keys"]
 and bias (all that a QK map reads of the thousands of tokens of a vocabulary)."""
 
 
-@steady
 @dataclass(frozen=True)
 class ContextVectors:
     """What every layer reads at some sources behind neutral prompts; on disk, read a layer at a time.
@@ -87,6 +86,7 @@ class ContextVectors:
     rows: tuple[int, ...] | None = None
 
     @classmethod
+    @public
     def of(
         cls,
         model: Any,
@@ -100,14 +100,12 @@ class ContextVectors:
         """Vectors of some sources behind some prompts, from disk where they are there.
 
         Args:
-            model: TransformerBridge or HookedTransformer.
             sources: Words with their leading space, or token ids of each; several tokens are read at the last. One
                 word need not be in a list.
             prompts: Prefixes the sources are put behind.
             prepend_bos: Begin each prefix with BOS; by default as the model does.
             cache_dir: Where to keep them for good; default: ``context`` in the cache folder, where those that were not
                 used for longest are removed when all take more than 5 GB (``TL_HEADMAPS_CACHE_GB``).
-            progress: Show a progress bar on a terminal.
         """
         ids = [_source_ids(model, source) for source in ([sources] if isinstance(sources, str) else sources)]
         prefixes = encode_prefixes(model, prompts, prepends_bos(model, prepend_bos))
