@@ -3,6 +3,13 @@
 import re
 from dataclasses import dataclass
 
+import click
+
+from tl_headmaps.cli.app import app
+
+COMMANDS = {name: app.get_command(click.Context(app), name) for name in app.list_commands(click.Context(app))}
+"""All commands as click has them."""
+
 GRID = ["grid", "--head", "L23H4", "--sources", "France,Germany,Egypt", "--targets", "Cairo,Paris,Berlin"]
 GRID += ["--preset", "folded"]
 CREATED = re.compile(rb'"created": "[^"]*"')

@@ -525,9 +525,9 @@ def test_command(knowing: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp
     assert run(*options, "--max-heads", "1", "--heads", "top") == 0
     assert "relative drop: relation 100%, random heads 0%" in capsys.readouterr().out
     with monkeypatch.context() as patched:
-        patched.setattr(tl_headmaps, "ablate", lambda *_, **given: sorted(given))
+        patched.setattr(tl_headmaps, "ablate", lambda **given: (given["heads"], given["controls"]))
         assert run("--template", TEMPLATE, "--controls", "auto", "--heads", "top") == 0
-        assert capsys.readouterr().out == "['preset', 'template']\n", "what the help calls the default"
+        assert capsys.readouterr().out == "('top', 'auto')\n", "what the help calls the default"
     assert run(*options, "--heads", "L0H0,L2H1") == 0
     assert "L2H1" in capsys.readouterr().out
 

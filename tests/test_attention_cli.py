@@ -43,9 +43,9 @@ def test_profile_reads_a_file(run: Any, opened: None, tmp_path: Path) -> None:
     texts = tmp_path / "texts.txt"
     texts.write_text(f"{TEXT}\n\nThe dog barked. The dog slept.", encoding="utf-8")
     done = run("profile", "--texts", str(texts))
-    assert done.code == 0 and "over 2 texts" in done.out and "induction" in done.out
+    assert done.code == 0 and "2 texts" in done.out and "induction" in done.out
     done = run("profile", "--texts", str(texts), "--max-texts", "1", "--max-tokens", "4")
-    assert done.code == 0 and "over 1 texts, 4 tokens, 1 cut" in done.out
+    assert done.code == 0 and "1 texts, 4 tokens, 1 cut" in done.out
 
 
 def test_mixing_prints_the_worked_example(run: Any, opened: None, tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_a_missing_option_is_named(run: Any, never_loaded: None, arguments: list
         (["compare-attention", "--phrases", "Birds walk", "--key", "birds"], ["'Birds walk' has no query"]),
         (
             ["compare-attention", "--phrases", "Birds walk=walk", "--phrases", "Birds walk=-1", "--key", "Birds"],
-            ["--phrases has 'Birds walk' twice, with 'walk' and -1"],
+            ["'Birds walk' was given twice, with 'walk' and -1"],
         ),
     ],
 )

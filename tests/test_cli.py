@@ -11,16 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer.testing
-from commands import CREATED, GRID, Run
+from commands import COMMANDS, CREATED, GRID, Run
 from planted import save_checkpoint, shared_model, source_model
-from typer.main import get_command
 
 import tl_headmaps
 from tl_headmaps import HeadWeights, TokenGrid
 from tl_headmaps.capture import bundled
-from tl_headmaps.cli.app import app
-from tl_headmaps.cli.options import given
 
 pytestmark = [
     pytest.mark.model,
@@ -28,7 +24,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:HookedTransformer is deprecated:DeprecationWarning"),
 ]
 
-COMMANDS: dict[str, Any] = get_command(app).commands  # type: ignore[attr-defined]
 PATIENCE = 300
 """Seconds for a real run; it takes about fifteen on two cores."""
 
@@ -153,19 +148,8 @@ class TestTopLevel:
     def test_help_names_every_command(self, run: Any) -> None:
         done = run("--help")
         assert done.code == 0
-        for command in app.registered_commands:
-            name = command.name or command.callback.__name__  # type: ignore[union-attr]
+        for name in COMMANDS:
             assert re.search(rf"^\s+{name}\s", done.out, re.MULTILINE), f"{name} is not in the help"
-
-    @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
-    def test_every_option_is_explained(self, command: Any) -> None:
-        shown = typer.testing.CliRunner().invoke(app, [command.name, "--help"])
-        assert shown.exit_code == 0
-        text = " ".join(shown.output.split())
-        explained = [entry for entry in command.params if not getattr(entry, "hidden", False)]
-        assert explained
-        for entry in explained:
-            assert entry.help and entry.help in text, f"no explanation: {entry.opts}"
 
     def test_no_command_is_wrong_usage(self, run: Any) -> None:
         done = run()
@@ -387,7 +371,3 @@ class TestRealRuns:
         first, second = ((folder / "grid.json").read_bytes() for folder in (one_folder, two_folder))
         assert CREATED.sub(b"", first) == CREATED.sub(b"", second)
         assert (one_folder / "grid.csv").read_bytes() == (two_folder / "grid.csv").read_bytes()
-
-
-def test_given_keeps_what_was_set_and_nothing_else() -> None:
-    assert given(k=None, seed=0, heads=[], prepend_bos=False) == {"seed": 0, "heads": [], "prepend_bos": False}

@@ -370,7 +370,7 @@ def test_the_command_writes_json(
     capsys.readouterr()
     for arguments, message in (
         (["--metric", "loudness"], "There is no metric 'loudness'"),
-        (["--texts", str(tmp_path / "none.txt")], "Cannot read the text file"),
+        (["--texts", str(tmp_path / "none.txt")], "There is no file"),
         (["--against", str(tmp_path)], "is not a folder with a checkpoint"),
     ):
         assert run(*arguments) == 2

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer.testing
 from browser import Browser
+from click.testing import CliRunner
 from commands import CREATED, Run
 from planted import hosted, knowing_source, quiet
 
@@ -100,7 +100,7 @@ def tour_of(folder: Path, model: Any, *arguments: str) -> Toured:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(demo, "N_ITEMS", FEWEST_ITEMS)
         patch.setattr("tl_headmaps.load_model", lambda *_: model)
-        done = typer.testing.CliRunner().invoke(app, ["demo", "--out", str(folder), *arguments])
+        done = CliRunner().invoke(app, ["demo", "--out", str(folder), *arguments])
     if done.exception is not None and not isinstance(done.exception, SystemExit):
         raise done.exception
     return Toured(folder, Run(done.exit_code, done.stdout, done.stderr))

@@ -11,22 +11,16 @@ from typing import Any
 
 import pytest
 import website
+from commands import COMMANDS
 from notebooks import badge
 from project import pyproject
 
 import tl_headmaps
 import tl_headmaps.renderers
-from tl_headmaps.cli.app import app
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PUBLIC = [name for name in tl_headmaps.__all__ if not name.startswith("_")]
-
-
-def commands() -> dict[str, Any]:
-    from typer.main import get_command
-
-    return dict(get_command(app).commands)  # type: ignore[attr-defined]
 
 
 def test_the_readme_is_one_that_people_read() -> None:
@@ -36,7 +30,7 @@ def test_the_readme_is_one_that_people_read() -> None:
 
 
 def test_every_command_stands_in_the_readme() -> None:
-    assert [name for name in commands() if f"tl-headmaps {name}" not in README] == []
+    assert [name for name in COMMANDS if f"tl-headmaps {name}" not in README] == []
 
 
 def test_the_source_archive_has_the_pages_that_lead_to_each_other() -> None:
@@ -47,13 +41,12 @@ def test_the_source_archive_has_the_pages_that_lead_to_each_other() -> None:
 
 def test_commands_in_the_readme_say_all_they_need() -> None:
     """Each is parsed, none is run: what a command cannot do without must stand there too."""
-    known = commands()
     lines = [line.split("|")[0] for line in re.findall(r"(?:\$ |`)tl-headmaps ([^`\n]+)", README)]
     assert len(lines) > 20
     for line in lines:
         name, *arguments = shlex.split(line)
-        if name in known and "--help" not in arguments:
-            known[name].make_context(name, arguments)
+        if name in COMMANDS and "--help" not in arguments:
+            COMMANDS[name].make_context(name, arguments)
 
 
 def made_by(node: ast.AST) -> Any:
@@ -90,7 +83,7 @@ def test_calls_and_commands_in_the_table_exist() -> None:
         for node in ast.walk(tree):
             if isinstance(node, ast.Call):
                 made_by(node)
-    assert set(re.findall(r"tl-headmaps ([a-z][a-z-]+)", README)) <= set(commands())
+    assert set(re.findall(r"tl-headmaps ([a-z][a-z-]+)", README)) <= set(COMMANDS)
 
 
 def test_what_the_default_model_is_made_of_stands_where_its_first_number_does() -> None:

@@ -3,11 +3,12 @@
 import inspect
 import json
 import math
+import re
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -44,7 +45,6 @@ from tl_headmaps import (
     value_mixing,
 )
 from tl_headmaps.capture.quantisation import quantisation_of, stated_quantisation
-from tl_headmaps.cli.components import METRICS as LISTED_METRICS
 from tl_headmaps.core.errors import HeadMapsWarning, RelationDataError, TokenError, UsageError
 from tl_headmaps.core.progress import Progress
 from tl_headmaps.core.types import Preset, check_choice, head_list, layer_list
@@ -559,9 +559,8 @@ def test_small_values_are_not_shown_as_nothing() -> None:
 def test_help_lists_the_metrics(run: Any) -> None:
     from tl_headmaps.scorers.components import METRICS
 
-    assert sorted(chain.from_iterable(LISTED_METRICS.values())) == sorted(METRICS), "add it to cli/components.py"
-    words = "".join(run("components", "--help").out.split())
-    assert all(name in words for name in METRICS)
+    words = set(re.findall(r"[a-z_]+", run("components", "--help").out))
+    assert words >= set(METRICS), "add it to components() in cli/app.py"
 
 
 class TestProgress:

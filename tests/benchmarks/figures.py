@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import three_models
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from tl_headmaps.cli.app import app
 

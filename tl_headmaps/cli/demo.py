@@ -9,15 +9,15 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-import typer
+import click
 
 import tl_headmaps as tlhm  # names are loaded when they are used
 
 from ..core.errors import HeadMapsError, UnsupportedModelError, UsageError
 from ..core.types import HeadIndex
-from .options import CheckpointOption, DeviceOption, ModelOption, open_weights
+from .build import CHECKPOINT, DEVICE, MODEL, open_model
 from .output import check_folder, say
 
 if TYPE_CHECKING:
@@ -202,27 +202,30 @@ CHAPTERS = (
 )
 
 
-def demo(
-    model: ModelOption = None,
-    checkpoint: CheckpointOption = None,
-    device: DeviceOption = None,
-    folder: Annotated[
-        Path, typer.Option("--out", metavar="FOLDER", help="Where to write the page and the results.")
-    ] = Path("demo"),
-) -> None:
+FOLDER = click.Option(
+    ["--out", "folder"],
+    metavar="FOLDER",
+    type=click.Path(path_type=Path),
+    default="demo",
+    help="Where to write the page and the results; default: demo.",
+)
+
+
+@click.command(params=[MODEL, CHECKPOINT, DEVICE, FOLDER])
+def demo(model: str | None, checkpoint: str | None, device: str | None, folder: Path) -> None:
     """Take the tour: what the heads of a model do, and how sure that is, as one page with the results beside it."""
     from ..renderers.figure import save_page
     from ..renderers.text import in_words, visible, wrapped
 
     folder = check_folder(folder)
-    tour = Tour(open_weights(model, checkpoint, device))
+    tour = Tour(open_model(model, checkpoint, device))
     chosen = {"--model": model, "--checkpoint": checkpoint, "--device": device}
     options = [part for option, value in chosen.items() if value is not None for part in (option, value)]
     results: dict[str, tlhm.Result] = {}
     chapters: dict[str, list[Figure | str]] = {}
     for number, chapter in enumerate(CHAPTERS, 1):
         place, start = f"[{number}/{len(CHAPTERS)}]", time.perf_counter()
-        typer.echo(f"{place} {chapter.title}", err=True)
+        click.echo(f"{place} {chapter.title}", err=True)
         say(f"\n== {chapter.title} ==\n\n{wrapped(chapter.about)}")
         shown = chapters[chapter.title] = [chapter.about]
         for name, step in chapter.steps.items():
@@ -239,7 +242,7 @@ def demo(
             except UsageError as error:  # too large to draw, for instance: the result is there all the same
                 shown.append(f"Its picture is left out: {in_words(name)}. {error}")
             say(f"\n$ {visible(command)}\n\n{results[name]}")
-        typer.echo(f"{place} done in {time.perf_counter() - start:.1f} s", err=True)
+        click.echo(f"{place} done in {time.perf_counter() - start:.1f} s", err=True)
     if not results:
         raise UnsupportedModelError(f"No step of the tour could be done for {tour.weights.model_name}; see above.")
     # Only now, and the page last: a folder never holds a page whose results are those of another run.

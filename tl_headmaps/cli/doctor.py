@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-import typer
+import click
 
 from ..core.errors import HeadMapsError
-from .options import DeviceOption, ModelOption, NoCheckpointOption
+from .build import DEVICE, MODEL, NO_CHECKPOINT
 from .output import say
 
 _OPTIONAL = {
@@ -31,18 +31,15 @@ _Line = tuple[str, str, str]
 """Whether something is ``ok``, ``missing`` (and can be done without) or ``broken``; what; and a few words."""
 
 
-def doctor(
-    model: ModelOption = None,
-    _checkpoint: NoCheckpointOption = None,
-    device: DeviceOption = None,
-) -> None:
+@click.command(params=[MODEL, NO_CHECKPOINT, DEVICE])
+def doctor(model: str | None, device: str | None) -> None:
     """Check versions, caches, a model, a browser and optional packages; fails if something is broken."""
     broken = False
     for state, what, words in _lines(model, device):
         say(f"{state:<9}{what:<12}{words}")
         broken |= state == "broken"
     if broken:
-        raise typer.Exit(1)
+        raise click.exceptions.Exit(1)
 
 
 def _lines(model: str | None, device: str | None) -> Iterator[_Line]:

@@ -1,58 +1,23 @@
-"""What commands share: reading lists and heads, checking output files early, printing and saving a result."""
+"""Where results go: output files that are checked early, and a terminal or a pipe that may take no more."""
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from errno import EIO, ENOSPC, EPIPE
 from pathlib import Path
 from typing import Any
 
-import typer
+import click
 
 from ..core.errors import HeadMapsError, OutputError, UsageError
 from ..core.files import FIGURE_SUFFIXES, SAVED_SUFFIXES, home_expanded
-from ..core.types import HeadIndex, check_head_names, layer_list
 
 
-def comma_parts(option: list[str] | None) -> list[str]:
-    """The parts of ``a, b,c`` without the spaces around them, of all times an option was given; empty ones are dropped.
-
-    Example:
-        >>> comma_parts(["a, b,", "c"])
-        ['a', 'b', 'c']
-    """
-    return [part.strip() for text in option or [] for part in text.split(",") if part.strip()]
-
-
-def parse_layers(option: list[str] | None) -> list[int] | None:
-    """Layers of ``--layers``, such as ``3,4``; None if it was not given."""
-    return layer_list(",".join(option)) if option else None
-
-
-def parse_heads(option: list[str] | None, arguments: list[str] | None = None) -> str | None:
-    """Heads of ``--heads`` and of the arguments, such as ``L23H4,L23``; None if there are none.
-
-    Raises for a wrong spelling before a model is loaded.
-    """
-    written = [*(arguments or []), *(option or [])]
-    return check_head_names(",".join(written)) if written else None
-
-
-def parse_head(option: list[str] | None, argument: str | None) -> str:
-    """The head of ``--head`` or of the argument, likewise; exactly one of them is to be given, once."""
-    written = [*([] if argument is None else [argument]), *(f"--head {head}" for head in option or [])]
-    if not written:
-        raise UsageError("Say which head: L23H4, or --head L23H4.")
-    if len(written) > 1:
-        raise UsageError(f"{written[0]} and {written[1]} were both given; give one of them.")
-    return str(HeadIndex.parse(option[0] if option else written[0]))
-
-
-def check_outputs(paths: list[Path] | None) -> list[Path]:
+def check_outputs(paths: Iterable[Path]) -> list[Path]:
     """The output files asked for; raises before the long work starts if one of them cannot be written."""
     checked = []
-    for path in map(home_expanded, paths or []):
+    for path in map(home_expanded, paths):
         suffix = path.suffix.lower()
         if suffix not in SAVED_SUFFIXES:
             known = ", ".join(SAVED_SUFFIXES)
@@ -86,10 +51,11 @@ def existing_part(path: Path) -> Path:
     return there
 
 
-def show_and_save(result: Any, paths: list[Path], **drawn: Any) -> None:
+def show_and_save(result: Any, paths: list[Path], full: bool = False, **drawn: Any) -> None:
     """Write a result to every file asked for, then print it: what is printed can be lost, what is saved must not be.
 
-    A file that cannot be written is reported when the others are. ``drawn`` are options of its figure.
+    A file that cannot be written is reported when the others are. ``full`` prints all columns of a table; ``drawn`` are
+    options of the figure.
     """
     unwritten: list[HeadMapsError] = []
     for path in paths:
@@ -101,8 +67,8 @@ def show_and_save(result: Any, paths: list[Path], **drawn: Any) -> None:
         except HeadMapsError as error:
             unwritten.append(error)
         else:
-            typer.echo(f"Wrote {path}", err=True)
-    say(str(result))
+            click.echo(f"Wrote {path}", err=True)
+    say(result.table(full=True) if full and hasattr(result, "table") else str(result))
     if unwritten:
         raise unwritten[0]
 
@@ -116,7 +82,7 @@ def say(text: str) -> None:
     if _UNPRINTED:
         return
     with printing():
-        typer.echo(text)
+        click.echo(text)
 
 
 @contextmanager
