@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ...capture.components.gradients import component_gradients
+from ...capture.components.gradients import component_gradients, component_outputs
 from ...capture.components.matrices import (
     CheckpointComponents,
     ComponentSource,
@@ -18,10 +18,9 @@ from ...capture.components.matrices import (
     heads_of,
     n_parts,
 )
-from ...capture.components.outputs import component_outputs
 from ...capture.loading import load_model
 from ...capture.running.activations import encode_prompt, prepends_bos
-from ...capture.running.batches import TextBatches, token_batches
+from ...capture.running.text import TextBatches, token_batches
 from ...capture.weights import HeadWeights
 from ...core.ambient import steady
 from ...core.errors import UsageError, WeightBasisError
