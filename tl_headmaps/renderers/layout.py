@@ -70,7 +70,7 @@ def shortened(text: str, room: Number, size: Number = TICK) -> str:
     """A text cut off where it is wider than ``room``.
 
     >>> shortened("a rather long label", 60)
-    'a rather lo…'
+    'a rather long …'
     """
     if width_of(text, size) <= room:
         return text
