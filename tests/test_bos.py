@@ -27,7 +27,7 @@ from tl_headmaps import (
     value_mixing,
 )
 from tl_headmaps.capture.running.activations import encode_prompt, prepends_bos
-from tl_headmaps.capture.running.batches import token_batches
+from tl_headmaps.capture.running.text import token_batches
 
 BOS = 2
 TEXT = " word7 word8 word9 word8"

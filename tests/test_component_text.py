@@ -19,8 +19,8 @@ from torch import Tensor
 from tl_headmaps import ComponentMap, component_map
 from tl_headmaps.capture.components.gradients import component_gradients
 from tl_headmaps.capture.components.matrices import ModelComponents
-from tl_headmaps.capture.running import batches as batches_module
-from tl_headmaps.capture.running.batches import TextBatch, TextBatches, token_batches
+from tl_headmaps.capture.running import text as batches_module
+from tl_headmaps.capture.running.text import TextBatch, TextBatches, token_batches
 from tl_headmaps.core.errors import UsageError
 from tl_headmaps.scorers.components import METRICS, attention_share, over_documents, trend_over_layers
 

@@ -53,7 +53,7 @@ from tl_headmaps import (
     value_mixing,
     verify_tasks,
 )
-from tl_headmaps.capture.parts import Beside
+from tl_headmaps.capture.parts import ParallelMixer
 from tl_headmaps.capture.running.head_features import capture_head_features
 from tl_headmaps.core.errors import UnsupportedModelError, UsageError, WeightBasisError
 from tl_headmaps.scorers.statistics import q_values
@@ -193,7 +193,7 @@ class TestBesideTheHeads:
 
     def test_the_factors_are_found_and_checked(self) -> None:
         weights = HeadWeights.from_model(_falcon_h1())
-        assert weights.beside == Beside("Mamba", 0.9, 0.6) and weights.mixers == {}
+        assert weights.beside == ParallelMixer("Mamba", 0.9, 0.6) and weights.mixers == {}
         assert (weights.residual_scale, weights.mlp_scale, weights.embed_scale, weights.logit_scale) == (
             0.6,
             0.3,
@@ -210,7 +210,7 @@ class TestBesideTheHeads:
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
     def test_in_half_precision_too(self, dtype: torch.dtype) -> None:
         weights = HeadWeights.from_model(hosted(source(_FALCON_H1).to(dtype), "falcon_h1"))
-        assert weights.beside == Beside("Mamba", 0.9, 0.6) and weights.mlp_refusal is None
+        assert weights.beside == ParallelMixer("Mamba", 0.9, 0.6) and weights.mlp_refusal is None
         assert weights.check is not None and all(seam.fits for seam in weights.check.seams), weights.check.record()
 
 

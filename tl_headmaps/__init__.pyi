@@ -42,7 +42,7 @@ from .analyses.value_mixing.result import ValueMixing as ValueMixing
 from .analyses.verify_tasks import TaskVerification as TaskVerification
 from .analyses.verify_tasks import verify_tasks as verify_tasks
 from .capture.bundled import default_model_folder as default_model_folder
-from .capture.bundled import load_default_model as load_default_model
+from .capture.loading import load_default_model as load_default_model
 from .capture.loading import load_model as load_model
 from .capture.running.ablated import ablated as ablated
 from .capture.running.context import ContextVectors as ContextVectors

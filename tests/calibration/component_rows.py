@@ -13,7 +13,7 @@ from torch import Tensor
 from calibration.rows import Bench, Measured, row
 from tl_headmaps.capture.components.gradients import component_gradients
 from tl_headmaps.capture.components.matrices import ModelComponents
-from tl_headmaps.capture.running.batches import token_batches
+from tl_headmaps.capture.running.text import token_batches
 from tl_headmaps.core.types import ATTENTION_COMPONENTS
 from tl_headmaps.data.texts import read_texts
 from tl_headmaps.scorers.components import METRICS, Estimate, attention_share, over_documents, trend_over_layers

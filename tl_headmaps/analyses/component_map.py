@@ -22,7 +22,7 @@ from ..capture.components.matrices import (
 )
 from ..capture.loading import load_model
 from ..capture.running.activations import encode_prompt, prepends_bos
-from ..capture.running.batches import TextBatches, token_batches
+from ..capture.running.text import TextBatches, token_batches
 from ..capture.weights import HeadWeights
 from ..core.errors import UsageError, WeightBasisError
 from ..core.options import AtLeast, Count, Seed, public
