@@ -13,11 +13,24 @@ import numpy as np
 
 from ..core.errors import UsageError
 from ..core.types import HeadIndex
-from .arrange import fitted, in_rows, inset, stacked
 from .colours import SERIES, Limits
 from .figure import Figure
 from .grids import drill_lists
-from .layout import MARGIN, TICK, Naming, PrintOptions, frame_height, framed, lines_of, width_of, written
+from .layout import (
+    MARGIN,
+    TICK,
+    Naming,
+    PrintOptions,
+    fitted,
+    frame_height,
+    framed,
+    in_rows,
+    inset,
+    lines_of,
+    stacked,
+    width_of,
+    written,
+)
 from .page import escaped, figure_body, label, packed, table
 from .shapes import MIDDLE, Drawing, Group, Number, Path, Point, Rect, Shape, Text
 from .shapes import line as straight
