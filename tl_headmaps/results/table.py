@@ -365,7 +365,8 @@ class HeadTable(HeadMaps, Table):
             name = f"{self.labels[place]}{' *' * (head in chosen.get(self.labels[place], ()))}"
             rows.append([*[name] * (self.labelled is not None), *self.cell_texts(self._place(place, head), full=full)])
         titles = [(self._axis, "left")] * (self.labelled is not None)
-        return TextTable([*titles, *((title, "right") for title, _ in self.headings(full=full))], rows)
+        note = "; ".join([*[f"* one of the heads that {self.chosen_as} it"] * bool(chosen), self._legend(full)])
+        return TextTable([*titles, *((title, "right") for title, _ in self.headings(full=full))], rows, note)
 
     def _listed(self, full: bool, n: int | None) -> tuple[list[str], list[list[str]]]:
         named, chosen, rows = self.labelled is not None, self.chosen(), []
