@@ -57,7 +57,7 @@ class TestTheCall:
         assert (found.n_deals, found.exact) == (69, True) and found.smallest_p == pytest.approx(2 / 70)
         assert bool(((found.interval_low <= found.difference) & (found.difference <= found.interval_high)).all())
         assert float(found.p_value.min()) >= found.smallest_p - 1e-6
-        assert "word5 (control)" in str(found) and "Control: 'word7' and 'word5'" in found.verdict()
+        assert "'word5' 1" in str(found) and "Control: 'word7' and 'word5'" in found.verdict()
         assert found.figure().data.diagonal and found.verdict() in found.figure().data.note
         for p, are in ((0.02, "are"), (0.6, "are not shown to be")):
             said = f"Phrasings of one word {are} more alike than phrasings of the two (p = {p})."
@@ -77,26 +77,26 @@ class TestTheCall:
         one = compare_attention(shared_model("llama"), ONE_EACH, "word9")
         assert math.isnan(one.separation_p) and bool(one.interval_low.isnan().all())
         assert "Too few phrasings" in one.verdict()
-        text = "\n".join(one.notes)
+        text = "\n".join(one.notes())
         assert "no p-value can be below 1; give at least 4" in text and "without a control phrase" in text
 
     def test_a_key_in_front_is_pointed_out(self) -> None:
         phrases = {" word9 word7": "word7", " word3 word9 word8": "word8"}
         for bos in (True, False):
             found = compare_attention(shared_model("llama"), phrases, "word9", prepend_bos=bos)
-            assert "in 1 of 2 phrases 'word9' is the first word" in found.notes[0]
+            assert "in 1 of 2 phrases 'word9' is the first word" in found.notes()[0]
 
     def test_a_word_of_the_letters_of_bos_is_a_word_in_front(self, found: AttentionComparison) -> None:
         changed = replace(found.phrases[0], tokens=("<bos>", "sob", " word9", " word7"), query=3, key=2)
-        assert not any("is the first word" in note for note in replace(found, phrases=(changed,)).notes)
+        assert not any("is the first word" in note for note in replace(found, phrases=(changed,)).notes())
         changed = replace(changed, tokens=("<bos>", "word", "9", " word7"))
-        assert "in 1 of 1 phrases 'word9' is the first word" in replace(found, phrases=(changed,)).notes[0]
+        assert "in 1 of 1 phrases 'word9' is the first word" in replace(found, phrases=(changed,)).notes()[0]
 
     def test_words_of_several_tokens_are_their_last_one(self) -> None:
         phrases = {" word9- word7": "word7", " word3 word9- word8": "word8"}
         found = compare_attention(shared_model("llama"), phrases, "word9-", prepend_bos=False)
         assert [phrase.key for phrase in found.phrases] == [1, 2]
-        assert sum("has 2 tokens; its last one stands for it" in note for note in found.notes) == 2
+        assert sum("has 2 tokens; its last one stands for it" in note for note in found.notes()) == 2
 
     def test_case_and_number_of_the_key(self) -> None:
         phrases = {" word9 word3 word9 word7": "word7", " word9 word4 word9 word8": "word8"}

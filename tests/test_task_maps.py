@@ -1,6 +1,5 @@
 """Task maps: planted heads come out on top beyond words, parts add up, nulls are flat, ablations ablate."""
 
-import inspect
 import itertools
 import json
 import os
@@ -31,7 +30,7 @@ from tl_headmaps import (
     task_maps,
     verify_tasks,
 )
-from tl_headmaps.analyses.task_maps.call import _Design, _probed
+from tl_headmaps.analyses.task_maps import _Design, _probed
 from tl_headmaps.analyses.verify_tasks import _matched
 from tl_headmaps.capture import tensors
 from tl_headmaps.capture.anatomy import parameters_digest
@@ -140,7 +139,7 @@ def test_labels_without_a_trace_in_the_heads_give_no_heads(planted: Any, tmp_pat
     found = task_maps(planted, Tasks(items), cache_dir=tmp_path, progress=False)
     assert found.overall_accuracy["probe"] < 0.4
     assert sum(len(heads) for heads in found.standing_out) == 0
-    assert not found.stable and "Unstable: maps from two halves of the contents" in found.claim
+    assert not found.stable and "Unstable: maps from two halves of the contents" in " ".join(found.notes())
 
 
 @pytest.mark.once
@@ -348,7 +347,7 @@ def test_shuffled_labels_stay_inside_matched_sets(monkeypatch: pytest.MonkeyPatc
         seen.append(labels)
         return fitted(products, targets, labels, *rest)
 
-    monkeypatch.setattr("tl_headmaps.analyses.task_maps.call.fit_probes", watched)
+    monkeypatch.setattr("tl_headmaps.analyses.task_maps.fit_probes", watched)
     values = torch.randn(1, len(tasks), 6, generator=torch.Generator().manual_seed(0))
     found = _probed(Features(lambda layer: values[layer], 1, 2), design, n_null=5, seed=0, progress=lambda n: None)
     assert found.nulls.shape == (5, 8, 1, 2) and found.without.shape == (5, 8, 1, 2)
@@ -620,14 +619,14 @@ def test_ablating_the_heads_of_a_function_breaks_that_function_alone(planted_map
     assert found.p_value.tolist() == [0.125] * 4 and found.q_value.tolist() == [0.125] * 4
     assert bool((found.random == 1).all()) and bool((found.margin_own < found.margin_random).all())
     assert found.verdicts == ("no difference",) * 4 and "p is 0.12 at least" in str(found)
-    assert "so one function alone of 4 cannot get the verdict worse" in str(found)
+    assert "so one function alone of 4 cannot get the verdict worse" in " ".join(str(found).split())
     torch.testing.assert_close(found.chance, torch.full((4,), 0.25))
     assert bool((found.accuracy_low <= found.accuracy + 1e-6).all())
     assert bool((found.accuracy <= found.accuracy_high + 1e-6).all())
     everything = verify_tasks(model, maps, tasks, n_items=None, n_random=1, **options)
     assert everything.n_items == (30,) * 4
     assert found.testable == (True,) * 4
-    assert "4 of 4 functions are testable: the model answers them above chance\n" in str(found)
+    assert "4 of 4 functions are testable: the model answers them above chance." in str(found)
     sure = replace(found, q_value=torch.full((4,), 0.04))
     assert sure.verdicts == ("worse",) * 4 and "Worse without own heads than without others" in sure.figure().data.note
     with pytest.raises(UsageError, match="n_random=0 is impossible; it must be from 1 to 100,000"):
@@ -640,7 +639,9 @@ def test_a_model_at_chance_is_not_testable(planted: Any, planted_maps: TaskMaps)
     assert bool((found.clean_low < found.chance).all())
     assert found.testable == (False,) * 4 and found.verdicts == ("not testable",) * 4
     assert str(found).count("  not testable") == 4
-    assert "0 of 4 functions are testable: the model answers them above chance; of the others nothing" in str(found)
+    assert "0 of 4 functions are testable: the model answers them above chance; of the others nothing" in " ".join(
+        str(found).split()
+    )
     figure = found.figure()
     assert [figure.data.columns.label(column) for column in range(4)][2] == "† Inference"
     assert "† Not testable, the interval with all heads reaches chance: Retrieval, Decision-making" in str(
@@ -826,7 +827,12 @@ def test_tables_selections_and_text(planted: Any, planted_maps: TaskMaps, tmp_pa
     text = str(planted_maps)
     assert "L0H0" in text and ("Unstable" in text) == (not planted_maps.stable)
     assert "smallest p possible 0.002" in text and "labels were shuffled within contents" in text
+    assert "largest by chance" in planted_maps.table(full=True) and "importance" not in text.splitlines()[2]
     assert planted_maps.top(2)[0][1] == float(planted_maps.importance.max())
+    said = planted_maps.shape(n_null=99)
+    assert "over 8 tests" in said and "of 8 heads counted alike" in said
+    with pytest.raises(UsageError, match="n_null=0 is impossible; it must be from 1 to 100,000"):
+        planted_maps.shape(n_null=0)
     for name in ("maps.html", "maps.csv"):
         assert planted_maps.save(tmp_path / name).stat().st_size > 500
     page = planted_maps.figure().html
@@ -837,6 +843,9 @@ def test_tables_selections_and_text(planted: Any, planted_maps: TaskMaps, tmp_pa
     ]
     assert "Math Calculation" in page and "Decision-making" in page
     assert "rank correlation" in planted_maps.figure(stability=True).html
+    assert {layer.name for layer in planted_maps.figure(side_by_side=False).data.layers} == {
+        name.replace("_", " ") for name in planted_maps.functions
+    }
     verified = verify_tasks(planted, planted_maps, slot_tasks(), n_items=2, n_random=1, progress=False)
     assert "random others" in verified.figure().html
 
@@ -853,7 +862,7 @@ def test_tables_selections_and_text(planted: Any, planted_maps: TaskMaps, tmp_pa
 )
 def test_bad_options_are_refused_before_the_model_runs(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        inspect.unwrap(task_maps)(None, slot_tasks(), **options)
+        task_maps(None, slot_tasks(), **options)
 
 
 def test_hooks_of_the_user_are_left_alone(planted: Any, tmp_path: Path) -> None:
@@ -941,7 +950,7 @@ def test_all_parameters_are_hashed_once_per_call(planted: Any, tmp_path: Path, m
     hashed: list[int] = []
     of_bytes = tensors._bytes_digest
     monkeypatch.setattr(
-        tensors, "_bytes_digest", lambda tensor: (hashed.append(tensor.data_ptr()), of_bytes(tensor))[1]
+        tensors, "_bytes_digest", lambda tensor, *more: (hashed.append(tensor.data_ptr()), of_bytes(tensor, *more))[1]
     )
     task_maps(planted, slot_tasks(), cache_dir=tmp_path, n_null=1, progress=False)
     assert hashed.count(planted.blocks[-1].mlp.W_out.data_ptr()) == 1

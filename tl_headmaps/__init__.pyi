@@ -29,9 +29,8 @@ from .analyses.reproduce import Reproduction as Reproduction
 from .analyses.reproduce import reproduce as reproduce
 from .analyses.salient_operations import SalientOperations as SalientOperations
 from .analyses.salient_operations import salient_operations as salient_operations
-from .analyses.task_maps.call import task_maps as task_maps
-from .analyses.task_maps.result import TaskMaps as TaskMaps
-from .analyses.task_maps.shape import MapShapes as MapShapes
+from .analyses.task_maps import TaskMaps as TaskMaps
+from .analyses.task_maps import task_maps as task_maps
 from .analyses.token_grid import TokenGrid as TokenGrid
 from .analyses.token_grid import token_grid as token_grid
 from .analyses.validate.call import validate as validate

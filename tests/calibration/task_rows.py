@@ -9,7 +9,7 @@ import torch
 
 from calibration.rows import Bench, Measured, row
 from tl_headmaps import HeadIndex, TaskMaps, Tasks, load_tasks
-from tl_headmaps.analyses.task_maps.call import _Design, _probed, _result
+from tl_headmaps.analyses.task_maps import _Design, _probed, _result
 from tl_headmaps.analyses.verify_tasks import _matched, _own_heads
 from tl_headmaps.analyses.verify_tasks import _result as _verified
 from tl_headmaps.capture.running.activations import prepends_bos

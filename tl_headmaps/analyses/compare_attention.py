@@ -11,15 +11,16 @@ from torch import Tensor
 from ..capture.running.activations import LayerActivations, run
 from ..capture.running.text import EncodedText
 from ..capture.weights import HeadWeights
-from ..core.ambient import steady
 from ..core.errors import TokenError, UsageError
+from ..core.options import Draws, public
 from ..core.provenance import Provenance
-from ..core.types import MOST_DRAWS, HeadIndex, Model, check_count
+from ..core.types import HeadIndex, Model
 from ..core.vocabulary import TokenLike, token_position, word_place
 from ..renderers.charts import scatter
 from ..renderers.figure import Figure
-from ..renderers.text import interval, number, quoted, signed, significant, table_text, wrapped
-from ..results import HeadMaps, cells, largest_heads
+from ..renderers.text import interval, number, quoted, significant, wrapped
+from ..results import largest_heads
+from ..results.table import HeadTable, frozen_result, measured
 from ..scorers.attention_comparison import (
     difference_of,
     largest_difference_p_values,
@@ -43,25 +44,9 @@ class Phrase:
     n_pieces: int
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class AttentionComparison(HeadMaps):
+@frozen_result
+class AttentionComparison(HeadTable):
     """Attention of two words to one key in every head, and how far the two differ.
-
-    Attributes:
-        words: The two words that are compared, then the control words.
-        key: The word they attend to.
-        phrases: Every phrasing, in the order of ``attention``.
-        attention: Attention of each phrasing's query to its key.
-        difference: Mean over phrasings of the first word minus that of the second.
-        interval_low, interval_high: Its 95% interval over phrasings (jackknife); NaN with one phrasing of a word.
-        p_value: How often any head differs as much when phrasings are dealt out to the two words otherwise.
-        correlation: Mean correlation over heads of two phrasings, by their words; on the diagonal, of two different
-            phrasings of one word. NaN where there is one phrasing only.
-        correlation_low, correlation_high: Its 95% interval over phrasings (jackknife).
-        separation_p: How often phrasings of a word are as much closer to each other than to the other word's, dealt
-            out otherwise; NaN with one phrasing of a word.
-        n_deals: Other ways of dealing that were tried.
-        exact: Whether these are all there are.
 
     Example:
         >>> from tl_headmaps import compare_attention, load_default_model
@@ -75,30 +60,39 @@ class AttentionComparison(HeadMaps):
     methods: ClassVar[tuple[str, ...]] = ("elhage2021framework", "westfall1993resampling")
     json_axes: ClassVar[dict[str, str | None]] = {"word": "words", "phrase": None, "layer": None, "head": None}
     json_extra: ClassVar[tuple[str, ...]] = ("notes",)
-    nullable: ClassVar[tuple[str, ...]] = (
-        *("attention", "difference", "interval_low", "interval_high", "p_value"),
-        *("correlation", "correlation_low", "correlation_high", "separation_p"),
-    )
-    words: tuple[str, ...]
-    key: str
-    phrases: tuple[Phrase, ...]
-    attention: Float[Tensor, "phrase layer head"]
-    difference: Float[Tensor, "layer head"]
-    interval_low: Float[Tensor, "layer head"]
-    interval_high: Float[Tensor, "layer head"]
-    p_value: Float[Tensor, "layer head"]
-    correlation: Float[Tensor, "word word"]
-    correlation_low: Float[Tensor, "word word"]
-    correlation_high: Float[Tensor, "word word"]
-    separation_p: float
-    n_deals: int
-    exact: bool
-    provenance: Provenance
+    signed: ClassVar[bool] = True
+    listed: ClassVar[int] = 10
 
-    @property
-    def values(self) -> Float[Tensor, "layer head"]:
-        """The difference."""
-        return self.difference
+    words: tuple[str, ...] = measured("fact", "words", "the two words that are compared, then the control words")
+    key: str = measured("fact", "key", "the word they attend to")
+    phrases: tuple[Phrase, ...] = measured("fact", "phrases", "every phrasing, in the order of ``attention``")
+    attention: Float[Tensor, "phrase layer head"] = measured(
+        "fact", "attention", "attention of each phrasing's query to its key"
+    )
+    difference: Float[Tensor, "layer head"] = measured(
+        "value", "difference", "mean over phrasings of the first word minus that of the second", unit="attention"
+    )
+    interval_low: Float[Tensor, "layer head"] = measured("low", "95%", "over phrasings (jackknife)")
+    interval_high: Float[Tensor, "layer head"] = measured("high", "95%", "upper end")
+    p_value: Float[Tensor, "layer head"] = measured(
+        "p", "p", "how often any head differs as much when phrasings are dealt out to the two words otherwise"
+    )
+    correlation: Float[Tensor, "word word"] = measured(
+        "fact",
+        "correlation",
+        "mean correlation over heads of two phrasings, by their words; on the diagonal, of two different phrasings of "
+        "one word",
+    )
+    correlation_low: Float[Tensor, "word word"] = measured("fact", "95%", "its interval over phrasings (jackknife)")
+    correlation_high: Float[Tensor, "word word"] = measured("fact", "95%", "upper end")
+    separation_p: float = measured(
+        "fact",
+        "p of separation",
+        "how often phrasings of a word are as much closer to each other than to the other word's, dealt out otherwise",
+    )
+    n_deals: int = measured("fact", "deals", "other ways of dealing that were tried")
+    exact: bool = measured("fact", "exact", "whether these are all there are")
+    provenance: Provenance
 
     def mean(self, word: str) -> Float[Tensor, "layer head"]:
         """Attention of a word to the key, averaged over its phrasings."""
@@ -123,6 +117,11 @@ class AttentionComparison(HeadMaps):
         return (2 if self.exact and sizes[0] == sizes[1] else 1) / (1 + self.n_deals)
 
     @property
+    def caption(self) -> str:
+        """What was asked, and the answer in words."""
+        counts = ", ".join(f"{word!r} {len(_members(self.phrases, word))}" for word in self.words)
+        return f"Attention to {self.key!r} over {len(self.phrases)} phrasings ({counts}).\n\n{wrapped(self.verdict())}"
+
     def notes(self) -> tuple[str, ...]:
         """What to keep in mind, as sentences."""
         notes = []
@@ -183,18 +182,13 @@ class AttentionComparison(HeadMaps):
         return number(float(self.correlation[one, other])) + between
 
     def to_rows(self) -> Iterable[dict[str, Any]]:
-        """One record per head."""
-        axes = {name: self.axes[name] for name in ("layer", "head")}
-        means = {word: self.mean(word) for word in self.words}
-        for at, labels in cells(axes, self.difference):
-            yield {
-                **labels,
-                **{f"attention_{word}": float(mean[at]) for word, mean in means.items()},
-                **{name: float(getattr(self, name)[at]) for name in ("difference", "interval_low", "interval_high")},
-                "p_value": float(self.p_value[at]),
-            }
+        """One record per head, with the attention of each word."""
+        means = {f"attention_{word}": self.mean(word) for word in self.words}
+        for row in super().to_rows():
+            at = row["layer"], row["head"]
+            yield row | {name: float(mean[at]) for name, mean in means.items()}
 
-    def figure(self) -> Figure:
+    def figure(self) -> Figure:  # type: ignore[override]
         """One point per head: attention of the one word against that of the other, equal on the diagonal."""
         one, other = self.words[:2]
         groups = [
@@ -209,43 +203,23 @@ class AttentionComparison(HeadMaps):
             x_name=f"attention of {quoted(one)}",
             y_name=f"attention of {quoted(other)}",
             diagonal=True,
-            note=" ".join([self.verdict(), *(f"Note: {note}." for note in self.notes)]),
+            note=" ".join([self.verdict(), *(f"Note: {note}." for note in self.notes())]),
         )
 
-    def __str__(self) -> str:
-        rows = []
-        means = [self.mean(word) for word in self.words]
-        for head, difference in self.top(10):
-            at = (head.layer, head.head)
-            low, high, p = (float(values[at]) for values in (self.interval_low, self.interval_high, self.p_value))
-            shown = [number(float(mean[at])) for mean in means]
-            rows.append([str(head), *shown, signed(difference, 2), interval(low, high), significant(p, 2)])
-        words = [*self.words[:2], *(f"{word} (control)" for word in self.words[2:])]
-        columns = [(name, "right") for name in (*words, "difference", "95%", "p")]
-        counts = ", ".join(f"{word!r} {len(_members(self.phrases, word))}" for word in self.words)
-        parts = [
-            f"Attention to {self.key!r} over {len(self.phrases)} phrasings ({counts}): the heads that differ most",
-            table_text([(f"first {len(rows)} of {self.n_measured}", "left"), *columns], rows),
-            wrapped(self.verdict()),
-            *(wrapped(f"note: {note}") for note in self.notes),
-        ]
-        return "\n\n".join(parts)
 
-
-@steady
+@public
 def compare_attention(
     model: Model,
     phrases: Mapping[str, TokenLike],
     key: TokenLike,
     *,
     control: Mapping[str, TokenLike] | None = None,
-    n_null: int = 2000,
+    n_null: Draws = 2000,
     prepend_bos: bool | None = None,
 ) -> AttentionComparison:
     """How much two words attend to one key, head by head, and whether they differ more than phrasings do anyway.
 
     Args:
-        model: A TransformerBridge or HookedTransformer.
         phrases: Each phrase with its query: ``{"Birds sometimes walk": "walk", ...}``. Phrases with the same query are
             phrasings of it; two different queries are compared. Four phrasings of each, or more, allow p-values. A
             query may also be an index of a token (-1 is the last).
@@ -253,7 +227,6 @@ def compare_attention(
             ``birds#2`` is the second one; a word of several tokens is its last one.
         control: Phrases with other queries, which say how much words differ anyway.
         n_null: Other ways of dealing the phrasings out that are tried; all, if there are no more.
-        prepend_bos: Begin the phrases with BOS; by default as the model does.
 
     Example:
         >>> from tl_headmaps import compare_attention, load_default_model
@@ -263,14 +236,15 @@ def compare_attention(
         >>> round(float(found.correlation[0, 1]), 2), round(float(found.correlation[0, 2]), 2)
         (0.13, -0.02)
     """
-    check_count("n_null", n_null, most=MOST_DRAWS)
-    asked, others = (
+    compared, others = (
         {text: query if isinstance(query, str) else _token_at(model, text, query, prepend_bos) for text, query in items}
         for items in (phrases.items(), (control or {}).items())
     )
-    words = _checked(asked, others)
+    words = _checked(compared, others)
     places = {**phrases, **(control or {})}
-    read = [_phrase(model, text, (query, places[text]), key, prepend_bos) for text, query in (asked | others).items()]
+    read = [
+        _phrase(model, text, (query, places[text]), key, prepend_bos) for text, query in (compared | others).items()
+    ]
     weights = HeadWeights.of(model)
     weights.require_even_heads("comparisons over all heads")
     attention = torch.full((len(read), weights.n_layers, weights.n_heads), float("nan"))

@@ -22,7 +22,7 @@ from ..naming.namer import UNCLEAR
 from ..renderers.figure import Figure
 from ..renderers.listing import noted_table, together
 from ..renderers.tables import Table
-from ..renderers.text import chance, interval, number, sentence, visible, word, wrapped
+from ..renderers.text import chance, number, sentence, visible, word, wrapped
 from ..results import HeadMaps, Result
 from ..results.table import HeadTable, frozen_result
 from .attention_groups.call import attention_groups
@@ -263,18 +263,6 @@ class HeadCard(Result):
         )
         return _table(["from", "to", "attention"], rows, note, left=(0, 1))
 
-    def _trust_table(self, trust: Any) -> Table:
-        rows = []
-        for name, shares in trust.token_share.items():
-            low, high = (float(ends[name][self._at]) for ends in (trust.interval_low, trust.interval_high))
-            null = float(trust.null[name][self._at])
-            rows.append([name, number(float(shares[self._at])), interval(low, high), number(null)])
-        note = (
-            f"Share of what it writes on {trust.n_documents} held-out documents that its tokens' own vectors explain; "
-            "context: as the layer reads a token, folded: without context; null: vectors of other tokens."
-        )
-        return _table(["vectors", "share explained", "95%", "null"], rows, note)
-
     def _size_table(self) -> Table:
         description, counts = self.description, self.description.parameters or {}
         sizes = {"parameters": "head", "parameters of QK": "QK", "parameters of OV": "OV"}
@@ -306,9 +294,8 @@ class HeadCard(Result):
             return self._operation_table(part)
         if isinstance(part, AttentionGroups):
             return self._attention_table(part)
-        if isinstance(part, HeadTable):
-            return self._measured(name, part, full)
-        return self._trust_table(part)
+        assert isinstance(part, HeadTable)
+        return self._measured(name, part, full)
 
     def to_rows(self) -> Iterable[dict[str, Any]]:
         """One record per cell of the tables."""

@@ -35,6 +35,7 @@ class Study:
         heads: HeadLike | Iterable[HeadLike] | None = None,
         layers: LayerLike | Iterable[LayerLike] | None = None,
         prepend_bos: bool | None = None,
+        by_heads: bool = True,
         runs: bool = True,
         progress: bool = True,
     ) -> None:
@@ -48,7 +49,8 @@ class Study:
         self.prepend_bos = False
         if runs:
             self.prepend_bos = self.options["prepend_bos"] = prepends_bos(model, prepend_bos)
-        self.options["heads"] = None if heads is None and layers is None else [str(head) for head in self.heads]
+        if by_heads:
+            self.options["heads"] = None if heads is None and layers is None else list(map(str, self.heads))
 
     def documents(
         self, texts: Any, *, max_tokens: int | None, max_texts: int | None = None, least: int = 3, least_fit: int = 1

@@ -21,50 +21,31 @@ from torch import Tensor
 from ..capture.running.activations import DEFAULT_BUDGET
 from ..capture.running.answers import answer_likelihoods, encode_question
 from ..capture.weights import HeadWeights
-from ..core.ambient import steady
 from ..core.errors import UsageError
-from ..core.progress import Progress
+from ..core.options import Count, Draws, Seed, public
 from ..core.provenance import Provenance
 from ..core.types import MOST_DRAWS, HeadIndex, Model, check_count
 from ..data.tasks import FUNCTIONS, Tasks, with_alternatives
 from ..renderers import heat
 from ..renderers.figure import Figure
-from ..renderers.text import interval, table_text
+from ..renderers.text import interval, table_text, wrapped
 from ..results import Result, cells
+from ..results.table import frozen_result
 from ..scorers.ablation import masks_of
 from ..scorers.statistics import clustered_interval, clusters_of, q_values, rank_p_value, renamed_sets
-from .task_maps.call import resolve_tasks
-from .task_maps.result import TaskMaps
+from .study import Study
+from .task_maps import SIGNIFICANT, TaskMaps, resolve_tasks
 
-_MATRICES = ("accuracy", "accuracy_low", "accuracy_high")
-_BY_FUNCTION = (
-    "clean",
-    "clean_low",
-    "clean_high",
-    "random",
-    "random_low",
-    "random_high",
-    "chance",
-    "margin_clean",
-    "margin_own",
-    "margin_random",
-    "p_value",
-    "q_value",
-)
-SIGNIFICANT = 0.05
-"""False discovery rate below which a model is worse without own heads than without others."""
-
-_COLUMNS = ("function", "items", "chance", "all heads", "heads", "own off", "others", "random off", "p", "verdict")
 _LEGEND = (
-    "share of held-out items whose right answer is likelier than the alternatives (95% interval over contents): with\n"
-    "all heads, with the function's own heads ablated, with those of another function (mean), with as many other\n"
-    "heads of the same layers (mean, and where 95% of the draws lie); p: rank of the own heads among the draws, by\n"
-    "how much likelier the right answer is; verdict: at a false discovery rate of 5% over the functions that are\n"
-    "testable; not testable: the interval with all heads reaches chance"
+    "share of held-out items whose right answer is likelier than the alternatives (95% interval over contents): with "
+    "all heads, with the function's own heads ablated, with those of another function (mean), with as many other heads "
+    "of the same layers (mean, and where 95% of the draws lie); p: rank of the own heads among the draws, by how much "
+    "likelier the right answer is; verdict: at a false discovery rate of 5% over the functions that are testable; not "
+    "testable: the interval with all heads reaches chance"
 )
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@frozen_result
 class TaskVerification(Result):
     """Accuracy on the items of a function (columns) after ablating the heads of a function (rows).
 
@@ -165,10 +146,13 @@ class TaskVerification(Result):
 
     def to_rows(self) -> Iterable[dict[str, Any]]:
         """One record per pair of functions."""
+        by_axes: dict[int, dict[str, Tensor]] = {1: {}, 2: {}}
+        for name, values in self.to_torch().items():
+            by_axes[values.ndim][name] = values
         for (row, column), labels in cells(self.axes, self.accuracy):
             record = {**labels, "n_ablated": self.n_ablated[row]}
-            record |= {name: float(getattr(self, name)[row, column]) for name in _MATRICES}
-            record |= {name: float(getattr(self, name)[column]) for name in _BY_FUNCTION}
+            record |= {name: float(values[row, column]) for name, values in by_axes[2].items()}
+            record |= {name: float(values[column]) for name, values in by_axes[1].items()}
             yield record | {"n_items": self.n_items[column], "verdict": self.verdicts[column]}
 
     def figure(self) -> Figure:
@@ -211,42 +195,57 @@ class TaskVerification(Result):
     def __str__(self) -> str:
         """What each function loses with its own heads and with random ones, and the matrix of all functions."""
 
-        def span(values: Tensor, low: Tensor, high: Tensor, *at: int) -> str:
-            return f"{values[at]:.2f} ({interval(float(low[at]), float(high[at]))})"
+        def span(name: str, *at: int) -> str:
+            value, low, high = (float(getattr(self, f"{name}{end}")[at]) for end in ("", "_low", "_high"))
+            return f"{value:.2f} ({interval(low, high)})"
 
+        titles = (
+            "function",
+            "items",
+            "chance",
+            "all heads",
+            "heads",
+            "own off",
+            "others",
+            "random off",
+            "p",
+            "verdict",
+        )
         rows = [
             [
                 function,
                 self.n_items[i],
                 f"{self.chance[i]:.2f}",
-                span(self.clean, self.clean_low, self.clean_high, i),
+                span("clean", i),
                 self.n_ablated[i],
-                span(self.accuracy, self.accuracy_low, self.accuracy_high, i, i),
+                span("accuracy", i, i),
                 f"{self.others[i]:.2f}" if len(self.functions) > 1 else "-",
-                span(self.random, self.random_low, self.random_high, i),
+                span("random", i),
                 f"{self.p_value[i]:.2g}",
                 self.verdicts[i],
             ]
             for i, function in enumerate(self.functions)
         ]
-        columns = [(title, "left" if title in ("function", "verdict") else "right") for title in _COLUMNS]
+        columns = [(title, "left" if title in ("function", "verdict") else "right") for title in titles]
         matrix = [
             [function, *(f"{value:.2f}" for value in values)]
             for function, values in zip(self.functions, self.accuracy.tolist(), strict=True)
         ]
-        asked = [(function.split("_")[0], "right") for function in self.functions]
-        n_testable = sum(self.testable)
-        summary = f"{n_testable} of {len(self.functions)} functions are testable: the model answers them above chance"
+        tested = [("ablated \\ tested", "left"), *((name.split("_")[0], "right") for name in self.functions)]
+        parts = [table_text(columns, rows), table_text(tested, matrix), *map(wrapped, (*self._notes(), _LEGEND))]
+        return "\n\n".join(["Task maps verified by ablation", *parts])
+
+    def _notes(self) -> list[str]:
+        n_testable, n_drawn = sum(self.testable), min(self.n_random)
+        notes = [f"{n_testable} of {len(self.functions)} functions are testable: the model answers them above chance"]
         if n_testable < len(self.functions):
-            summary += "; of the others nothing can be said"
-        fewest = min(self.n_random)
-        summary += f"\n{fewest} other sets of heads for each function: p is {1 / (1 + fewest):.2g} at least"
-        if n_testable and n_testable / (1 + fewest) > SIGNIFICANT:
-            summary += f", so one function alone of {n_testable} cannot get the verdict worse: raise n_random"
+            notes[0] += "; of the others nothing can be said"
+        notes.append(f"{n_drawn} other sets of heads for each function: p is {1 / (1 + n_drawn):.2g} at least")
+        if n_testable and n_testable / (1 + n_drawn) > SIGNIFICANT:
+            notes[-1] += f", so one function alone of {n_testable} cannot get the verdict worse: raise n_random"
         if any(self.n_moved):
-            summary += f"\n{sum(self.n_moved)} heads had too few others in their layer: neighbouring layers gave them"
-        first, second = table_text(columns, rows), table_text([("ablated \\ asked", "left"), *asked], matrix)
-        return f"Task maps verified by ablation\n\n{first}\n\n{second}\n\n{summary}\n{_LEGEND}"
+            notes.append(f"{sum(self.n_moved)} heads had too few others in their layer: neighbouring layers gave them")
+        return [f"{note}." for note in notes]
 
 
 def check_verification(**counts: int | None) -> None:
@@ -255,17 +254,17 @@ def check_verification(**counts: int | None) -> None:
         check_count(name, value, most=MOST_DRAWS if name == "n_random" else None)
 
 
-@steady
+@public
 def verify_tasks(
     model: Model,
     maps: TaskMaps,
     tasks: Tasks | str | Path | None = None,
     *,
-    n_items: int | None = 10,
-    n_random: int = 39,
-    max_heads: int = 10,
+    n_items: Count | None = 10,
+    n_random: Draws = 39,
+    max_heads: Count = 10,
     prepend_bos: bool | None = None,
-    seed: int | None = None,
+    seed: Seed | None = None,
     budget: int = DEFAULT_BUDGET,
     progress: bool = True,
 ) -> TaskVerification:
@@ -280,10 +279,8 @@ def verify_tasks(
             more draws make p-values smaller; the time is their product.
         n_random: Other sets of as many heads of the same layers, for each function; all there are, if fewer.
         max_heads: Heads to ablate for a function: as many as stand out, but at least one and at most this many.
-        prepend_bos: Begin every prompt with the BOS token; by default as for the maps.
+        prepend_bos: Begin each prompt with BOS; by default as for the maps.
         seed: Decides which items are asked and which random heads are drawn; by default the seed of the maps.
-        budget: Bytes a batch may take.
-        progress: Show a progress bar on a terminal.
 
     Example:
         >>> from tl_headmaps import TaskItem, Tasks, load_default_model, task_maps, verify_tasks
@@ -295,14 +292,16 @@ def verify_tasks(
         >>> verified.n_items, verified.verdicts
         ((5, 5), ('no difference', 'not testable'))
     """
-    check_verification(n_items=n_items, n_random=n_random, max_heads=max_heads)
     chosen = resolve_tasks(tasks)
     _require_same_items(maps, chosen)
-    weights = HeadWeights.from_model(model)
+    of_maps = maps.provenance
+    if prepend_bos is None:
+        prepend_bos = bool(of_maps.options["prepend_bos"])
+    study = Study(model, prepend_bos=prepend_bos, by_heads=False, progress=progress)
+    weights = study.weights
     _require_same_model(maps, weights)
     weights.require_own_values("switching off a head")
-    prepend_bos = bool(maps.provenance.options["prepend_bos"]) if prepend_bos is None else prepend_bos
-    seed = int(maps.provenance.seed or 0) if seed is None else seed
+    seed = int(of_maps.seed or 0) if seed is None else seed
     items = with_alternatives(chosen).items
     sizes = [min(max_heads, max(1, len(heads))) for heads in maps.standing_out]
     if 2 * max(sizes) > weights.n_all_heads:
@@ -325,16 +324,16 @@ def verify_tasks(
         rows += [place] * len(sets)
         masks.append(sets)
     questions = [
-        encode_question(model, items[i].prompt, (items[i].answer, *items[i].alternatives), prepend_bos)
+        encode_question(model, items[i].prompt, (items[i].answer, *items[i].alternatives), study.prepend_bos)
         for i in asked.tolist()
     ]
-    with Progress(total=len(rows), desc="ablations", unit="question", show=progress) as bar:
+    with study.bar("ablations", "question", len(rows)) as bar:
         likelihoods = answer_likelihoods(
             model, [questions[row] for row in rows], ablated=torch.cat(masks), budget=budget, progress=bar.update
         )
     margins = torch.tensor([values[0] - max(values[1:]) for values in likelihoods], dtype=torch.float64)
-    options = {"n_items": n_items, "n_random": n_random, "max_heads": max_heads, "prepend_bos": prepend_bos}
-    provenance = weights.provenance(options=maps.provenance.options | options, data=maps.provenance.data, seed=seed)
+    options = of_maps.options | {"n_items": n_items, "n_random": n_random, "max_heads": max_heads}
+    study.data = dict(of_maps.data)
     return _result(
         maps.functions,
         margins.split([len(sets) for sets in masks]),
@@ -344,7 +343,7 @@ def verify_tasks(
         n_ablated=tuple(sizes),
         n_random=tuple(len(draws.masks) for draws in drawn),
         n_moved=tuple(draws.n_moved for draws in drawn),
-        provenance=provenance,
+        provenance=study.provenance(seed=seed, **options),
     )
 
 

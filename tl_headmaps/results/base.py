@@ -4,7 +4,8 @@ A result is a frozen dataclass, and its JSON is its fields. Four things are said
 
 * ``json_axes``: the axes of its arrays. Labels are those of a field (``{"relation": "relations"}``) or 0, 1, 2, ...
   (``{"layer": None}``, counted in the first array whose annotation has that axis).
-* ``json_extra``: properties that JSON states too, for readers without this package; ignored when read.
+* ``json_extra``: properties (or methods such as ``notes``) that JSON states too, for readers without this package;
+  ignored when read.
 * ``nullable``: fields in which NaN means *not asked for* or *not defined*, and is null in JSON. Others refuse NaN.
 * ``paper_columns``: what :meth:`Result.to_latex` shows of its rows by default; all columns if it is empty.
 
@@ -138,7 +139,9 @@ class Result(ABC):
             left_out = entry.name in self.json_axes.values() or (value is None and entry.default is None)
             if not left_out and entry.name != "provenance":
                 values[entry.name] = plain(value, nullable=entry.name in self.nullable)
-        values |= {name: plain(getattr(self, name), nullable=name in self.nullable) for name in self.json_extra}
+        for name in self.json_extra:
+            extra = getattr(self, name)
+            values[name] = plain(extra() if callable(extra) else extra, nullable=name in self.nullable)
         values["provenance"] = self.provenance.to_dict()
         return values
 

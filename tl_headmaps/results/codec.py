@@ -136,11 +136,12 @@ def axes_of(result: Any, name: str) -> list[str]:
 
 def axis_length(result: Any, axis: str) -> int:
     """Length of an axis: that of the first array whose annotation names it."""
-    result_class: type = type(result)
-    for entry in fields_of(result_class):
-        axes = getattr(annotations_of(result_class)[entry.name], "dim_str", "").split()
-        if axis in axes:
-            return int(getattr(result, entry.name).shape[axes.index(axis)])
+    for entry in fields_of(type(result)):
+        value, axes = getattr(result, entry.name), axes_of(result, entry.name)
+        if isinstance(value, Mapping):
+            value = next(iter(value.values()), None)
+        if isinstance(value, Tensor) and axis in axes:
+            return int(value.shape[axes.index(axis)])
     raise AssertionError(f"no array of {type(result).__name__} has the axis {axis!r}")
 
 

@@ -334,28 +334,6 @@ def _maps(result: Result) -> ComparedMaps:
     raise UsageError(f"A result of kind {result.kind!r} cannot be compared. These can: {known}.")
 
 
-def _of_trust(result: Any) -> ComparedMaps:
-    names = tuple(result.token_share)
-    values, low, high = (
-        torch.stack([maps[name] for name in names])
-        for maps in (result.token_share, result.interval_low, result.interval_high)
-    )
-    return ComparedMaps("vectors", "share that tokens explain", names, values, (low, high))
-
-
-def _of_tasks(result: Any) -> ComparedMaps:
-    return ComparedMaps(
-        over="function",
-        measure="importance",
-        names=result.functions,
-        values=result.importance,
-        ends=(result.interval_low, result.interval_high),
-        chosen=dict(zip(result.functions, result.standing_out, strict=True)),
-        chosen_as="stand out for",
-        fixed={"positions": result.positions},
-    )
-
-
 def _of_components(result: Any) -> ComparedMaps:
     fixed = {"metric": result.metric, "relative": result.relative}
     low, high = result.interval_low, result.interval_high
@@ -368,8 +346,6 @@ def _of_components(result: Any) -> ComparedMaps:
 
 
 _NOT_YET = {
-    "head_trust": _of_trust,
-    "task_maps": _of_tasks,
     "component_map": _of_components,
     "head_component_map": _of_components,
 }

@@ -23,7 +23,7 @@ class HeadMaps(Result):
     """A result with maps over layers and heads: all of them are read alike.
 
     Attributes:
-        labelled: The field that names the first axis of the maps; None for a single map.
+        labelled: The field that names the first axis of the maps (or holds maps by these names); None for a single map.
         aligned: Fields with an entry for each of these names, which no annotation tells.
     """
 
@@ -37,7 +37,7 @@ class HeadMaps(Result):
 
     def index_of(self, label: str | None = None) -> int:
         """Position of a name on the first axis; None means the only one."""
-        names: tuple[str, ...] = getattr(self, str(self.labelled))
+        names: tuple[str, ...] = tuple(getattr(self, str(self.labelled)))
         if label is None and len(names) > 1:
             raise UsageError(f"This result holds {len(names)} {self.labelled}; name one of {', '.join(names)}.")
         if label is not None and label not in names:
@@ -90,7 +90,7 @@ class HeadMaps(Result):
 
             def chosen(value: Any, axes: list[str] = axes) -> Any:
                 if isinstance(value, Mapping):
-                    return {name: chosen(part) for name, part in value.items()}
+                    return {name: chosen(part) for name, part in value.items() if names is None or name in names}
                 if isinstance(value, tuple):
                     return value if numbers is None else tuple(value[number] for number in numbers)
                 for place, axis in enumerate(axes):

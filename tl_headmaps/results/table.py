@@ -13,7 +13,7 @@ head's card. JSON stays the fields. What a result writes by hand is :meth:`Table
 import dataclasses
 import inspect
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
 
@@ -193,8 +193,10 @@ class Table(Result):
             label = next(iter(place))
             value = value.get(self._names(label)[place[label]])
         elif isinstance(value, tuple):
-            axes = [axis for axis in place if len(self._names(axis)) == len(value)][:1]
-            return value[place[axes[0]]] if axes else None
+            # One entry for each name of an axis that has names: counted axes (layers, heads) have no such facts.
+            named = (axis for axis, source in self.json_axes.items() if source is not None and axis in place)
+            axis = next((axis for axis in named if len(self._names(axis)) == len(value)), None)
+            return None if axis is None else value[place[axis]]
         if not isinstance(value, Tensor) or not set(axes) <= set(place):
             return None
         return value[tuple(place[axis] for axis in axes)].item()
@@ -205,7 +207,7 @@ class Table(Result):
     def to_rows(self) -> Iterable[dict[str, Any]]:
         """One record per cell."""
         axes = self._row_axes
-        for at, labels in cells(axes, self.values):
+        for at, labels in self._cells():
             place = dict(zip(axes, at, strict=True))
             record = ((name, self.value_at(name, place)) for name in self.columns())
             yield labels | {name: value for name, value in record if value is not None}
@@ -213,6 +215,10 @@ class Table(Result):
     @property
     def _row_axes(self) -> dict[str, list[Any]]:
         return self.axes
+
+    def _cells(self) -> Iterator[tuple[tuple[int, ...], dict[str, Any]]]:
+        """Index and labels of every cell that has a value."""
+        return cells(self._row_axes, self.values)
 
     def _shown(self, full: bool) -> list[tuple[str, Role]]:
         """Fields of a printed table in their order, each with its role; an interval stands as its lower end."""
@@ -267,8 +273,7 @@ class Table(Result):
     def _listed(self, full: bool, n: int | None) -> tuple[list[str], list[list[str]]]:
         """Titles of the columns that name a cell, and the rows of the table."""
         axes = self._row_axes
-        found = [(at, labels) for at, labels in cells(axes, self.values)]
-        best = sorted(found, key=lambda cell: -float(self.values[cell[0]]))[: n or self.listed]
+        best = sorted(self._cells(), key=lambda cell: -float(self.values[cell[0]]))[: n or self.listed]
         rows = [
             [*map(str, labels.values()), *self.cell_texts(dict(zip(axes, at, strict=True)), full=full)]
             for at, labels in best
@@ -294,8 +299,7 @@ class HeadTable(HeadMaps, Table):
     @property
     def labels(self) -> tuple[str, ...]:
         """Names on the first axis; one empty name for a single map."""
-        names: tuple[str, ...] = ("",) if self.labelled is None else getattr(self, self.labelled)
-        return names
+        return ("",) if self.labelled is None else tuple(getattr(self, self.labelled))
 
     def chosen(self) -> Mapping[str, Sequence[HeadIndex]]:
         """Heads that the result singles out, by label: tables and maps mark them, comparisons list them."""
@@ -342,8 +346,8 @@ class HeadTable(HeadMaps, Table):
             fixed |= {f"{name} of {label}": entry for label, entry in each} or {name: value}
         return ComparedMaps(
             over="map" if one_map else self._axis,
-            measure=self._described[first].unit,
-            names=(self._described[first].title,) if one_map else self.labels,
+            measure=self._described[first].unit or self._described[first].title,
+            names=(self._described[first].title,) if one_map else tuple(self.labels),
             values=self._stacked(first),
             ends=(self._stacked(family["low"]), self._stacked(family["high"])) if "low" in family else (None, None),
             chosen=self.chosen(),

@@ -9,8 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-CORNERS = ("early layers, low heads", "early layers, high heads", "late layers, low heads", "late layers, high heads")
-"""Quarters of a map, in the order of :func:`corner_shares`."""
+from .statistics import rank_p_value
 
 
 def effective_number(shares: Float[Tensor, "*map layer head"]) -> Float[Tensor, "*map"]:
@@ -36,7 +35,9 @@ def centre_of_mass(shares: Float[Tensor, "*map layer head"]) -> Float[Tensor, "*
 
 
 def corner_shares(shares: Float[Tensor, "*map layer head"]) -> Float[Tensor, "*map corner"]:
-    """Share of each quarter of the map (middle layers and heads of odd numbers count for half); see ``CORNERS``.
+    """Share of each quarter of the map (middle layers and heads of odd numbers count for half).
+
+    Early layers with low and high head numbers, then late layers.
 
     Example:
         >>> corner_shares(torch.tensor([[0.5, 0.0], [0.25, 0.25]]))
@@ -74,3 +75,22 @@ def heads_permuted(
     """The map with heads renumbered at random, each within its layer."""
     orders = generator.random((n, *shares.shape)).argsort(-1)
     return shares.expand(n, -1, -1).gather(-1, torch.from_numpy(orders))
+
+
+def shape_p_values(
+    shares: Float[Tensor, "map layer head"], *, n_null: int = 999, seed: int = 0
+) -> Float[Tensor, "diagonal_or_corner map"]:
+    """How often, with heads permuted within their layers, a diagonal is as strong or a corner as full.
+
+    Rows of NaN are layers without heads.
+    """
+    # In float64: in float32 a map that no permutation changes differs from itself by rounding, and ties are lost.
+    maps = shares.nan_to_num(nan=0.0).double()
+    generator = np.random.default_rng(seed)
+    p_values = []
+    for own in maps:
+        drawn = heads_permuted(own, n_null, generator)
+        diagonal = rank_p_value(float(diagonal_correlation(own).abs()), diagonal_correlation(drawn).abs())
+        corner = rank_p_value(float(corner_shares(own).max()), corner_shares(drawn).amax(-1))
+        p_values.append([diagonal, corner])
+    return torch.tensor(p_values, dtype=torch.float64).T

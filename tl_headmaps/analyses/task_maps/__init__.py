@@ -1,1 +1,0 @@
-"""Which heads serve which cognitive function."""
