@@ -62,7 +62,7 @@ def asked(
         ({"n": 1.0}, "n=1.0 is impossible; it must be a whole number, at least 1."),
         ({"n": True}, "n=True is impossible; it must be a whole number, at least 1."),
         ({"n": np.bool_(True)}, "it must be a whole number, at least 1."),
-        ({"n": -(10**5000)}, "n=a number of more than 30 digits is impossible; it must be at least 1."),
+        ({"n": -(10**5000)}, "n=a very large int is impossible; it must be at least 1."),
         ({"share": 1.5}, "share=1.5 is impossible; it must be from 0 to 1."),
         ({"share": float("nan")}, "share=nan is impossible; it must be from 0 to 1."),
         ({"share": "0.5"}, "share='0.5' is impossible; it must be a number, from 0 to 1."),

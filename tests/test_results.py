@@ -266,11 +266,6 @@ def test_a_grid_prints_one_line_per_source(parts: dict[str, Any]) -> None:
     assert lines[0].startswith("L23H4 OV map")
 
 
-def test_equal_grids_compare_equal(tmp_path: Path) -> None:
-    result = grid([[1.0, 2.0]])
-    assert TokenGrid.load(result.save(tmp_path / "grid.json")) == result
-
-
 def test_refusing_nan_is_a_sentence_of_ours(tmp_path: Path) -> None:
     with pytest.raises(HeadMapsError, match="NaN"):
         grid([[1.0, math.nan]]).save(tmp_path / "grid.json")
@@ -424,10 +419,6 @@ def test_a_long_message_keeps_its_beginning_and_its_end(kind: type[HeadMapsError
     assert len(str(error)) < 1300 and str(error).startswith("xxx") and str(error).endswith("Give another.")
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
     assert str(kind("Short.")) == "Short."
-
-
-def test_errors_have_one_parent() -> None:
-    assert issubclass(OutputError, HeadMapsError) and issubclass(UsageError, HeadMapsError)
 
 
 def test_a_fresh_process_loads_every_kind(tmp_path: Path) -> None:

@@ -40,7 +40,6 @@ from tl_headmaps import (
     relation_scores,
     token_grid,
 )
-from tl_headmaps.capture.running.head_features import capture_head_features
 from tl_headmaps.cli.app import main
 from tl_headmaps.core.errors import HeadMapsWarning, OutputError, RelationDataError, RunError, TaskDataError, UsageError
 from tl_headmaps.core.files import csv_rows, csv_text, replacing
@@ -355,30 +354,6 @@ class TestTemporaryFiles:
             with replacing(tmp_path / "result.json") as temporary:
                 temporary.write_text("")
         assert len(list(tmp_path.iterdir())) == 5
-
-
-class TestActivationCache:
-    def test_a_flipped_bit_is_reported_and_made_again(
-        self, model: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        def features() -> Any:
-            prompts, spans = [[3, 4, 5], [6, 7, 8, 9]], [(1, 2), (2, 4)]
-            return capture_head_features(model, prompts, spans, parameters="p", cache_dir=tmp_path)
-
-        first = features()
-        expected = first.layer(1)
-        assert first.n_captured == 1 and features().n_captured == 0
-        (path,) = tmp_path.iterdir()
-        whole = path.read_bytes()
-        for place in (len(whole) - 3, len(whole) // 2, 20):
-            damaged = bytearray(whole)
-            damaged[place] ^= 4
-            path.write_bytes(damaged)
-            capsys.readouterr()
-            again = features()
-            assert again.n_captured == 1 and again.layer(1).equal(expected)
-            assert "is damaged" in capsys.readouterr().err
-            assert path.read_bytes() == whole
 
 
 @pytest.mark.once

@@ -8,9 +8,9 @@ from .analyses.attention_groups.call import attention_groups as attention_groups
 from .analyses.attention_groups.result import AttentionGroups as AttentionGroups
 from .analyses.compare_attention import AttentionComparison as AttentionComparison
 from .analyses.compare_attention import compare_attention as compare_attention
-from .analyses.component_map.call import component_map as component_map
-from .analyses.component_map.result import ComponentMap as ComponentMap
-from .analyses.component_map.result import HeadComponentMap as HeadComponentMap
+from .analyses.component_map import ComponentMap as ComponentMap
+from .analyses.component_map import HeadComponentMap as HeadComponentMap
+from .analyses.component_map import component_map as component_map
 from .analyses.describe_head import HeadCard as HeadCard
 from .analyses.describe_head import describe_head as describe_head
 from .analyses.describe_model import ModelDescription as ModelDescription
@@ -42,7 +42,7 @@ from .analyses.value_mixing.result import ValueMixing as ValueMixing
 from .analyses.verify_tasks import TaskVerification as TaskVerification
 from .analyses.verify_tasks import verify_tasks as verify_tasks
 from .capture.bundled import default_model_folder as default_model_folder
-from .capture.bundled import load_default_model as load_default_model
+from .capture.loading import load_default_model as load_default_model
 from .capture.loading import load_model as load_model
 from .capture.running.ablated import ablated as ablated
 from .capture.running.context import ContextVectors as ContextVectors

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..capture.running.activations import Activation, LayerActivations, run
 from ..capture.running.context import ContextVectors, context_vectors
-from ..capture.running.prefixes import encode_prefixes
+from ..capture.running.prompts import encode_prefixes
 from ..capture.weights import HeadWeights
 from ..circuits.ov import constant_values
 from ..circuits.vectors import token_vectors

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..capture.running.activations import prepends_bos
 from ..capture.running.context import VOCABULARY_PROMPTS, context_parts, context_vectors, print_estimate, runnable
-from ..capture.running.prefixes import encode_prefixes
+from ..capture.running.prompts import encode_prefixes
 from ..capture.weights import HeadWeights
 from ..circuits.extremes import entries, top_and_bottom
 from ..circuits.maps import CircuitMaps, ContextSources

@@ -4,6 +4,19 @@ _LONGEST = 1200
 """Characters of a message. Whatever was found may be a file of a megabyte."""
 
 
+def shown(value: object) -> str:
+    """The beginning of a value, for a message; the kind of one that Python does not write out (thousands of digits).
+
+    Example:
+        >>> shown("L23"), shown(10**5000)
+        ("'L23'", 'a very large int')
+    """
+    try:
+        return f"{value!r:.80}"
+    except (ValueError, RecursionError):
+        return f"a very large {type(value).__name__}"
+
+
 class HeadMapsError(Exception):
     """Anything this package refuses to do; the message is a sentence for the user.
 

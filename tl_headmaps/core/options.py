@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from operator import index
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
-from .errors import UsageError
+from .errors import UsageError, shown
 from .types import MOST_DRAWS, check_choice, is_index
 
 _Call = TypeVar("_Call", bound=Callable[..., Any])
@@ -159,9 +159,9 @@ def checked(name: str, value: Any, hint: Any) -> Any:
         converted = convert(value)
     except (TypeError, ValueError):
         described = described if allowed is None else f"{described}, {allowed}"
-        raise UsageError(f"{name}={_shown(value)} is impossible; it must be {described}.") from None
+        raise UsageError(f"{name}={shown(value)} is impossible; it must be {described}.") from None
     if allowed is not None and converted not in allowed:
-        raise UsageError(f"{name}={_shown(value)} is impossible; it must be {allowed}.")
+        raise UsageError(f"{name}={shown(value)} is impossible; it must be {allowed}.")
     return converted
 
 
@@ -195,12 +195,6 @@ _CONVERTED: dict[Any, tuple[str, Callable[[Any], Any]]] = {
     bool: ("True or False", _truth),
     str: ("a text", _text),
 }
-
-
-def _shown(value: Any) -> str:
-    # Python writes no number of thousands of digits.
-    too_long = isinstance(value, int) and abs(value) >= 10**30
-    return "a number of more than 30 digits" if too_long else repr(value)
 
 
 _SECTION = re.compile(r"[A-Z][a-z]+:")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from operator import index
 from typing import Any, Literal, Protocol, SupportsIndex, TypeAlias, get_args, runtime_checkable
 
-from .errors import UsageError
+from .errors import UsageError, shown
 
 Circuit: TypeAlias = Literal["ov", "qk"]
 """Which bilinear map of a head: what it writes (``ov``) or where it looks (``qk``)."""
@@ -207,8 +207,8 @@ def _heads_of(layer: int, known: Sequence[HeadIndex]) -> list[HeadIndex]:
     heads = [head for head in known if head.layer == layer]
     if not heads:
         listed = sorted({head.layer for head in known})
-        shown = f"{listed[0]} to {listed[-1]}" if len(listed) > 8 else ", ".join(map(str, listed))
-        raise UsageError(f"There are no heads of layer {layer} here; there are heads of layers {shown}.")
+        layers = f"{listed[0]} to {listed[-1]}" if len(listed) > 8 else ", ".join(map(str, listed))
+        raise UsageError(f"There are no heads of layer {layer} here; there are heads of layers {layers}.")
     return heads
 
 
@@ -246,8 +246,7 @@ def by_layer(heads: Iterable[HeadIndex]) -> dict[int, list[int]]:
 def check_seed(seed: Any) -> None:
     """Raise a UsageError for a seed that not all generators take."""
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63):
-        shown = seed if not isinstance(seed, int) or abs(seed) < 10**30 else "a number of more than 30 digits"
-        raise UsageError(f"seed={shown!r:.40} is not a seed. Give a whole number from 0 to {2**63 - 1}.")
+        raise UsageError(f"seed={shown(seed)} is not a seed. Give a whole number from 0 to {2**63 - 1}.")
 
 
 MOST_DRAWS = 100_000
@@ -265,9 +264,8 @@ def check_count(name: str, value: Any, least: int = 1, most: int | None = None) 
     """
     if value is None or (is_index(value) and least <= value and (most is None or value <= most)):
         return
-    shown = value if not isinstance(value, int) or abs(value) < 10**30 else "a number of more than 30 digits"
     allowed = f"at least {least}" if most is None else f"from {least} to {most:,}"
-    raise UsageError(f"{name}={shown!r:.40} is impossible; it must be {allowed}.")
+    raise UsageError(f"{name}={shown(value)} is impossible; it must be {allowed}.")
 
 
 def check_choice(value: object, choices: object, name: str) -> None:

@@ -15,7 +15,7 @@ from functools import lru_cache
 from operator import index
 from typing import Any, SupportsIndex, TypeAlias
 
-from .errors import TokenError, UsageError
+from .errors import TokenError, UsageError, shown
 from .files import check_text
 from .types import is_index
 
@@ -102,8 +102,7 @@ def single_id(tokenizer: Any, token: TokenLike | SupportsIndex, n_vocab: int) ->
             raise TokenError(f"{token!r:.60} is neither a word nor a token id. Give text or a whole number.")
         token_id = index(token)
         if not 0 <= token_id < n_vocab:
-            shown = token_id if abs(token_id) < 10**20 else "of more than 20 digits"
-            raise TokenError(f"Token id {shown} is outside the vocabulary: ids run from 0 to {n_vocab - 1}.")
+            raise TokenError(f"Token id {shown(token_id)} is outside the vocabulary: ids run from 0 to {n_vocab - 1}.")
         return token_id
     if tokenizer is None:
         raise UsageError(
@@ -174,8 +173,8 @@ def token_position(tokens: Sequence[str], token: TokenLike) -> int:
         )
     if not places:
         raise TokenError(
-            f"{token!r} is not a token of the text. Its tokens are {_shown(tokens)}. Choose one of them, or give an "
-            "index."
+            f"{token!r} is not a token of the text. Its tokens are {_listing(tokens)}. Choose one of them, or give "
+            "an index."
         )
     return _only(token, places)[1]
 
@@ -193,7 +192,7 @@ def word_place(tokens: Sequence[str], word: TokenLike) -> tuple[int, int]:
     if not places and _INDEX.fullmatch(word.strip()):
         return (token_position(tokens, int(word)),) * 2
     if not places:
-        raise TokenError(f"{word!r} is not in the text. Its tokens are {_shown(tokens)}. Choose a word of it.")
+        raise TokenError(f"{word!r} is not in the text. Its tokens are {_listing(tokens)}. Choose a word of it.")
     return _only(word, places)
 
 
@@ -248,9 +247,9 @@ def _listed(places: Places) -> str:
     return f"position{'s' if len(places) > 1 else ''} " + ", ".join(str(last) for _, last in places)
 
 
-def _shown(tokens: Sequence[str], most: int = 24) -> str:
-    shown = ", ".join(f"{place} {text!r}" for place, text in enumerate(tokens[:most]))
-    return shown if len(tokens) <= most else f"{shown}, and {len(tokens) - most} more"
+def _listing(tokens: Sequence[str], most: int = 24) -> str:
+    listed = ", ".join(f"{place} {text!r}" for place, text in enumerate(tokens[:most]))
+    return listed if len(tokens) <= most else f"{listed}, and {len(tokens) - most} more"
 
 
 def near_words(tokenizer: Any, word: str, n_vocab: int, n: int = 3) -> list[str]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from ..core.errors import HeadMapsWarning, RelationDataError, TokenError, UsageError
+from ..core.errors import HeadMapsWarning, RelationDataError, TokenError, UsageError, shown
 from ..core.files import UnreadableError, check_text, parse_json, read_text
 from ..core.vocabulary import TokenLike, single_id, word_ids
 from .records import column_values, table_pairs
@@ -78,19 +78,7 @@ class Relation:
     licence: str = ""
 
     def __post_init__(self) -> None:
-        _require_texts(self.name, vars(self))
-        if not self.pairs:
-            raise RelationDataError(f"Relation {self.name!r} is empty; it needs at least one (source, target) pair.")
-        for number, (source, target) in enumerate(self.pairs):
-            for word in (source, target):
-                if isinstance(word, str) and not word.strip():
-                    raise RelationDataError(f"Relation {self.name!r}, pair {number}: {word!r} is an empty word.")
-        _require_k(self.name, self.k)
-        for template in (*self.neutral_templates, *self.eliciting_templates):
-            if not isinstance(template, str) or template.count(PLACEHOLDER) != 1:
-                raise RelationDataError(
-                    f"Relation {self.name!r}: the template {template!r} must contain {PLACEHOLDER} exactly once."
-                )
+        _require_fields(vars(self))
 
     @property
     def digest(self) -> str:
@@ -110,19 +98,13 @@ class Relation:
             >>> Relation.from_pairs("capital", [("France", "Paris")]).pairs
             (('France', 'Paris'),)
         """
-        return cls._from_untrusted(name, pairs, **details)
+        return cls._from_fields({"name": name, "pairs": list(pairs), **details})
 
     @classmethod
-    def _from_untrusted(cls, name: str, pairs: Iterable[Any], **details: Any) -> "Relation":
-        checked = []
-        for number, pair in enumerate(pairs):
-            if not isinstance(pair, list | tuple) or len(pair) != 2 or not all(_is_token(word) for word in pair):
-                raise RelationDataError(
-                    f"Relation {name!r:.60}, pair {number}: {_shown(pair)} is not a pair of two words (or token ids). "
-                    "Write it as [source, target]."
-                )
-            checked.append((pair[0], pair[1]))
-        return cls(name=name, pairs=tuple(checked), **details)
+    def _from_fields(cls, fields: dict[str, Any]) -> "Relation":
+        # What a file holds is checked before it meets a signature that promises types.
+        _require_fields(fields)
+        return cls(**{**fields, "pairs": tuple((source, target) for source, target in fields["pairs"])})
 
     @classmethod
     def from_file(
@@ -170,32 +152,20 @@ class Relation:
                 f"Cannot read the relation file {path!s:.200}: {error}. Give JSON, CSV or TSV in UTF-8."
             ) from error
         if isinstance(content, list):
-            return cls._from_untrusted(path.stem, content)
+            return cls.from_pairs(path.stem, content)
         if not isinstance(content, dict) or not isinstance(content.get("pairs"), list):
             raise _NoRelationError(
                 f"{path}: a relation file is a list of [source, target], or an object with a field 'pairs'."
             )
-        return cls._from_object(path, content)
-
-    @classmethod
-    def _from_object(cls, path: Path, content: dict[str, Any]) -> "Relation":
-        templates = {
-            "neutral": NEUTRAL_TEMPLATES,
-            "eliciting": (),
-            **_checked_templates(path, {} if content.get("templates") is None else content["templates"]),
-        }
-        details = {name: content[name] for name in (*_TEXTS[1:], "k") if name in content}
-        name = content.get("name", path.stem)
-        # What a file holds is checked before it meets a signature that promises types.
-        _require_texts(name, {"name": name, **details})
-        if "k" in details:
-            _require_k(name, details["k"])
-        return cls._from_untrusted(
-            name,
-            content["pairs"],
-            neutral_templates=tuple(templates["neutral"]),
-            eliciting_templates=tuple(templates["eliciting"]),
-            **details,
+        templates = _checked_templates(path, {} if content.get("templates") is None else content["templates"])
+        fields = {name: content[name] for name in (*_TEXTS, "k", "pairs") if name in content}
+        return cls._from_fields(
+            {
+                "name": path.stem,
+                "neutral_templates": tuple(templates.get("neutral", NEUTRAL_TEMPLATES)),
+                "eliciting_templates": tuple(templates.get("eliciting", ())),
+                **fields,
+            }
         )
 
     @classmethod
@@ -217,32 +187,40 @@ _TEXTS = ("name", "title", "category", "description", "source", "licence")
 """Fields of a relation that are text."""
 
 
-def _require_texts(name: object, fields: Mapping[str, Any]) -> None:
-    """Refuse what is not text, and text that no tokenizer reads."""
+def _require_fields(fields: Mapping[str, Any]) -> None:
+    """Refuse fields of a relation that are not what they should be; those that are missing have good defaults."""
+    relation = f"Relation {shown(fields['name'])}"
     for part in _TEXTS:
         if not isinstance(value := fields.get(part, ""), str):
-            raise RelationDataError(f"Relation {name!r:.60}: {part} is {value!r:.60}; it must be text.")
-    check_text(fields, f"Relation {name!r:.60}", RelationDataError)
-
-
-def _require_k(name: object, k: object) -> None:
+            raise RelationDataError(f"{relation}: {part} is {shown(value)}; it must be text.")
+    check_text(fields, relation, RelationDataError)
+    if not fields["pairs"]:
+        raise RelationDataError(f"{relation} is empty; it needs at least one (source, target) pair.")
+    for number, pair in enumerate(fields["pairs"]):
+        if not isinstance(pair, list | tuple) or len(pair) != 2 or not all(map(_is_token, pair)):
+            raise RelationDataError(
+                f"{relation}, pair {number}: {shown(pair)} is not a pair of two words (or token ids). Write it as "
+                "[source, target]."
+            )
+        if empty := [word for word in pair if isinstance(word, str) and not word.strip()]:
+            raise RelationDataError(f"{relation}, pair {number}: {empty[0]!r} is an empty word.")
+    k = fields.get("k", 1)
     if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= _LARGEST_INT:
         raise RelationDataError(
-            f"Relation {name!r}: k is {k!r:.40}, but a whole number of at least 1 was expected. Write for example 10."
+            f"{relation}: k is {shown(k)}, but a whole number of at least 1 was expected. Write for example 10."
         )
+    for template in (*fields.get("neutral_templates", ()), *fields.get("eliciting_templates", ())):
+        if not isinstance(template, str) or template.count(PLACEHOLDER) != 1:
+            raise RelationDataError(
+                f"{relation}: the template {template!r} must contain {PLACEHOLDER} exactly once: the source word takes "
+                "its place."
+            )
 
 
 def _is_token(word: object) -> bool:
     if isinstance(word, int):
         return not isinstance(word, bool) and abs(word) <= _LARGEST_INT
     return isinstance(word, str)
-
-
-def _shown(value: object) -> str:
-    try:
-        return f"{value!r:.80}"
-    except (ValueError, RecursionError):  # Python writes out no number of thousands of digits
-        return f"a {type(value).__name__}"
 
 
 def _checked_templates(path: Path, templates: Any) -> dict[str, list[str]]:
@@ -252,7 +230,7 @@ def _checked_templates(path: Path, templates: Any) -> dict[str, list[str]]:
     )
     if not well_formed:
         raise RelationDataError(
-            f"{path}: templates are {_shown(templates)}; an object with lists of strings was expected. Write "
+            f"{path}: templates are {shown(templates)}; an object with lists of strings was expected. Write "
             '{"neutral": [...], "eliciting": ["The capital of <X> is"]}.'
         )
     return dict(templates)

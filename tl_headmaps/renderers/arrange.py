@@ -9,6 +9,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from .layout import MARGIN, TICK, PrintOptions, framed
 from .shapes import Cells, Drawing, Group, Number, Path, Shape, Text
 
 SIZE = 13.0
@@ -64,8 +65,17 @@ def _scaled(shape: Shape, by: Number) -> Shape:
     return replace(shape, **{name: getattr(shape, name) * by for name in names})
 
 
+def printed(drawn: Drawing, options: PrintOptions, *, title: str, note: str = "") -> Drawing:
+    """A picture of a page in the size of print, or smaller where it is wide; its height follows from what it shows."""
+    options.refuse("height", "columns", "labels")
+    by = min(TICK / SIZE, (options.width - 2 * MARGIN) / drawn.width)
+    least = options.width if options.exact else 0.0
+    return framed(scaled(drawn, by), title=options.title_or(title), note=note, width=least)
+
+
 def fitted(drawn: Callable[[float], Drawing], title: str) -> str:
     """A picture for a page: drawn for a screen, and again for a phone if it is too wide for that."""
     wide = drawn(WIDE)
     both = [wide] if wide.width <= NARROW else [wide, drawn(NARROW)]
-    return f'<div class="tlhm-fit">{"".join(drawing.svg(title=title) for drawing in both)}</div>'
+    inside = "".join(f'<div class="tlhm-over">{drawing.svg(title=title)}</div>' for drawing in both)
+    return f'<div class="tlhm-fit">{inside}</div>'

@@ -17,15 +17,23 @@ from typing import Any
 import numpy as np
 
 from ..core.types import HeadIndex, HeadLike, Origin, check_choice
-from .colours import Limits, Palette
+from .colours import Limits, Palette, Scale
 from .figure import Figure
-from .grids import Heat, Layer, MapLayer, checked, drill_of, heat_of
+from .grids import Axis, Heat, Layer, MapLayer, checked, drill_of, heat_of
+from .layout import shortened, width_of
+from .maps import Plot, scale_drawing
 from .page import escaped, figure_body, packed, packed_half, table
 from .text import visible
 
 _NUMBERED_CELLS = 150
 _NUMBERED_COLUMNS = 12
 """Grids up to this size have room for the numbers in their cells."""
+
+_LETTERS, _LABEL_ROOM = 11.0, 160.0
+"""Size of letters on a page, and how many pixels a label takes at most."""
+
+_SMALLEST = 0.75
+"""How far a map may shrink on a narrow screen before it is scrolled."""
 
 _LISTED = 10
 _PALE = 0.25
@@ -222,7 +230,14 @@ def token_grid(
 def heat_figure(heat: Heat) -> Figure:
     """The figure of a heat map: data for the script, and its text alternative."""
     text = summary(heat)
-    body = figure_body("heat", heat.title, data=page_data(heat), alternative=_alternative(heat, text), note=heat.note)
+    body = figure_body(
+        "heat",
+        heat.title,
+        data=page_data(heat),
+        drawing=_picture(heat),
+        alternative=_alternative(heat, text),
+        note=heat.note,
+    )
     return Figure(title=visible(heat.title), body=body, needs=("heat",), text=text, data=heat)
 
 
@@ -287,25 +302,73 @@ def _cell_size(heat: Heat) -> tuple[float, float]:
     rows, columns = heat.rows.n, heat.columns.n
     if heat.numbers:
         return 76.0, 30.0
-    room = 230 if heat.panels and len(heat.layers) > 1 else 640
+    room = 180 if heat.panels and len(heat.layers) > 1 else 640
     height = min(22.0, max(3.0, room / max(rows, 0.6 * columns)))
     width = min(22.0, room / columns, 4 * height)
     if heat.columns.labels is not None and heat.item == "component":
-        width = min(64.0, room / columns)
+        widest = max(width_of(name, _LETTERS) for name in heat.columns.labels)
+        width = min(max(64.0, widest + 8), room / columns)
     elif heat.columns.labels is not None:
         width = height = max(10.0, min(22.0, room / columns))
     return round(width, 2), round(height, 2)
 
 
+def _picture(heat: Heat) -> str:
+    """The maps, of which the script shows some, and their colour bars."""
+    heat = replace(heat, rows=_shortened(heat.rows), columns=_shortened(heat.columns))
+    plot = Plot(heat, _cell_size(heat), _LETTERS)
+    panels: dict[str, list[int]] = {}
+    for number, layer in enumerate(heat.layers):
+        panels.setdefault(layer.name if heat.panels else "", []).append(number)
+    parts = []
+    for name, numbers in panels.items():
+        drawing = plot.drawing([heat.layers[i] for i in numbers], [f"map{i}" for i in numbers])
+        title = f'<div class="tlhm-pt">{escaped(name)}</div>' if name else ""
+        least = _SMALLEST * drawing.width if len(panels) == 1 else 0.0
+        svg = drawing.svg(title=name or heat.title, least=least)
+        parts.append(f'<div class="tlhm-panel">{title}<div class="tlhm-over">{svg}</div></div>')
+    many = " tlhm-many" if len(panels) > 1 else ""
+    bars = "".join(_bar(heat, scale, number) for number, scale in enumerate(_scales(heat)))
+    if any(layer.marked is not None and layer.marked.any() for layer in heat.layers):
+        bars += f'<span class="tlhm-dot">{escaped(heat.mark)}</span>'
+    if any((np.isnan(layer.values) & heat.inside).any() for layer in heat.layers):
+        bars += '<span class="tlhm-gone">missing</span>'
+    standing = "" if heat.item == "pair" else " tlhm-standing"
+    main = f'<div class="tlhm-area{many}">{"".join(parts)}</div><div class="tlhm-bar">{bars}</div>'
+    return f'<div class="tlhm-sides"><div class="tlhm-main{standing}">{main}</div></div>'
+
+
+def _shortened(axis: Axis) -> Axis:
+    labels = axis.labels and tuple(shortened(name, _LABEL_ROOM, _LETTERS) for name in axis.labels)
+    return replace(axis, labels=labels)
+
+
+def _bar(heat: Heat, scale: Scale, number: int) -> str:
+    """A colour bar: upright beside the maps where there is room, else lying below them."""
+    if not any(np.isfinite(layer.values).any() for layer in heat.layers if layer.scale == scale):
+        inside = '<span class="tlhm-k">no values</span>'
+    elif scale.names:
+        inside = scale_drawing(scale, 200, size=_LETTERS).svg(title=scale.unit)
+    else:
+        kinds = [("lying", 220.0)] if heat.item == "pair" else [("lying", 220.0), ("upright", 200.0)]
+        drawings = [(kind, scale_drawing(scale, long, lying=kind == "lying", size=_LETTERS)) for kind, long in kinds]
+        inside = "".join(
+            f'<div class="tlhm-over tlhm-{kind}">{drawing.svg(title=scale.unit)}</div>' for kind, drawing in drawings
+        )
+    return f'<div class="tlhm-scale" data-scale="{number}"{" hidden" if number else ""}>{inside}</div>'
+
+
+def _scales(heat: Heat) -> list[Scale]:
+    return list(dict.fromkeys(layer.scale for layer in heat.layers))
+
+
 def page_data(heat: Heat) -> dict[str, Any]:
-    """What the script draws from."""
-    scales = list(dict.fromkeys(layer.scale for layer in heat.layers))
+    """What the script tells of."""
+    scales = _scales(heat)
     data: dict[str, Any] = {
         "item": heat.item,
         "rows": {"name": heat.rows.name, "n": heat.rows.n, "labels": heat.rows.labels},
-        "empty": {str(row): what for row, what in heat.rows.empty.items()},
         "cols": {"name": heat.columns.name, "n": heat.columns.n, "labels": heat.columns.labels},
-        "cell": _cell_size(heat),
         "panels": heat.panels,
         "lower": heat.lower,
         "numbers": heat.numbers,
@@ -320,9 +383,7 @@ def page_data(heat: Heat) -> dict[str, Any]:
                 "high": scale.high,
                 "unit": scale.unit,
                 "signed": scale.signed,
-                "ticks": [text for _, text in scale.ticks],
-                "colours": " ".join(scale.colours),
-                "names": scale.names or None,
+                "names": [name for name, _ in scale.names] or None,
             }
             for scale in scales
         ],

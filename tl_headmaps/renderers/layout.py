@@ -11,7 +11,7 @@ from unicodedata import combining, east_asian_width
 
 from ..core.errors import UsageError
 from .shapes import Drawing, Number, Text
-from .text import prose
+from .text import in_words, prose, visible
 
 Labels: TypeAlias = Mapping[str, str] | Sequence[str]
 """Other names of maps or lines in print: a list in their order, or a dictionary from old names to new ones."""
@@ -66,6 +66,19 @@ def lines_of(text: str, room: Number, size: Number = TICK) -> list[str]:
     return [line.rstrip(" ") for line in lines]
 
 
+def shortened(text: str, room: Number, size: Number = TICK) -> str:
+    """A text cut off where it is wider than ``room``.
+
+    >>> shortened("a rather long label", 60)
+    'a rather lo…'
+    """
+    if width_of(text, size) <= room:
+        return text
+    while text and width_of(text + "…", size) > room:
+        text = text[:-1]
+    return text + "…"
+
+
 def line_height(size: Number) -> float:
     """From a line to the next."""
     return 1.25 * size
@@ -89,6 +102,7 @@ class PrintOptions:
         columns, rows: How maps are arranged.
         title: Another title, or none if it is empty.
         labels: Other names of maps or lines.
+        exact: Whether the sheet is as wide as that, also where less would do.
     """
 
     width: Number = 72 * PAGE
@@ -97,6 +111,7 @@ class PrintOptions:
     rows: int | None = None
     title: str | None = None
     labels: Labels | None = None
+    exact: bool = False
 
     @property
     def narrow(self) -> bool:
@@ -120,6 +135,33 @@ class PrintOptions:
             )
         if "labels" in names and self.labels is not None:
             raise UsageError("labels= names the maps or lines of a figure, and this one has neither. Leave it out.")
+
+
+class Naming:
+    """Names of maps or lines for readers, and what a caller calls axes and units."""
+
+    def __init__(self, names: Sequence[str], labels: Labels | None, others: Sequence[str]) -> None:
+        self.mapping: dict[str, str] = {}
+        if isinstance(labels, Mapping):
+            self.mapping = {str(name): visible(str(label)) for name, label in labels.items()}
+            unknown = [name for name in self.mapping if name not in (*names, *others)]
+            if unknown:
+                known = ", ".join(repr(name) for name in dict.fromkeys((*names, *others)) if name)
+                raise UsageError(f"labels= has {unknown[0]!r:.80}, which this figure does not show. It shows {known}.")
+        elif labels is not None and (isinstance(labels, str) or len(labels) != len(names)):
+            n = 1 if isinstance(labels, str) else len(labels)
+            raise UsageError(
+                f"labels= has {n} name{'' if n == 1 else 's'} for {len(names)} maps or lines. "
+                "Give one for each, in their order, or a dictionary from the old names to the new."
+            )
+        elif labels is not None:
+            self.names = [visible(str(label)) for label in labels]
+            return
+        self.names = [self.mapping.get(name, in_words(name)) for name in names]
+
+    def other(self, name: str) -> str:
+        """What a caller calls an axis or a unit."""
+        return self.mapping.get(name, name)
 
 
 def frame_height(width: Number, *, title: str = "", note: str = "") -> float:

@@ -46,12 +46,15 @@ INKS = {
 MIDDLE = 0.36
 """From the middle of a line of text down to its baseline, as a share of its size."""
 
+_SIZE = 11.0
+"""Of letters, if nothing else is said."""
+
 _FONTS = "DejaVu Sans,Verdana,sans-serif"
 _MONO = "DejaVu Sans Mono,monospace"
 _NAMESPACE = "http://www.w3.org/2000/svg"
 _DPI = 200
-_OVERLAP = 0.1
-"""How far a cell reaches beyond itself, as a share of its size: without it, viewers show hairlines between cells."""
+_OVERLAP = 0.4
+"""How far a cell reaches into the next one at most (small cells: 15%): else viewers show hairlines between them."""
 
 _STYLE = {
     "font.family": "DejaVu Sans",
@@ -87,7 +90,7 @@ class Text:
     x: Number
     y: Number
     text: str
-    size: Number = 11.0
+    size: Number = _SIZE
     anchor: Anchor = "start"
     fill: str = "text"
     upright: bool = False
@@ -101,7 +104,7 @@ class Path:
     """Lines through points, several for one shape: filled if it has a ``fill``, in cubic curves if ``curved``.
 
     A curve is a point, and then two controls and an end for each of its parts. ``dash`` is the length of dashes and
-    of the gaps between them.
+    of the gaps between them. Lines with ``round`` ends that lead nowhere are discs.
     """
 
     lines: tuple[tuple[Point, ...], ...]
@@ -110,6 +113,7 @@ class Path:
     fill: str = "none"
     curved: bool = False
     dash: tuple[Number, ...] = ()
+    round: bool = False
     opacity: Number = 1.0
 
 
@@ -186,9 +190,8 @@ class Drawing:
         named = f' aria-label="{_text(title)}"' if title else ""
         return (
             f'<svg {attributes} viewBox="0 0 {_n(self.width)} {_n(self.height)}" '
-            f'role="img"{named} font-family="{_FONTS}" fill="none" xml:space="preserve">{about}'
-            + "".join(markup(shape, vectors) for shape in self.shapes)
-            + "</svg>"
+            f'role="img"{named} font-family="{_FONTS}" font-size="{_n(_SIZE)}" fill="{INKS["text"]}" '
+            f'xml:space="preserve">{about}' + "".join(markup(shape, vectors) for shape in self.shapes) + "</svg>"
         )
 
     def save(self, path: str | File, *, title: str = "", source: str = "", scale: Number = 1.0) -> None:
@@ -217,8 +220,9 @@ class Drawing:
         with rc_context(_STYLE), warnings.catch_warnings():
             # Letters that no installed font has are drawn as boxes.
             warnings.filterwarnings("ignore", message="Glyph .* missing from")
-            sheet = Figure(figsize=(self.width * scale / 72, self.height * scale / 72))
-            axes = sheet.add_axes((0, 0, 1, 1), xlim=(0, self.width), ylim=(self.height, 0))
+            wide, tall = round(self.width, 2), round(self.height, 2)
+            sheet = Figure(figsize=(wide * scale / 72, tall * scale / 72))
+            axes = sheet.add_axes((0, 0, 1, 1), xlim=(0, wide), ylim=(tall, 0))
             axes.axis("off")
             for number, patch in enumerate(_patches(self.shapes, scale)):
                 patch.set_zorder(number)
@@ -261,8 +265,7 @@ def _coloured(fill: str = "none", stroke: str = "none", width: Number = 1.0) -> 
     """Attributes for colours; classes let the style of a page replace those of inks."""
     classes = [f"tlhm-{kind}-{ink}" for kind, ink in (("fill", fill), ("stroke", stroke)) if ink in INKS]
     text = f' class="{" ".join(classes)}"' if classes else ""
-    if fill != "none":
-        text += f' fill="{_colour(fill)}"'
+    text += f' fill="{_colour(fill)}"'
     if stroke != "none":
         text += f' stroke="{_colour(stroke)}"' + (f' stroke-width="{_n(width)}"' if width != 1 else "")
     return text
@@ -295,7 +298,8 @@ def _opacity(opacity: Number) -> str:
 @markup.register
 def _(shape: Text, vectors: bool) -> str:
     x, y = _n(shape.x), _n(shape.y)
-    look = f' font-size="{_n(shape.size)}"' + _coloured(shape.fill)
+    look = f' font-size="{_n(shape.size)}"' if shape.size != _SIZE else ""
+    look += _coloured(shape.fill) if shape.fill != "text" else ""
     look += f' text-anchor="{shape.anchor}"' if shape.anchor != "start" else ""
     look += f' transform="rotate(-90 {x} {y})"' if shape.upright else ""
     look += ' font-weight="bold"' * shape.bold + ' font-style="italic"' * shape.italic
@@ -307,6 +311,7 @@ def _(shape: Text, vectors: bool) -> str:
 def _(shape: Path, vectors: bool) -> str:
     look = _coloured(shape.fill, shape.stroke, shape.width) + _opacity(shape.opacity)
     look += f' stroke-dasharray="{" ".join(map(_n, shape.dash))}"' if shape.dash else ""
+    look += ' stroke-linecap="round"' * shape.round
     way = "C" if shape.curved else "L"
     parts = []
     for first, *others in shape.lines:
@@ -342,24 +347,37 @@ def _(shape: Cells, vectors: bool) -> str:
             f'height="{_n(rows * height)}" preserveAspectRatio="none" image-rendering="pixelated" '
             f'href="data:image/png;base64,{base64.b64encode(png(shape.colours)).decode()}"/>'
         )
-    # One path for each colour, in units of cells: a cell is a line as wide as it is tall.
     paths = "".join(
-        f'<path stroke="{colour}" d="{"".join(f"M{first} {row}h{n + _OVERLAP:g}" for row, first, n in runs)}"/>'
-        for colour, runs in colour_runs(shape.colours).items()
+        f'<path stroke="{colour}" d="{"".join(f"M{_at(start)}H{_n(end)}" for start, end in lines)}"/>'
+        for colour, lines in _cell_lines(shape)
     )
-    moved = f"translate({_n(shape.x)} {_n(shape.y + height / 2)}) scale({width:.4g} {height:.4g})"
-    return f'<g transform="{moved}" stroke-width="{1 + _OVERLAP:g}" shape-rendering="crispEdges">{paths}</g>'
+    return f'<g stroke-width="{_n(height + _overlap(height))}" fill="none" shape-rendering="crispEdges">{paths}</g>'
+
+
+def _overlap(side: Number) -> float:
+    return min(_OVERLAP, 0.15 * side)
+
+
+def _cell_lines(shape: Cells) -> Iterator[tuple[str, list[tuple[Point, Number]]]]:
+    """For each colour the lines that are its cells, as wide as those are tall: where each begins, and x of its end."""
+    (width, height), columns = shape.cell, shape.colours.shape[1]
+    for colour, runs in colour_runs(shape.colours).items():
+        lines = []
+        for row, first, n in runs:
+            end = shape.x + (first + n) * width + (_overlap(width) if first + n < columns else 0)
+            lines.append(((shape.x + first * width, shape.y + (row + 0.5) * height), end))
+        yield colour, lines
 
 
 def colour_runs(colours: np.ndarray) -> dict[str, list[tuple[int, int, int]]]:
     """Cells of equal colour in a row, as (row, first column, number), by their colour.
 
-    Shades are rounded to a fourth of the steps a screen has, which no eye tells apart: few colours make small files.
+    Shades are rounded to a fifth of the steps a screen has, which no eye tells apart: few colours make small files.
 
-    >>> colour_runs(np.array([[[0, 0, 0, 255], [1, 0, 0, 255], [252, 0, 0, 255]]], dtype=np.uint8))
-    {'#000000': [(0, 0, 2)], '#fc0000': [(0, 2, 1)]}
+    >>> colour_runs(np.array([[[0, 0, 0, 255], [1, 0, 0, 255], [250, 0, 0, 255]]], dtype=np.uint8))
+    {'#000000': [(0, 0, 2)], '#fa0000': [(0, 2, 1)]}
     """
-    shades = np.minimum(255, (colours.astype(int) + 2) // 4 * 4) @ [1 << 16, 1 << 8, 1, 0]
+    shades = ((colours.astype(int) + 2) // 5 * 5) @ [1 << 16, 1 << 8, 1, 0]
     shades[colours[..., 3] == 0] = -1
     new = np.ones(shades.shape, dtype=bool)
     new[:, 1:] = shades[:, 1:] != shades[:, :-1]
@@ -398,18 +416,18 @@ def _patches(shapes: Iterable[Shape], scale: Number) -> Iterator[Any]:
         elif isinstance(shape, Path):
             codes = [1, *[4 if shape.curved else 2] * (max(map(len, shape.lines)) - 1)]
             parts = [([(x + right, y + down) for x, y in part], codes[: len(part)]) for part in shape.lines]
-            style: dict[str, Any] = {"alpha": shape.opacity}
+            style: dict[str, Any] = {"alpha": shape.opacity, "capstyle": "round" if shape.round else "butt"}
             if shape.dash:
                 style["linestyle"] = (0, tuple(length / shape.width for length in shape.dash))
             yield _patch(parts, shape.stroke, shape.width * scale, shape.fill, **style)
         elif isinstance(shape, Cells):
-            width, height = shape.cell
-            for colour, runs in colour_runs(shape.colours).items():
-                parts = []
-                for row, first, n in runs:
-                    x, y = right + shape.x + first * width, down + shape.y + (row + 0.5) * height
-                    parts.append(([(x, y), (x + (n + _OVERLAP) * width, y)], [1, 2]))
-                yield _patch(parts, colour, (1 + _OVERLAP) * height * scale)
+            tall = shape.cell[1]
+            for colour, lines in _cell_lines(shape):
+                # Short numbers make small files.
+                digits = 1 if min(shape.cell) > 2 else 2
+                ends = [[round(value, digits) for value in (x + right, end + right, y + down)] for (x, y), end in lines]
+                parts = [([(x, y), (end, y)], [1, 2]) for x, end, y in ends]
+                yield _patch(parts, colour, (tall + _overlap(tall)) * scale)
 
 
 def _look(placed: tuple[Shape, Point]) -> Any:
@@ -449,8 +467,9 @@ def _patch(
 
     points = np.array([point for part, _ in parts for point in part])
     codes = [code for _, part in parts for code in part]
+    style = {"capstyle": "butt", "snap": False, "clip_on": False, **style}
     patch = PathPatch(Curve(points, codes), facecolor=_colour(fill), edgecolor=_colour(stroke), **style)
-    patch.set(linewidth=width if stroke != "none" else 0, capstyle="butt", snap=False)
+    patch.set_linewidth(width if stroke != "none" else 0)
     return patch
 
 
