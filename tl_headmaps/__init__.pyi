@@ -8,9 +8,9 @@ from .analyses.attention_groups.call import attention_groups as attention_groups
 from .analyses.attention_groups.result import AttentionGroups as AttentionGroups
 from .analyses.compare_attention import AttentionComparison as AttentionComparison
 from .analyses.compare_attention import compare_attention as compare_attention
-from .analyses.component_map.call import component_map as component_map
-from .analyses.component_map.result import ComponentMap as ComponentMap
-from .analyses.component_map.result import HeadComponentMap as HeadComponentMap
+from .analyses.component_map import ComponentMap as ComponentMap
+from .analyses.component_map import HeadComponentMap as HeadComponentMap
+from .analyses.component_map import component_map as component_map
 from .analyses.describe_head.call import describe_head as describe_head
 from .analyses.describe_head.result import HeadCard as HeadCard
 from .analyses.describe_model import ModelDescription as ModelDescription
@@ -33,8 +33,8 @@ from .analyses.task_maps import TaskMaps as TaskMaps
 from .analyses.task_maps import task_maps as task_maps
 from .analyses.token_grid import TokenGrid as TokenGrid
 from .analyses.token_grid import token_grid as token_grid
-from .analyses.validate.call import validate as validate
-from .analyses.validate.result import Validation as Validation
+from .analyses.validate import Validation as Validation
+from .analyses.validate import validate as validate
 from .analyses.value_mixing.call import value_mixing as value_mixing
 from .analyses.value_mixing.explanations import ValueDimensions as ValueDimensions
 from .analyses.value_mixing.explanations import WorkedExample as WorkedExample

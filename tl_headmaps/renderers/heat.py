@@ -5,7 +5,7 @@ with the keyboard alike. Values are arrays, tensors or nested lists by row and c
 
 >>> figure = head_map([[0.1, 0.7], [None, 0.2]], title="Country to capital", unit="share of pairs")
 >>> figure
-Figure('Country to capital', Heat, 1 KB)
+Figure('Country to capital', Heat, 5 KB)
 >>> print(figure)  # doctest: +ELLIPSIS
 Country to capital: 2 layers by 2 heads, from 0.1 to 0.7 share of pairs, 1 missing. Highest: L0H1 0.7, L1H1 0.2, ...
 """

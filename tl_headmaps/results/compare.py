@@ -343,35 +343,8 @@ def _of_trust(result: Any) -> ComparedMaps:
     return ComparedMaps("vectors", "share that tokens explain", names, values, (low, high))
 
 
-def _of_tasks(result: Any) -> ComparedMaps:
-    return ComparedMaps(
-        over="function",
-        measure="importance",
-        names=result.functions,
-        values=result.importance,
-        ends=(result.interval_low, result.interval_high),
-        chosen=dict(zip(result.functions, result.standing_out, strict=True)),
-        chosen_as="stand out for",
-        fixed={"positions": result.positions},
-    )
-
-
-def _of_components(result: Any) -> ComparedMaps:
-    fixed = {"metric": result.metric, "relative": result.relative}
-    low, high = result.interval_low, result.interval_high
-    if result.kind == "head_component_map":
-        return ComparedMaps("component", result.unit, result.components, result.values, (low, high), fixed=fixed)
-    ends = (None if low is None else low[None], None if high is None else high[None])
-    return ComparedMaps(
-        "metric", result.unit, (result.metric,), result.values[None], ends, result.components, fixed=fixed
-    )
-
-
 _NOT_YET = {
     "head_trust": _of_trust,
-    "task_maps": _of_tasks,
-    "component_map": _of_components,
-    "head_component_map": _of_components,
 }
 """Results that do not say yet by the roles of their fields what is compared."""
 
