@@ -33,8 +33,8 @@ from .analyses.task_maps import TaskMaps as TaskMaps
 from .analyses.task_maps import task_maps as task_maps
 from .analyses.token_grid import TokenGrid as TokenGrid
 from .analyses.token_grid import token_grid as token_grid
-from .analyses.validate.call import validate as validate
-from .analyses.validate.result import Validation as Validation
+from .analyses.validate import Validation as Validation
+from .analyses.validate import validate as validate
 from .analyses.value_mixing.call import value_mixing as value_mixing
 from .analyses.value_mixing.explanations import ValueDimensions as ValueDimensions
 from .analyses.value_mixing.explanations import WorkedExample as WorkedExample

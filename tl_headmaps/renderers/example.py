@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import UsageError
-from .arrange import SIZE, fitted, in_rows, inset, printed, stacked
 from .colours import Scale, text_on
 from .figure import Figure
 from .formulas import (
@@ -27,7 +26,7 @@ from .formulas import (
     UnicodeNotation,
 )
 from .grids import checked
-from .layout import MARGIN, TICK, PrintOptions, lines_of, width_of
+from .layout import MARGIN, SIZE, TICK, PrintOptions, fitted, in_rows, inset, lines_of, printed, stacked, width_of
 from .page import escaped, figure_body, label
 from .shapes import MIDDLE, Cells, Drawing, Rect, Text
 from .text import latex, markdown, table_text, visible
