@@ -297,7 +297,7 @@ def markup(shape: Shape, vectors: bool) -> str:
 
 @markup.register
 def _(shape: Rect, vectors: bool) -> str:
-    look = {**_inks(shape.fill, shape.stroke), "stroke_width": shape.line, "opacity": shape.opacity}
+    look: dict[str, Any] = {**_inks(shape.fill, shape.stroke), "stroke_width": shape.line, "opacity": shape.opacity}
     if _is_disc(shape):
         center = {"cx": shape.x + shape.radius, "cy": shape.y + shape.radius}
         return _tag("circle", _said(shape.said), **center, r=shape.radius, **look)
@@ -322,7 +322,7 @@ def _(shape: Text, vectors: bool) -> str:
 
 @markup.register
 def _(shape: Path, vectors: bool) -> str:
-    look = {**_inks(shape.fill, shape.stroke), "stroke_width": shape.width, "opacity": shape.opacity}
+    look: dict[str, Any] = {**_inks(shape.fill, shape.stroke), "stroke_width": shape.width, "opacity": shape.opacity}
     ends = {"stroke_dasharray": " ".join(map(_n, shape.dash)), "stroke_linecap": "round" * shape.round}
     way = "C" if shape.curved else "L"
     ways = ((_at(first), " ".join(map(_at, others))) for first, *others in shape.lines)
@@ -348,7 +348,7 @@ def _(shape: Cells, vectors: bool) -> str:
     width, height = shape.cell
     rows, columns, _ = shape.colours.shape
     if not vectors:
-        size = {"x": shape.x, "y": shape.y, "width": columns * width, "height": rows * height}
+        size: dict[str, Any] = {"x": shape.x, "y": shape.y, "width": columns * width, "height": rows * height}
         image = "data:image/png;base64," + base64.b64encode(png(shape.colours)).decode()
         looks = {"preserveAspectRatio": "none", "image_rendering": "pixelated", "data_key": shape.key}
         return _tag("image", **size, **looks, href=image)
