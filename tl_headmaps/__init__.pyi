@@ -2,15 +2,15 @@
 
 from .analyses.ablate.call import ablate as ablate
 from .analyses.ablate.result import AblationCurves as AblationCurves
-from .analyses.attention_groups.call import attention_groups as attention_groups
-from .analyses.attention_groups.result import AttentionGroups as AttentionGroups
+from .analyses.attention_groups import AttentionGroups as AttentionGroups
+from .analyses.attention_groups import attention_groups as attention_groups
 from .analyses.compare_attention import AttentionComparison as AttentionComparison
 from .analyses.compare_attention import compare_attention as compare_attention
 from .analyses.component_map import ComponentMap as ComponentMap
 from .analyses.component_map import HeadComponentMap as HeadComponentMap
 from .analyses.component_map import component_map as component_map
-from .analyses.describe_head.call import describe_head as describe_head
-from .analyses.describe_head.result import HeadCard as HeadCard
+from .analyses.describe_head import HeadCard as HeadCard
+from .analyses.describe_head import describe_head as describe_head
 from .analyses.describe_model import ModelDescription as ModelDescription
 from .analyses.describe_model import describe_model as describe_model
 from .analyses.grouping_profile import GroupingProfile as GroupingProfile
@@ -25,8 +25,8 @@ from .analyses.relation_scores import RelationScores as RelationScores
 from .analyses.relation_scores import relation_scores as relation_scores
 from .analyses.reproduce import Reproduction as Reproduction
 from .analyses.reproduce import reproduce as reproduce
-from .analyses.salient_operations.call import salient_operations as salient_operations
-from .analyses.salient_operations.result import SalientOperations as SalientOperations
+from .analyses.salient_operations import SalientOperations as SalientOperations
+from .analyses.salient_operations import salient_operations as salient_operations
 from .analyses.task_maps import TaskMaps as TaskMaps
 from .analyses.task_maps import task_maps as task_maps
 from .analyses.token_grid import TokenGrid as TokenGrid
