@@ -107,7 +107,7 @@ def components(run: Run, *, metric: str | None = None) -> None:
 
     Args:
         run: The command.
-        metric: What to measure: from text contribution, sensitivity, gradient_ratio or output_share; from the weights
+        metric: What to measure: from text contribution, sensitivity or gradient_ratio; from the weights
             alone frobenius, spectral, stable_rank, effective_rank or tail_exponent; from two models relative_change,
             changed_share or subspace_overlap; default: sensitivity, or relative_change with --against.
     """

@@ -17,11 +17,10 @@ import numpy as np
 
 from ..core.errors import UsageError
 from ..core.types import check_choice
-from .arrange import SIZE, printed
 from .colours import SERIES, Scale
 from .figure import Figure
 from .grids import checked
-from .layout import PrintOptions, shortened, width_of
+from .layout import SIZE, PrintOptions, printed, shortened, width_of
 from .maps import scale_drawing
 from .page import escaped, figure_body, label, table
 from .shapes import MIDDLE, Cells, Drawing, Group, Path, Point, Rect, Shape, Text

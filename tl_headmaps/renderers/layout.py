@@ -1,16 +1,21 @@
-"""Sheets of paper: how wide text is, lines that fit, what a caller asks for in print, and the frame around a drawing.
+"""Where parts of a figure stand: lines that fit, drawings below and beside each other, and what is asked for in print.
 
-All sizes are in points (1/72 inch).
+Sizes are pixels of a page, and points (1/72 inch) in print.
+
+>>> box = Drawing([], 30, 9)
+>>> whole = stacked([in_rows([box, box, box], 70, 5), box], gap=5)
+>>> whole.width, whole.height
+(65, 37)
 """
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 from unicodedata import combining, east_asian_width
 
 from ..core.errors import UsageError
-from .shapes import Drawing, Number, Text
+from .shapes import Cells, Drawing, Group, Number, Path, Shape, Text
 from .text import in_words, prose, visible
 
 Labels: TypeAlias = Mapping[str, str] | Sequence[str]
@@ -21,6 +26,12 @@ COLUMN, PAGE = 3.4, 7.0
 
 TICK, TITLE, CAPTION = 7.0, 8.0, 6.0
 """Sizes of letters in print."""
+
+SIZE = 13.0
+"""Letters on a page."""
+
+WIDE, NARROW = 720.0, 340.0
+"""Widths, on a page, of pictures that have one arrangement for screens and another for phones."""
 
 MARGIN = 4.0
 
@@ -70,7 +81,7 @@ def shortened(text: str, room: Number, size: Number = TICK) -> str:
     """A text cut off where it is wider than ``room``.
 
     >>> shortened("a rather long label", 60)
-    'a rather lo…'
+    'a rather long …'
     """
     if width_of(text, size) <= room:
         return text
@@ -90,6 +101,52 @@ def written(lines: Sequence[str], x: Number, y: Number, size: Number, **style: o
         Text(x, y + size + number * line_height(size), text, size, **style)  # type: ignore[arg-type]
         for number, text in enumerate(lines)
     ]
+
+
+def stacked(drawings: Sequence[Drawing], gap: Number = 0.0) -> Drawing:
+    """Drawings below each other; those without height are left out."""
+    whole = Drawing([], 0.0, -gap)
+    for drawing in drawings:
+        if drawing.height > 0:
+            whole.add(drawing.at(0.0, whole.height + gap))
+            whole.width, whole.height = max(whole.width, drawing.width), whole.height + gap + drawing.height
+    return whole if whole.shapes else Drawing()
+
+
+def in_rows(drawings: Sequence[Drawing], width: Number, gap: Number = 0.0) -> Drawing:
+    """Drawings beside each other while they fit, then below."""
+    rows: list[Drawing] = []
+    for drawing in drawings:
+        if not rows or rows[-1].width + gap + drawing.width > width:
+            rows.append(Drawing([], -gap))
+        row = rows[-1]
+        row.add(drawing.at(row.width + gap, 0.0))
+        row.width, row.height = row.width + gap + drawing.width, max(row.height, drawing.height)
+    return stacked(rows, gap)
+
+
+def inset(drawing: Drawing, x: Number) -> Drawing:
+    """A drawing moved to the right."""
+    return Drawing([drawing.at(x, 0.0)], drawing.width + x, drawing.height)
+
+
+def scaled(drawing: Drawing, by: Number) -> Drawing:
+    """A drawing in another size, letters and lines included."""
+    return Drawing([_scaled(shape, by) for shape in drawing.shapes], drawing.width * by, drawing.height * by)
+
+
+def _scaled(shape: Shape, by: Number) -> Shape:
+    match shape:
+        case Path():
+            lines = tuple(tuple((x * by, y * by) for x, y in part) for part in shape.lines)
+            return replace(shape, lines=lines, width=shape.width * by, dash=tuple(part * by for part in shape.dash))
+        case Group():
+            shapes = [_scaled(each, by) for each in shape.shapes]
+            return replace(shape, shapes=shapes, x=shape.x * by, y=shape.y * by)
+        case Cells():
+            return replace(shape, x=shape.x * by, y=shape.y * by, cell=(shape.cell[0] * by, shape.cell[1] * by))
+    names = ("x", "y", "size") if isinstance(shape, Text) else ("x", "y", "width", "height", "line", "radius")
+    return replace(shape, **{name: getattr(shape, name) * by for name in names})
 
 
 @dataclass(frozen=True)
@@ -186,3 +243,19 @@ def _framing(width: Number, title: str, note: str) -> tuple[list[str], list[str]
     """Lines of title and caption that fit a width."""
     room = width - 2 * MARGIN
     return lines_of(title, room, TITLE) if title else [], lines_of(prose(note), room, CAPTION) if note else []
+
+
+def printed(drawn: Drawing, options: PrintOptions, *, title: str, note: str = "") -> Drawing:
+    """A picture of a page in the size of print, or smaller where it is wide; its height follows from what it shows."""
+    options.refuse("height", "columns", "labels")
+    by = min(TICK / SIZE, (options.width - 2 * MARGIN) / drawn.width)
+    least = options.width if options.exact else 0.0
+    return framed(scaled(drawn, by), title=options.title_or(title), note=note, width=least)
+
+
+def fitted(drawn: Callable[[float], Drawing], title: str) -> str:
+    """A picture for a page: drawn for a screen, and again for a phone if it is too wide for that."""
+    wide = drawn(WIDE)
+    both = [wide] if wide.width <= NARROW else [wide, drawn(NARROW)]
+    inside = "".join(f'<div class="tlhm-over">{drawing.svg(title=title)}</div>' for drawing in both)
+    return f'<div class="tlhm-fit">{inside}</div>'

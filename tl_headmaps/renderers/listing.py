@@ -5,9 +5,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .arrange import in_rows
 from .figure import Figure
-from .layout import MARGIN, TICK, PrintOptions, framed, line_height, written
+from .layout import MARGIN, TICK, PrintOptions, framed, in_rows, line_height, written
 from .page import escaped, figure_body, table
 from .shapes import Drawing
 from .tables import Table

@@ -13,11 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from .arrange import printed
 from .colours import Scale
 from .figure import Figure
 from .grids import checked
-from .layout import PrintOptions
+from .layout import PrintOptions, printed
 from .page import figure_body
 from .shapes import Drawing, Path, Rect, Shape, Text, line
 
