@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from typing_extensions import TypedDict, Unpack
 
 from ..core.types import HeadIndex, HeadLike, Origin, check_choice
 from .colours import Limits, Palette, Scale
@@ -40,116 +41,84 @@ _PALE = 0.25
 """Negative entries below this share of the largest do not matter: a grid of tokens is drawn in one colour."""
 
 
+class MapOptions(TypedDict, total=False):
+    """What all calls for maps take; :func:`head_map` says what they mean."""
+
+    title: str
+    unit: str
+    signed: bool | None
+    limits: Limits | None
+    percentile: float | int | None
+    palette: Palette
+    mark: str
+    note: str
+
+
 def head_map(
     values: Any,
     *,
-    title: str = "Heads",
-    unit: str = "value",
-    signed: bool | None = None,
-    limits: Limits | None = None,
-    percentile: float | int | None = None,
-    palette: Palette = "amounts",
     switches: tuple[str, str] = ("map", "measure"),
     drill: Mapping[Any, Any] | None = None,
     pinned: HeadLike | None = None,
     empty: Mapping[Any, object] | None = None,
-    mark: str = "",
-    note: str = "",
+    **options: Unpack[MapOptions],
 ) -> Figure:
     """Layers by heads, one map at a time; layers may have different numbers of heads.
 
     Args:
         values: Values by layer and head; or several maps by name, or :class:`MapLayer` entries, to switch between.
-        title: What is shown.
-        unit: What the numbers are, written at the colour bar. Maps of one unit share one colour scale.
-        signed: Centre the colours on zero; by default if any value is negative.
-        limits: Ends of the colour bar; values beyond them take its end colours, and the bar says so: ``0.0040+``.
-        percentile: End the bar at this percentile of the values instead (99: one value in a hundred is beyond it).
-        palette: Colours of amounts: ``"amounts"`` (viridis), ``"blues"`` or ``"oranges"`` (light to dark).
         switches: What the two switches are called, if there are several maps (and groups of them).
         drill: Lists shown when a head is pinned: ``{"L23H4": {"salient tokens": [["pasta", "Italian"], ...]}}``.
         pinned: The head whose values are shown at first, until another one is chosen.
         empty: Layers without heads, and what they have instead: ``{0: "linear attention"}``; a number of heads for
             layers that have fewer.
-        mark: What a dot in a cell means, where a :class:`MapLayer` has ``marked`` ones.
-        note: A sentence under the figure.
+        **options: As for all maps:
+
+            * ``title``: What is shown.
+            * ``unit``: What the numbers are, written at the colour bar. Maps of one unit share one colour scale.
+            * ``signed``: Centre the colours on zero; by default if any value is negative.
+            * ``limits``: Ends of the colour bar; values beyond take its end colours, and the bar says so: ``0.0040+``.
+            * ``percentile``: End the bar at this percentile of the values instead (99: one in a hundred is beyond it).
+            * ``palette``: Colours of amounts: ``"amounts"`` (viridis), ``"blues"`` or ``"oranges"`` (light to dark).
+            * ``mark``: What a dot in a cell means, where a :class:`MapLayer` has ``marked`` ones.
+            * ``note``: A sentence under the figure.
     """
-    heat = heat_of(
-        values,
-        title=title,
-        unit=unit,
-        rows="layer",
-        columns="head",
-        signed=signed,
-        limits=limits,
-        percentile=percentile,
-        palette=palette,
-        switches=switches,
-        empty=empty,
-        mark=mark,
-        note=note,
-    )
-    return heat_figure(_with_heads(heat, drill, pinned))
+    return _heads_figure(values, drill, pinned, switches=switches, empty=empty, **options)
 
 
 def panels(
     values: Any,
     *,
-    title: str = "Heads",
-    unit: str = "value",
-    signed: bool | None = None,
-    limits: Limits | None = None,
-    percentile: float | int | None = None,
-    palette: Palette = "amounts",
     origin: Origin = "upper",
     drill: Mapping[Any, Any] | None = None,
     pinned: HeadLike | None = None,
     empty: Mapping[Any, object] | None = None,
-    note: str = "",
+    **options: Unpack[MapOptions],
 ) -> Figure:
     """Several maps of layers by heads side by side, with one colour bar; arguments as for :func:`head_map`.
 
     ``origin="lower"`` draws the first layer at the bottom.
     """
     check_choice(origin, Origin, "origin")
-    heat = heat_of(
-        values,
-        title=title,
-        unit=unit,
-        rows="layer",
-        columns="head",
-        signed=signed,
-        limits=limits,
-        percentile=percentile,
-        palette=palette,
-        panels=True,
-        lower=origin == "lower",
-        empty=empty,
-        note=note,
-    )
-    return heat_figure(_with_heads(heat, drill, pinned))
+    return _heads_figure(values, drill, pinned, panels=True, lower=origin == "lower", empty=empty, **options)
 
 
-def _with_heads(heat: Heat, drill: Mapping[Any, Any] | None, pinned: HeadLike | None) -> Heat:
+def _heads_figure(
+    values: Any, drill: Mapping[Any, Any] | None, pinned: HeadLike | None, title: str = "Heads", **options: Any
+) -> Figure:
+    heat = heat_of(values, title=title, rows="layer", columns="head", **options)
     shape = (heat.rows.n, heat.columns.n)
     head = None if pinned is None else HeadIndex.of(pinned).check(*shape)
-    return replace(heat, drill=drill_of(drill, shape), pinned=head)
+    return heat_figure(replace(heat, drill=drill_of(drill, shape), pinned=head))
 
 
 def component_map(
     values: Any,
     columns: Sequence[str],
     *,
-    title: str = "Components",
-    unit: str = "value",
-    signed: bool | None = None,
-    limits: Limits | None = None,
-    percentile: float | int | None = None,
-    palette: Palette = "amounts",
     row_labels: Sequence[object] | None = None,
     switches: tuple[str, str] = ("metric", "measure"),
-    mark: str = "",
-    note: str = "",
+    **options: Unpack[MapOptions],
 ) -> Figure:
     """Layers by named components such as ``attn.q`` or ``mlp.up``; several metrics by name, to switch between.
 
@@ -157,25 +126,9 @@ def component_map(
     """
     if isinstance(values, Mapping):
         values = [MapLayer(str(name), array, unit=str(name)) for name, array in values.items()]
-    return heat_figure(
-        heat_of(
-            values,
-            title=title,
-            unit=unit,
-            rows="layer",
-            columns="component",
-            row_labels=row_labels,
-            column_labels=columns,
-            signed=signed,
-            limits=limits,
-            percentile=percentile,
-            palette=palette,
-            item="component",
-            switches=switches,
-            mark=mark,
-            note=note,
-        )
-    )
+    chosen: dict[str, Any] = {"title": "Components", "row_labels": row_labels, "switches": switches, **options}
+    heat = heat_of(values, rows="layer", columns="component", column_labels=columns, item="component", **chosen)
+    return heat_figure(heat)
 
 
 def token_grid(
@@ -183,18 +136,11 @@ def token_grid(
     sources: Sequence[object],
     targets: Sequence[object],
     *,
-    title: str = "Tokens",
-    unit: str = "value",
     rows: str = "source",
     columns: str = "target",
-    signed: bool | None = None,
-    limits: Limits | None = None,
-    percentile: float | int | None = None,
-    palette: Palette = "blues",
     details: Mapping[str, Any] | None = None,
     score: float | int | None = None,
-    mark: str = "",
-    note: str = "",
+    **options: Unpack[MapOptions],
 ) -> Figure:
     """Source tokens (rows) by target tokens (columns), with the score under the grid if there is one.
 
@@ -202,27 +148,14 @@ def token_grid(
     """
     layer = values if isinstance(values, MapLayer) else MapLayer("", values)
     layer = replace(layer, details={**layer.details, **(details or {})})
-    if signed is None:
+    chosen: dict[str, Any] = {"title": "Tokens", "palette": "blues", **options}
+    if chosen.get("signed") is None:
         array = np.nan_to_num(checked(layer.values, "values")[0])
-        signed = bool(array.min() < -_PALE * np.abs(array).max())
+        chosen["signed"] = bool(array.min() < -_PALE * np.abs(array).max())
     if score is not None:
-        note = f"score {score:.2g}" + (f" · {note}" if note else "")
-    heat = heat_of(
-        layer,
-        title=title,
-        unit=unit,
-        rows=rows,
-        columns=columns,
-        row_labels=sources,
-        column_labels=targets,
-        signed=signed,
-        limits=limits,
-        percentile=percentile,
-        palette=palette,
-        item="pair",
-        mark=mark,
-        note=note,
-    )
+        note = chosen.get("note")
+        chosen["note"] = f"score {score:.2g}" + (f" · {note}" if note else "")
+    heat = heat_of(layer, rows=rows, columns=columns, row_labels=sources, column_labels=targets, item="pair", **chosen)
     small = heat.rows.n * heat.columns.n <= _NUMBERED_CELLS and heat.columns.n <= _NUMBERED_COLUMNS
     return heat_figure(replace(heat, numbers=small))
 

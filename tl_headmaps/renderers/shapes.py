@@ -281,7 +281,7 @@ def markup(shape: Shape, vectors: bool) -> str:
 def _(shape: Rect, vectors: bool) -> str:
     look = _coloured(shape.fill, shape.stroke, shape.line) + _opacity(shape.opacity)
     end = f"><title>{_text(shape.said)}</title></" if shape.said else "/>"
-    if shape.radius and shape.width == shape.height == 2 * shape.radius:
+    if _is_disc(shape):
         x, y = shape.x + shape.radius, shape.y + shape.radius
         return f'<circle cx="{_n(x)}" cy="{_n(y)}" r="{_n(shape.radius)}"{look}{end}' + (
             "circle>" if shape.said else ""
@@ -414,8 +414,8 @@ def _patches(shapes: Iterable[Shape], scale: Number) -> Iterator[Any]:
             outlines = [_outline(each, *moved) for each, moved in alike if isinstance(each, Rect)]
             yield _patch(outlines, shape.stroke, shape.line * scale, shape.fill, alpha=shape.opacity)
         elif isinstance(shape, Path):
-            codes = [1, *[4 if shape.curved else 2] * (max(map(len, shape.lines)) - 1)]
-            parts = [([(x + right, y + down) for x, y in part], codes[: len(part)]) for part in shape.lines]
+            way = 4 if shape.curved else 2
+            parts = [_lines([(x + right, y + down) for x, y in part], way) for part in shape.lines]
             style: dict[str, Any] = {"alpha": shape.opacity, "capstyle": "round" if shape.round else "butt"}
             if shape.dash:
                 style["linestyle"] = (0, tuple(length / shape.width for length in shape.dash))
@@ -426,7 +426,7 @@ def _patches(shapes: Iterable[Shape], scale: Number) -> Iterator[Any]:
                 # Short numbers make small files.
                 digits = 1 if min(shape.cell) > 2 else 2
                 ends = [[round(value, digits) for value in (x + right, end + right, y + down)] for (x, y), end in lines]
-                parts = [([(x, y), (end, y)], [1, 2]) for x, end, y in ends]
+                parts = [_lines([(x, y), (end, y)]) for x, end, y in ends]
                 yield _patch(parts, colour, (tall + _overlap(tall)) * scale)
 
 
@@ -438,39 +438,44 @@ def _look(placed: tuple[Shape, Point]) -> Any:
     return id(shape), moved
 
 
-def _outline(shape: Rect, right: Number, down: Number) -> tuple[list[Point], list[int]]:
-    """The outline of a rectangle as a path: four sides, and where they are rounded four curves."""
+Outline: TypeAlias = tuple[Sequence[Any], Sequence[int]]
+"""Points, and what matplotlib does with each: 1 moves there, 2 draws a line, 4 a curve."""
+
+
+def _outline(shape: Rect, right: Number, down: Number) -> Outline:
+    from matplotlib.patches import FancyBboxPatch
+    from matplotlib.path import Path as Curve
+
     x, y, radius = shape.x + right, shape.y + down, shape.radius
-    to_x, to_y = x + shape.width, y + shape.height
-    if not radius:
-        return [(x, y), (to_x, y), (to_x, to_y), (x, to_y), (x, y)], [1, 2, 2, 2, 79]
-    points: list[Point] = [(x, y + radius)]
-    # How far the controls of a quarter of a circle are from its corner.
-    bent = 0.4477 * radius
-    for corner_x, corner_y, dx, dy in ((x, y, 1, 1), (to_x, y, -1, 1), (to_x, to_y, -1, -1), (x, to_y, 1, -1)):
-        before, after = (0, dy), (dx, 0)
-        if dx * dy < 0:
-            before, after = after, before
-        points.append((corner_x + before[0] * radius, corner_y + before[1] * radius))
-        points.append((corner_x + before[0] * bent, corner_y + before[1] * bent))
-        points.append((corner_x + after[0] * bent, corner_y + after[1] * bent))
-        points.append((corner_x + after[0] * radius, corner_y + after[1] * radius))
-    return [*points, points[0]], [1, *[2, 4, 4, 4] * 4, 79]
+    style = f"round,pad=0,rounding_size={radius}" if radius else "square,pad=0"
+    disc = (x + radius, y + radius), radius
+    path: Any = (
+        Curve.circle(*disc) if _is_disc(shape) else FancyBboxPatch((x, y), shape.width, shape.height, style).get_path()
+    )
+    return path.vertices.tolist(), path.codes.tolist()
 
 
-def _patch(
-    parts: Sequence[tuple[Sequence[Point], Sequence[int]]], stroke: str, width: Number, fill: str = "none", **style: Any
-) -> Any:
-    """One patch of several paths, with points and matplotlib's codes: 1 moves, 2 draws, 4 curves, 79 closes."""
+def _is_disc(shape: Rect) -> bool:
+    return bool(shape.radius) and shape.width == shape.height == 2 * shape.radius
+
+
+def _lines(points: Sequence[Point], way: int = 2) -> Outline:
+    return points, [1, *[way] * (len(points) - 1)]
+
+
+def _patch(outlines: Sequence[Outline], stroke: str, width: Number, fill: str = "none", **style: Any) -> Any:
+    """What matplotlib draws of several outlines that look alike."""
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path as Curve
 
-    points = np.array([point for part, _ in parts for point in part])
-    codes = [code for _, part in parts for code in part]
-    style = {"capstyle": "butt", "snap": False, "clip_on": False, **style}
-    patch = PathPatch(Curve(points, codes), facecolor=_colour(fill), edgecolor=_colour(stroke), **style)
-    patch.set_linewidth(width if stroke != "none" else 0)
-    return patch
+    whole = Curve(
+        [point for points, _ in outlines for point in points], [code for _, codes in outlines for code in codes]
+    )
+    colours = {"facecolor": _colour(fill), "edgecolor": _colour(stroke)}
+    width = width if stroke != "none" else 0
+    return PathPatch(
+        whole, linewidth=width, **{"capstyle": "butt", "snap": False, "clip_on": False, **colours, **style}
+    )
 
 
 def _letters(shape: Text, right: Number, down: Number, scale: Number) -> Any:

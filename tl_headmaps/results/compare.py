@@ -325,28 +325,11 @@ def compare(
 
 
 def _maps(result: Result) -> ComparedMaps:
-    if hasattr(result, "compared_maps"):
-        read: ComparedMaps = result.compared_maps()
-        return read
-    if result.kind in _NOT_YET:
-        return _NOT_YET[result.kind](result)
-    known = ", ".join(name for name, kind in kinds().items() if hasattr(kind, "compared_maps") or name in _NOT_YET)
-    raise UsageError(f"A result of kind {result.kind!r} cannot be compared. These can: {known}.")
-
-
-def _of_trust(result: Any) -> ComparedMaps:
-    names = tuple(result.token_share)
-    values, low, high = (
-        torch.stack([maps[name] for name in names])
-        for maps in (result.token_share, result.interval_low, result.interval_high)
-    )
-    return ComparedMaps("vectors", "share that tokens explain", names, values, (low, high))
-
-
-_NOT_YET = {
-    "head_trust": _of_trust,
-}
-"""Results that do not say yet by the roles of their fields what is compared."""
+    if not hasattr(result, "compared_maps"):
+        known = ", ".join(name for name, kind in kinds().items() if hasattr(kind, "compared_maps"))
+        raise UsageError(f"A result of kind {result.kind!r} cannot be compared. These can: {known}.")
+    maps: ComparedMaps = result.compared_maps()
+    return maps
 
 
 def _require_one_question(read: Sequence[ComparedMaps], provenances: Sequence[Provenance]) -> None:
