@@ -7,7 +7,7 @@ import torch
 from planted import Anatomy, needs_hooked, word
 from torch import Tensor
 
-from tl_headmaps.capture.running.batches import TextBatches, token_batches
+from tl_headmaps.capture.running.text import TextBatches, token_batches
 
 SIX = ("attn.q", "attn.k", "attn.v", "attn.o", "mlp.up", "mlp.down")
 GATED = ("llama", "gemma2", "gemma3", "qwen2", "qwen3")

@@ -30,8 +30,8 @@ from tl_headmaps import (
     value_mixing,
 )
 from tl_headmaps.capture.checkpoint.architectures import ARCHITECTURES as CHECKPOINTS
+from tl_headmaps.capture.running.ablated import run_replacing_each
 from tl_headmaps.capture.running.activations import Edit, PromptBatch, run
-from tl_headmaps.capture.running.later_start import run_without_each
 from tl_headmaps.core.errors import HeadMapsError, UnsupportedModelError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -169,7 +169,7 @@ def check_without_each(model: Any, weights: HeadWeights, heads: list[HeadIndex])
     shapes = {head.layer: weights.shape(head.layer) for head in heads}
     zero = {layer: torch.zeros(shape.n_heads, shape.d_head) for layer, shape in shapes.items()}
     found: list[Tensor] = []
-    run_without_each(model, [TEXT], heads, zero, lambda number, logits, batch: found.append(logits))
+    run_replacing_each(model, [TEXT], heads, zero, lambda number, logits, batch: found.append(logits))
     for head, logits in zip([None, *heads], found, strict=True):
 
         def edit(z: Tensor, batch: PromptBatch, head: HeadIndex | None = head) -> Tensor:

@@ -8,7 +8,7 @@ from architectures import ARCHITECTURES, booted
 from planted import DECODERS, TL_MAJOR, shared_model
 
 from tl_headmaps import association_heads, attention_groups, value_mixing
-from tl_headmaps.capture.running import cached
+from tl_headmaps.capture.running import activations
 from tl_headmaps.core.errors import UsageError
 
 IDS = [3, 9, 4, 9, 5, 7]
@@ -28,7 +28,7 @@ def never_run(monkeypatch: pytest.MonkeyPatch) -> None:
     def run(*_: Any, **__: Any) -> None:
         raise AssertionError("the model was run although a cache was given")
 
-    monkeypatch.setattr(cached, "run", run)
+    monkeypatch.setattr(activations, "run", run)
 
 
 @pytest.mark.parametrize("call", CALLS)
@@ -37,7 +37,7 @@ def test_a_cache_gives_the_same(name: str, call: str, monkeypatch: pytest.Monkey
     model = shared_model(name)
     expected = CALLS[call](model)
     _, cache = model.run_with_cache(torch.tensor([IDS]))
-    monkeypatch.setattr(cached, "run", None)
+    monkeypatch.setattr(activations, "run", None)
     found = CALLS[call](model, cache=cache)
     assert values_of(found) == values_of(expected)
     assert found.provenance.options["from_cache"] is True and expected.provenance.options["from_cache"] is False

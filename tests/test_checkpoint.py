@@ -29,10 +29,9 @@ from tl_headmaps import (
     token_grid,
 )
 from tl_headmaps.capture import bundled
-from tl_headmaps.capture.checkpoint import digests
+from tl_headmaps.capture.checkpoint import shards
 from tl_headmaps.capture.checkpoint.architectures import ARCHITECTURES
-from tl_headmaps.capture.checkpoint.reader import shown_name
-from tl_headmaps.capture.checkpoint.shards import INDEX, SINGLE, Shards
+from tl_headmaps.capture.checkpoint.shards import INDEX, SINGLE, Shards, shown_name
 from tl_headmaps.capture.parts import ACTIVATIONS, MLP, LayerWeights, Norm
 from tl_headmaps.core.errors import HeadMapsError, ModelLoadError, UnsupportedModelError, UsageError
 
@@ -44,7 +43,7 @@ RELATION = Relation.from_pairs("all", PAIRS)
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Digests are kept apart from the user's."""
-    monkeypatch.setattr(digests, "cache_folder", lambda: tmp_path / "cache")
+    monkeypatch.setattr(shards, "cache_folder", lambda: tmp_path / "cache")
     return tmp_path / "cache"
 
 
@@ -611,7 +610,7 @@ class TestBadInput:
 def from_disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HeadWeights]:
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("cache")
-        patch.setattr(digests, "cache_folder", lambda: folder)
+        patch.setattr(shards, "cache_folder", lambda: folder)
         yield HeadWeights.from_checkpoint(bundled.default_model_folder())
 
 
@@ -673,7 +672,7 @@ def test_a_checkpoint_is_compared_with_a_folder_without_building_either(
     def built(*_: Any) -> None:
         raise AssertionError("a model was loaded")
 
-    monkeypatch.setattr("tl_headmaps.analyses.component_map.call.load_model", built)
+    monkeypatch.setattr("tl_headmaps.analyses.component_map.load_model", built)
     found = component_map(HeadWeights.from_checkpoint(folders[0]), "relative_change", against=folders[1])
     torch.testing.assert_close(found.values, loaded.values)
 

@@ -17,7 +17,7 @@ from tl_headmaps import component_map
 from tl_headmaps.capture.components import gradients as gradients_module
 from tl_headmaps.capture.components.gradients import component_gradients
 from tl_headmaps.capture.components.matrices import ModelComponents
-from tl_headmaps.capture.running.batches import TextBatch, TextBatches
+from tl_headmaps.capture.running.text import TextBatch, TextBatches
 from tl_headmaps.core.errors import UnsupportedModelError
 from tl_headmaps.scorers.components import METRICS
 
@@ -220,7 +220,7 @@ class Remembered:
 
 
 @pytest.mark.parametrize("host", HOSTS)
-@pytest.mark.parametrize("name", ["contribution", "output_share", "stable_rank"])
+@pytest.mark.parametrize("name", ["contribution", "stable_rank"])
 def test_the_model_is_left_as_it_was_found(host: str, name: str) -> None:
     model = random_model("gpt2", host=host)
     remembered = Remembered(model)

@@ -36,8 +36,8 @@ from tl_headmaps import (
     token_grid,
     validate,
 )
-from tl_headmaps.capture.running import behind, prefixes
 from tl_headmaps.capture.running import context as engine
+from tl_headmaps.capture.running import last_position, prompts
 from tl_headmaps.capture.running.context import collect_inputs, context_vectors
 from tl_headmaps.core import store
 from tl_headmaps.core.errors import UsageError
@@ -113,7 +113,7 @@ def test_raw_and_processed_weights_give_the_same(kind: str, tmp_path: Path) -> N
 def test_vectors_do_not_depend_on_batches_or_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = shared_model("llama")
     whole = context_vectors(model, SOURCES, PREFIXES, cache_dir=tmp_path / "a", progress=False)
-    monkeypatch.setattr(behind, "_BATCH_BYTES", 1)
+    monkeypatch.setattr(last_position, "_BATCH_BYTES", 1)
     monkeypatch.setattr(engine, "_PART_BYTES", 1)
     single = context_vectors(model, SOURCES, PREFIXES, cache_dir=tmp_path / "b", progress=False)
     assert len(whole.parts) == 1 and len(single.parts) == len(SOURCES)
@@ -131,12 +131,12 @@ def test_layer_0_of_a_rotary_model_reads_the_embedding(tmp_path: Path) -> None:
 
 def test_a_host_without_a_faithful_cache_runs_whole_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = shared_model("llama")
-    past = behind._past
+    past = last_position._past
 
     def forgetful(model: Any, prefix: Tensor) -> Any:
         return past(model, prefix[:, :1])
 
-    monkeypatch.setattr(behind, "_past", forgetful)
+    monkeypatch.setattr(last_position, "_past", forgetful)
     check(model, tmp_path)
 
 
@@ -561,15 +561,15 @@ class TestBadInput:
             def __call__(self, texts: list[str], **_: Any) -> dict[str, list[list[int]]]:
                 return {"input_ids": [[1, 2, 7] if "France" in text else [1, 9] for text in texts]}
 
-        assert prefixes._merging(Tokenizer(), "near", [" France"]) is None
-        sentence = prefixes._merging(Tokenizer(), "near", [" France", " Egypt"])
+        assert prompts._merging(Tokenizer(), "near", [" France"]) is None
+        sentence = prompts._merging(Tokenizer(), "near", [" France", " Egypt"])
         assert sentence is not None and "merges the source ' Egypt' with the prompt's last token" in sentence
 
     def test_a_source_is_found_in_a_prompt_whatever_the_tokenizer(self) -> None:
         """Decoders of the SentencePiece kind drop the space that opens a word: no source was looked for."""
         for tokenizer in TOKENIZERS.values():
             model, source = SimpleNamespace(tokenizer=tokenizer), tuple(word_ids(tokenizer, "France"))
-            (problem,) = prefixes.problems_of(model, ["a France a"], [source])
+            (problem,) = prompts.problems_of(model, ["a France a"], [source])
             assert problem is not None and "contains the source ' France'" in problem
 
     def test_a_single_source(self, tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ from tl_headmaps import (
     validate,
     value_mixing,
 )
-from tl_headmaps.capture.quantisation import quantisation_of, stated_quantisation
+from tl_headmaps.capture.tensors import quantisation_of, stated_quantisation
 from tl_headmaps.core.errors import HeadMapsWarning, RelationDataError, TokenError, UsageError
 from tl_headmaps.core.progress import Progress
 from tl_headmaps.core.types import Preset, check_choice, head_list, layer_list
@@ -560,7 +560,7 @@ def test_help_lists_the_metrics(run: Any) -> None:
     from tl_headmaps.scorers.components import METRICS
 
     words = set(re.findall(r"[a-z_]+", run("components", "--help").out))
-    assert words >= set(METRICS), "add it to components() in cli/app.py"
+    assert words >= set(METRICS), "add it to components() in cli/commands.py"
 
 
 class TestProgress:

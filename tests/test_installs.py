@@ -18,7 +18,7 @@ import torch
 from planted import TL_MAJOR, quiet, word_tokenizer
 
 from tl_headmaps import HeadMapsError
-from tl_headmaps.capture.installs import nothing_installed
+from tl_headmaps.capture.loading import forbid_installs
 
 ROOT = Path(__file__).parent.parent
 INSTALLER_RAN = 99
@@ -261,7 +261,7 @@ def test_the_guard_stops_every_way_to_start_an_installer(start: Callable[[], Any
     before = subprocess.Popen.__init__, os.system
     swallowed = []
     refused = pytest.raises(HeadMapsError, match="While loading 'some' TransformerLens tried to run")
-    with refused, nothing_installed("some"):
+    with refused, forbid_installs("some"):
         try:
             start()
         except Exception as error:
@@ -271,10 +271,10 @@ def test_the_guard_stops_every_way_to_start_an_installer(start: Callable[[], Any
 
 
 def test_the_guard_lets_everything_else_through() -> None:
-    with nothing_installed("some"):
+    with forbid_installs("some"):
         done = subprocess.run([sys.executable, "-c", "print('fine')"], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "fine"
-    with pytest.raises(KeyError, match="an error of the host"), nothing_installed("some"):
+    with pytest.raises(KeyError, match="an error of the host"), forbid_installs("some"):
         raise KeyError("an error of the host")
 
 
@@ -283,7 +283,7 @@ def test_two_threads_leave_no_guard_behind() -> None:
 
     def load() -> None:
         for _ in range(50):
-            with nothing_installed("some"):
+            with forbid_installs("some"):
                 pass
 
     threads = [threading.Thread(target=load) for _ in range(4)]

@@ -8,8 +8,8 @@ from planted import needs_hooked, shared_model
 from torch import Tensor
 
 from tl_headmaps import HeadIndex
-from tl_headmaps.capture.running import later_start
-from tl_headmaps.capture.running.later_start import Streams, run_without_each
+from tl_headmaps.capture.running import ablated
+from tl_headmaps.capture.running.ablated import Streams, run_replacing_each
 
 PROMPTS = [[5, 9, 33, 21], [40, 22], [31, 30, 29, 28], [7, 8, 9, 10, 11, 12]]
 HEADS = [HeadIndex(2, 0), HeadIndex(0, 3), HeadIndex(1, 2), HeadIndex(2, 3)]
@@ -27,7 +27,7 @@ def found(model: Any, **options: Any) -> Any:
     def take(number: int, own: Tensor, batch: Any) -> None:
         logits.update({(number, row): values for row, values in zip(batch.rows, own, strict=True)})
 
-    run_without_each(model, PROMPTS, HEADS, means(), take, **options)
+    run_replacing_each(model, PROMPTS, HEADS, means(), take, **options)
     return logits
 
 
@@ -84,7 +84,7 @@ def mlps_run(model: Any) -> list[int]:
 
 def test_the_layers_below_are_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three lengths; one pass of the whole model, one run of each head from its layer on."""
-    monkeypatch.setattr(later_start, "_begins", lambda *_: True)
+    monkeypatch.setattr(ablated, "_begins", lambda *_: True)
     assert mlps_run(shared_model("llama")) == [3 * (1 + 1), 3 * (1 + 2), 3 * (1 + 4)]
 
 
@@ -110,6 +110,6 @@ def test_blocks_are_as_they_were_after_an_exception() -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_without_each(model, PROMPTS, HEADS, means(), broken)
+        run_replacing_each(model, PROMPTS, HEADS, means(), broken)
     assert all("forward" not in vars(block) for block in model.blocks)
     torch.testing.assert_close(found(model)[0, 1], whole_pass(model, PROMPTS[1], None))

@@ -15,9 +15,9 @@ from planted import random_model, save_checkpoint, source_model
 from torch import Tensor
 
 from tl_headmaps import HeadWeights, Relation, relation_scores
-from tl_headmaps.capture import mapped
-from tl_headmaps.capture.checkpoint.tokenizer import open_tokenizer
-from tl_headmaps.capture.mapped import is_mapped, map_tensor, release_pages, reordered, rows_of
+from tl_headmaps.capture import tensors
+from tl_headmaps.capture.checkpoint.reader import open_tokenizer
+from tl_headmaps.capture.tensors import is_mapped, map_tensor, release_pages, reordered, rows_of
 from tl_headmaps.circuits import cache
 from tl_headmaps.circuits.cache import cache_of
 
@@ -91,16 +91,16 @@ def test_memory_of_our_own_stays(values: Tensor) -> None:
 def test_a_mapping_ends_with_its_last_view(values: Tensor, tmp_path: Path) -> None:
     view = written(tmp_path / "file", values)[10:]
     address = view.untyped_storage().data_ptr()
-    assert address in mapped._MAPPINGS
+    assert address in tensors._MAPPINGS
     del view
     gc.collect()
-    assert address not in mapped._MAPPINGS
+    assert address not in tensors._MAPPINGS
 
 
 @pytest.mark.parametrize("ids", [[], [4], [0, 1, 2999], [2999, 0, 5, 5, 1], list(range(3000)), [7] * 100])
 @pytest.mark.parametrize("window", [1, 5000, 1 << 30])
 def test_rows_in_any_order(ids: list[int], window: int, matrix: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mapped, "_WINDOW", window)
+    monkeypatch.setattr(tensors, "_WINDOW", window)
     chosen = torch.tensor(ids, dtype=torch.int64)
     assert torch.equal(rows_of(matrix, chosen), matrix[chosen])
     assert torch.equal(rows_of(matrix.clone(), chosen), matrix[chosen])
@@ -109,10 +109,10 @@ def test_rows_in_any_order(ids: list[int], window: int, matrix: Tensor, monkeypa
 def test_gathering_keeps_a_window(values: Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, window = tmp_path / "large", 2 << 20
     large = written(path, values.repeat(8, 1))
-    monkeypatch.setattr(mapped, "_WINDOW", window)
+    monkeypatch.setattr(tensors, "_WINDOW", window)
     most = []
-    gone = mapped.release_pages
-    monkeypatch.setattr(mapped, "release_pages", lambda tensor: (most.append(resident_kib(path)), gone(tensor)))
+    gone = tensors.release_pages
+    monkeypatch.setattr(tensors, "release_pages", lambda tensor: (most.append(resident_kib(path)), gone(tensor)))
     rows_of(large, torch.arange(len(large)))
     # The kernel may bring in 2 MiB around a page that is looked at, at both ends of the window.
     assert len(most) == 12 and max(most) <= (window + 2 * (2 << 20)) // 1024 < large.nbytes // 1024 // 3

@@ -329,8 +329,8 @@ class TestTwins:
         from tl_headmaps.circuits import ranking
 
         glances = []
-        plain = ranking._Scan.glance
-        monkeypatch.setattr(ranking._Scan, "glance", lambda scan: (glances.append(1), plain(scan)))
+        plain = ranking._Scan.prefilter
+        monkeypatch.setattr(ranking._Scan, "prefilter", lambda scan: (glances.append(1), plain(scan)))
         half, n_rows = 2100, 48
         shape = {"n_rows": n_rows, "n_columns": half, "rank": rank, "d_model": 48, "n_heads": n_heads}
         maps = make_maps(1, columns=columns, exact=False, **shape)

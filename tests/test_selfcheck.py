@@ -12,8 +12,7 @@ from tl_headmaps import HeadWeights, Relation, ablate, attention_groups, describ
 from tl_headmaps.capture import selfcheck
 from tl_headmaps.capture.forward import ForwardPass, forward_pass
 from tl_headmaps.capture.parts import LayerWeights
-from tl_headmaps.capture.seams import compared
-from tl_headmaps.capture.selfcheck import SEAMS
+from tl_headmaps.capture.selfcheck import SEAMS, compared
 from tl_headmaps.core.errors import UnsupportedModelError, WeightBasisError
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -93,7 +93,7 @@ BARE = "import torch"
 TOKENIZER = """
 import torch
 from pathlib import Path
-from tl_headmaps.capture.checkpoint.tokenizer import open_tokenizer
+from tl_headmaps.capture.checkpoint.reader import open_tokenizer
 open_tokenizer("bench", Path(arguments["folder"]), {"model_type": "llama"})
 """
 

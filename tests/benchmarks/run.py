@@ -39,11 +39,10 @@ from tl_headmaps.capture.components.gradients import mean_loss
 from tl_headmaps.capture.components.matrices import ModelComponents
 from tl_headmaps.capture.running.activations import prepends_bos, run
 from tl_headmaps.capture.running.answers import encode_question
-from tl_headmaps.capture.running.batches import token_batches
 from tl_headmaps.capture.running.context import context_vectors
 from tl_headmaps.capture.running.head_features import capture_head_features
-from tl_headmaps.capture.running.prefixes import encode_prefixes
-from tl_headmaps.capture.running.prompts import fill
+from tl_headmaps.capture.running.prompts import encode_prefixes, fill
+from tl_headmaps.capture.running.text import token_batches
 from tl_headmaps.circuits.cache import cache_of
 from tl_headmaps.circuits.maps import CircuitMaps
 from tl_headmaps.circuits.ranking import ranks

@@ -8,8 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..capture.running.activations import LayerActivations
-from ..capture.running.cached import run_or_read
+from ..capture.running.activations import LayerActivations, run_or_read
 from ..capture.running.text import EncodedText
 from ..capture.weights import HeadWeights
 from ..core.ambient import steady

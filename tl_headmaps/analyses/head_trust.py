@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..capture.running.activations import Activation, LayerActivations, run
 from ..capture.running.context import ContextVectors, context_vectors
-from ..capture.running.prefixes import encode_prefixes
+from ..capture.running.prompts import encode_prefixes
 from ..capture.weights import HeadWeights
 from ..circuits.ov import constant_values
 from ..circuits.vectors import token_vectors
@@ -72,7 +72,7 @@ class HeadTrust(HeadTable):
     )
 
     token_share: dict[str, Float[Tensor, "layer head"]] = measured(
-        "value", "share", "1: the tokens say everything; 0: nothing", unit="share explained"
+        "value", "share", "1: the tokens say everything; 0: nothing", unit="share that tokens explain"
     )
     interval_low: dict[str, Float[Tensor, "layer head"]] = measured("low", "95%", "held-out documents resampled")
     interval_high: dict[str, Float[Tensor, "layer head"]] = measured("high", "95%", "upper end")

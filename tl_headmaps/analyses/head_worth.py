@@ -13,9 +13,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from ..capture.running.ablated import mean_outputs
+from ..capture.running.ablated import mean_outputs, run_replacing_each
 from ..capture.running.activations import PromptBatch
-from ..capture.running.later_start import run_without_each
 from ..core.ambient import steady
 from ..core.provenance import Provenance
 from ..core.types import HeadLike, Model, by_layer
@@ -111,7 +110,7 @@ def head_worth(
             losses[number, row] = cross_entropy(scores[:-1].float(), ids[1:], reduction="none").double().sum()
 
     with study.bar("worth of heads", "pass", losses.numel()) as bar:
-        run_without_each(model, held_out, study.heads, means, take, progress=bar.update)
+        run_replacing_each(model, held_out, study.heads, means, take, progress=bar.update)
     n_targets = [len(ids) - 1 for ids in held_out]
     worth, low, high = map(study.as_map, rise_with_interval(losses, n_targets))
     return HeadWorth(

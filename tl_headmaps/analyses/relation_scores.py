@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..capture.running.behind import Source
 from ..capture.running.context import ContextVectors
+from ..capture.running.last_position import Source
 from ..capture.weights import HeadWeights
 from ..circuits.maps import CircuitMaps, ContextSources
 from ..circuits.ov import stream_map, written_maps

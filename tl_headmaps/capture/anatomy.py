@@ -11,8 +11,7 @@ from torch import Tensor
 
 from ..core.errors import UnsupportedModelError
 from ..core.types import Model
-from .forward import weights_loaded
-from .isolation import all_modules, roots
+from .forward import all_modules, roots, weights_loaded
 from .parts import HeadShape
 from .tensors import joint_digest, quick_digest, tensor_digests
 

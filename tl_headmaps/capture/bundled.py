@@ -14,7 +14,6 @@ import tempfile
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -24,9 +23,6 @@ from safetensors import SafetensorError
 from ..core.errors import ModelLoadError
 from ..core.files import cache_folder, sha256_of
 from ..core.options import public
-from ..core.types import Model
-from .installs import nothing_installed
-from .tensors import check_device
 
 NAME = "SmolLM2-135M-Instruct"
 ORIGINAL = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -52,34 +48,6 @@ def default_model_folder() -> Path:
     if not _is_complete(folder):
         _install(folder)
     return folder
-
-
-@public
-def load_default_model(device: str | torch.device | None = None) -> Model:
-    """The default model, ready to use: a TransformerBridge (TransformerLens 4) or HookedTransformer (3).
-
-    The weights are raw (unprocessed), float32, dequantised from a file of four bits (Q4_1). With network access
-    ``load_model("HuggingFaceTB/SmolLM2-135M-Instruct")`` opens the original ones. The first call fetches about 93 MB;
-    later ones need no network.
-
-    Example:
-        >>> from tl_headmaps import load_default_model
-        >>> model = load_default_model()
-        >>> model.cfg.n_layers, model.cfg.n_heads
-        (30, 9)
-        >>> model.to_string(model("The capital of France is")[0, -1].argmax())
-        ' Paris'
-    """
-    check_device(device)
-    folder = default_model_folder()
-    with quiet_transformers(), nothing_installed(NAME):
-        if int(version("transformer-lens").split(".")[0]) < 4:
-            return _boot_hooked(folder, device)
-        from transformer_lens.model_bridge import TransformerBridge
-
-        model: Model = TransformerBridge.boot_transformers(str(folder), device=device)
-    model.cfg.model_name = NAME
-    return model
 
 
 def is_fetched() -> bool:
@@ -187,42 +155,6 @@ def _remove_leftovers(parent: Path) -> None:
                 shutil.rmtree(lock.parent, ignore_errors=True)
         except Timeout:
             continue
-
-
-def _boot_hooked(folder: Path, device: str | torch.device | None) -> Model:
-    from transformer_lens import HookedTransformer, HookedTransformerConfig
-    from transformer_lens.pretrained.weight_conversions import convert_llama_weights
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    source = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    config = source.config
-    cfg = HookedTransformerConfig(
-        model_name=NAME,
-        n_layers=config.num_hidden_layers,
-        d_model=config.hidden_size,
-        n_ctx=2048,
-        d_head=config.head_dim,
-        n_heads=config.num_attention_heads,
-        n_key_value_heads=config.num_key_value_heads,
-        d_mlp=config.intermediate_size,
-        d_vocab=config.vocab_size,
-        act_fn="silu",
-        gated_mlp=True,
-        final_rms=True,
-        normalization_type="RMS",
-        eps=config.rms_norm_eps,
-        positional_embedding_type="rotary",
-        rotary_adjacent_pairs=False,
-        rotary_dim=config.head_dim,
-        rotary_base=int(config.rope_parameters["rope_theta"]),
-        original_architecture="LlamaForCausalLM",
-        device=device,
-        dtype=torch.float32,
-    )
-    model: Model = HookedTransformer(cfg, tokenizer=AutoTokenizer.from_pretrained(folder))
-    model.load_state_dict(convert_llama_weights(source, cfg), strict=False)
-    model.eval()
-    return model
 
 
 @contextmanager

@@ -37,10 +37,8 @@ from .anatomy import (
     uneven_shapes,
     unread_mlp,
 )
-from .forward import forward_pass, weights_loaded
-from .isolation import evaluating, lock_of
-from .measuring import Measurements
-from .norms import NormReader
+from .forward import evaluating, forward_pass, lock_of, weights_loaded
+from .measuring import Measurements, NormReader
 from .parts import ACTIVATIONS, MLP, HeadShape, LayerWeights, Norm, basis_of
 from .requirements import (
     require_decoder,
@@ -49,7 +47,7 @@ from .requirements import (
     require_whole,
     unmapped_circuits,
 )
-from .seams import GATED, mixing_difference, mlp_difference, output_bias
+from .selfcheck import GATED, mixing_difference, mlp_difference, output_bias
 from .tensors import check_finite
 
 _N_READINGS = 2

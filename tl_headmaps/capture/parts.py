@@ -13,8 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..core.types import Basis
-from .mapped import release_pages
-from .tensors import check_finite, in_float64, mean_row, row_blocks
+from .tensors import check_finite, in_float64, mean_row, release_pages, row_blocks
 
 _MLP_BLOCK = 4096
 """Neurons of the first MLP that are converted to float32 at a time."""
@@ -138,7 +137,7 @@ def _drop_zero_biases(part: "MLP | LayerWeights") -> None:
 
 
 @dataclass(frozen=True)
-class Beside:
+class ParallelMixer:
     """What mixes tokens beside the heads in every layer (Falcon-H1: Mamba), and the factors of what both give back.
 
     Attributes:

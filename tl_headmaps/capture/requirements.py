@@ -19,7 +19,7 @@ from .anatomy import (
 )
 from .forward import ForwardPass, weights_loaded
 from .parts import LayerWeights
-from .seams import TOLERANCE, compared
+from .selfcheck import TOLERANCE, compared
 
 _CACHES = ("past_key_values", "past_key_value", "layer_past")
 """Names under which transformers hands a cache of keys and values to attention."""

@@ -1,22 +1,134 @@
-"""Large matrices, a few rows at a time: checked, summed and hashed without a converted copy of the whole.
+"""Large matrices, a few rows at a time: mapped, checked, summed and hashed without a converted copy of the whole.
 
-And arrays of the caller: converted, checked, and identified by their digest.
+Pages of a mapped file count as resident memory of the process from the first access until the mapping ends, though the
+system needs none of them to stay. Code that reads a large matrix in blocks calls :func:`release_pages` after each: the
+pages leave the process, stay in the system's file cache, and come back by themselves on the next access. For any other
+tensor the call does nothing, so callers need not know where a matrix is. Mapped tensors are never written to: a change
+would be private to the process and lost with the page.
+
+Arrays of the caller are converted, checked, and identified by their digest.
+
+Whether weights once were integers is told by their values. Dequantised weights look like any others, but in every block
+of a row they lie on a few equally spaced levels. Three forms are told by name (llama.cpp's, blocks of 32 values along
+the input); others with sixteen levels (GPTQ, AWQ, NF4, K-quants) are only said to have four bits::
+
+    Q4_0   d * (q - 8)     q = 0 ... 15, and 0 in every block
+    Q4_1   d * q + m       q = 0 ... 15, and 0 and 15 in every block
+    Q8_0   d * q           q = -127 ... 127, and -127 or 127 in every block
 """
 
 import hashlib
+import mmap
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from math import prod
+from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
 import xxhash
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..core.errors import UnsupportedModelError, UsageError
-from .mapped import release_pages
+
+_WINDOW = 8 << 20
+"""Bytes of a mapped matrix whose rows are gathered before its pages are released."""
+
+
+class _Mapping(mmap.mmap):
+    """A part of a file, from a page boundary on; ``start`` is where its tensor begins."""
+
+    start: int
+
+
+_MAPPINGS: WeakValueDictionary[int, _Mapping] = WeakValueDictionary()
+"""Mappings by the address of their tensor's memory; a tensor keeps its own alive."""
+
+
+def map_tensor(path: Path, offset: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    """A tensor mapped from ``offset`` of a file; the caller has checked that the file is long enough."""
+    with path.open("rb") as stream:
+        return _mapped(stream.fileno(), offset, dtype, shape)
+
+
+def _mapped(file: int, offset: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    n_entries = prod(shape)
+    if not n_entries:
+        return torch.empty(shape, dtype=dtype, device="cpu")
+    start = offset % mmap.ALLOCATIONGRANULARITY
+    # Copy on write: the only access that torch takes without a warning, and the file stays unchanged.
+    mapping = _Mapping(file, start + n_entries * dtype.itemsize, access=mmap.ACCESS_COPY, offset=offset - start)
+    if start % dtype.itemsize:
+        # Files that do not align their tensors cannot be read in place.
+        with mapping:
+            return torch.frombuffer(bytearray(mapping[start:]), dtype=dtype).view(shape)
+    mapping.start = start
+    tensor = torch.frombuffer(mapping, dtype=dtype, count=n_entries, offset=start).view(shape)
+    _MAPPINGS[tensor.untyped_storage().data_ptr()] = mapping
+    return tensor
+
+
+def is_mapped(tensor: Tensor) -> bool:
+    """Whether a tensor (or the tensor it is a view of) is mapped from a file."""
+    return tensor.device.type == "cpu" and tensor.untyped_storage().data_ptr() in _MAPPINGS
+
+
+def release_pages(tensor: Tensor) -> None:
+    """Drop the pages of a mapped tensor from the process until their next access."""
+    if tensor.device.type != "cpu" or not tensor.numel() or not hasattr(mmap, "MADV_DONTNEED"):
+        return
+    mapping = _MAPPINGS.get(tensor.untyped_storage().data_ptr())
+    if mapping is None:
+        return
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    n_bytes = (1 + sum((size - 1) * stride for size, stride in steps)) * tensor.dtype.itemsize
+    start = mapping.start + int(tensor.storage_offset()) * tensor.dtype.itemsize
+    # Whole pages: what neighbouring tensors lose with them comes back as well.
+    page = start - start % mmap.PAGESIZE
+    mapping.madvise(mmap.MADV_DONTNEED, page, start + n_bytes - page)
+
+
+def rows_of(matrix: Float[Tensor, "row width"], ids: Int[Tensor, " chosen"]) -> Float[Tensor, "chosen width"]:
+    """Some rows of a matrix, copied; only a window of a mapped matrix is resident at a time."""
+    if not is_mapped(matrix):
+        return matrix[ids]
+    if len(ids) > 1 and not bool((ids[1:] >= ids[:-1]).all()):
+        ascending, place = ids.sort()
+        return rows_of(matrix, ascending)[place.argsort()]
+    per_window = max(1, _WINDOW // (matrix.shape[1] * matrix.dtype.itemsize))
+    windows = torch.arange(0, len(matrix) + per_window, per_window, device=ids.device)
+    rows = torch.empty(len(ids), matrix.shape[1], dtype=matrix.dtype, device=matrix.device)
+    for start, stop in pairwise(torch.searchsorted(ids, windows).tolist()):
+        if stop > start:
+            torch.index_select(matrix, 0, ids[start:stop], out=rows[start:stop])
+            release_pages(matrix)
+    return rows
+
+
+def reordered(
+    matrix: Float[Tensor, "row width"], order: Int[Tensor, " chosen"], folder: Path
+) -> Float[Tensor, "chosen width"] | None:
+    """Rows of a mapped matrix in another order, mapped from an anonymous file that is freed with them.
+
+    Scans then read them sequentially and without a copy in memory. None if the folder is full or cannot be written to.
+    """
+    per_window = max(1, _WINDOW // (matrix.shape[1] * matrix.dtype.itemsize))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as stream:
+            for ids in order.split(per_window):
+                stream.write(rows_of(matrix, ids).view(torch.uint8).numpy().data)
+            stream.flush()
+            return _mapped(stream.fileno(), 0, matrix.dtype, (len(order), matrix.shape[1]))
+    except OSError:
+        return None
+
 
 _BLOCK_ENTRIES = 1 << 20
 """Entries of a large matrix that are converted at once."""
@@ -156,3 +268,58 @@ def arrays_digest(*arrays: Tensor) -> str:
             for rows in matrix.split(256):
                 digest.update(rows.to("cpu", torch.float64).numpy().tobytes())
     return digest.hexdigest()
+
+
+_BLOCK = 32
+_LEAST_BLOCKS = 64
+"""Fewer, as tiny models have them, could look like that by chance."""
+_MOST_BLOCKS = 2048
+_LEAST_LEVELS = 8
+"""Fewer are zeros and repeated values; 32 numbers that were rounded to 16 levels are on 12 or 13 of them."""
+_TOLERANCE = {torch.float32: 2e-3, torch.float16: 0.13}
+"""How far values may be from their levels, in steps. bfloat16 rounds by half a step of Q8_0, so that nothing shows."""
+
+
+def stated_quantisation(config: Any) -> str | None:
+    """What the configuration of a transformers model says about quantised weights."""
+    stated = getattr(config, "quantization_config", None)
+    if not stated:
+        return None
+    values = stated if isinstance(stated, dict) else vars(stated)
+    method = values.get("quant_method", "a method that is not named")
+    bits = values.get("bits")
+    return str(getattr(method, "value", method)) + (f", {bits} bits" if bits else "")
+
+
+def quantisation_of(matrix: Tensor, dtype: torch.dtype) -> str | None:
+    """How the values of a matrix were quantised before they became numbers again; None if they do not show it.
+
+    Args:
+        matrix: Rows are outputs, columns inputs.
+        dtype: The type it is stored in.
+
+    Example:
+        >>> weights = torch.randn(64, 2, 32, generator=torch.Generator().manual_seed(0))
+        >>> step = (weights.abs().amax(2, keepdim=True) / 127).half().float()
+        >>> rounded = (weights / step).round() * step
+        >>> [quantisation_of(each.flatten(1), torch.float32) for each in (weights, rounded)]
+        [None, 'Q8_0, dequantised']
+    """
+    rows, columns = matrix.shape
+    if columns % _BLOCK or rows * columns < _LEAST_BLOCKS * _BLOCK:
+        return None
+    sample = matrix[: -(-_MOST_BLOCKS * _BLOCK // columns)].detach().cpu().double()
+    blocks = sample.unflatten(1, (-1, _BLOCK)).flatten(0, 1).sort(1).values
+    levels = 1 + (blocks.diff(dim=1) > 0).sum(1)
+    if int(levels.median()) < _LEAST_LEVELS:
+        return None
+    low, high = blocks[:, :1], blocks[:, -1:]
+    largest = torch.where(high.abs() > low.abs(), high, low)
+    forms = {"Q8_0": blocks / largest * 127}
+    if int(levels.max()) <= 16:
+        forms = {"Q4_1": (blocks - low) / (high - low) * 15, "Q4_0": blocks / largest * 8}
+    for name, steps in forms.items():
+        # A block of zeros has no steps, and says nothing.
+        if float((steps - steps.round()).abs().nan_to_num().max()) < _TOLERANCE.get(dtype, 0.0):
+            return f"{name}, dequantised"
+    return "four bits, dequantised" if "Q4_1" in forms else None

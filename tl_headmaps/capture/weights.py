@@ -38,16 +38,13 @@ from ..core.types import (
     layer_list,
 )
 from .anatomy import config_of, host_error, parameters_digest, settings_digest, settings_of
-from .checkpoint.reader import CheckpointOrigin, open_checkpoint, shown_name
-from .forward import weights_loaded
+from .checkpoint.reader import CheckpointOrigin, open_checkpoint
+from .checkpoint.shards import shown_name
+from .forward import evaluating, weights_loaded
 from .host import read_model
-from .isolation import evaluating
-from .mapped import rows_of
-from .parts import MLP, Beside, HeadShape, LayerWeights, Norm
-from .quantisation import quantisation_of, stated_quantisation
-from .seams import MIXED_VALUES
-from .selfcheck import SelfCheck, self_check
-from .tensors import check_device, joint_digest, tensor_digests
+from .parts import MLP, HeadShape, LayerWeights, Norm, ParallelMixer
+from .selfcheck import MIXED_VALUES, SelfCheck, self_check
+from .tensors import check_device, joint_digest, quantisation_of, rows_of, stated_quantisation, tensor_digests
 
 if TYPE_CHECKING:
     from typing import Self
@@ -147,7 +144,7 @@ class HeadWeights:
     embed_norm: Norm | None = None
     residual_scale: float = 1.0
     mlp_scale: float = 1.0
-    beside: Beside | None = None
+    beside: ParallelMixer | None = None
     logit_scale: float = 1.0
     moved_biases: bool = False
     unmapped: Mapping[Circuit, str] = field(default_factory=dict)
@@ -561,7 +558,7 @@ def _numbers(part: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
             yield f"{prefix}{entry.name}", f"{value:.6g}"
         elif entry.name in ("centres", "activation"):
             yield f"{prefix}{entry.name}", str(value)
-        elif isinstance(value, Norm | MLP | Beside):
+        elif isinstance(value, Norm | MLP | ParallelMixer):
             yield from _numbers(value, f"{entry.name}.")
 
 

@@ -13,8 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..capture.mapped import is_mapped, reordered
-from ..capture.tensors import mean_row, row_lengths
+from ..capture.tensors import is_mapped, mean_row, reordered, row_lengths
 from ..capture.weights import HeadWeights
 from ..core.files import cache_folder
 from ..core.types import Preset

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..capture.mapped import release_pages, rows_of
+from ..capture.tensors import release_pages, rows_of
 from ..core.errors import UnsupportedModelError
 from ..core.types import HeadIndex
 

@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..capture.running.behind import Source
 from ..capture.running.context import ContextVectors, collect_inputs, vocabulary_keys
+from ..capture.running.last_position import Source
 from ..capture.weights import HeadWeights
 from ..core.errors import UsageError
 from ..core.types import Circuit, Preset

@@ -121,7 +121,7 @@ def ranks(
         order = maps.columns.order()
         stops = [stop for stop in TIERS if stop < n_columns // 2] + [n_columns]
         if len(stops) > 1 and scan.n_alive >= _GLANCE_ROWS * n_heads:
-            scan.glance()
+            scan.prefilter()
         if roughly:
             stops = stops[:_ROUGH_TIERS]
         start = 0
@@ -228,7 +228,7 @@ class _Scan:
         """Rows of all heads that are still undecided."""
         return sum(len(alive) for alive in self.alive)
 
-    def glance(self) -> None:
+    def prefilter(self) -> None:
         """Drop the rows that their head's favoured columns decide; nothing is counted of the others yet."""
         living = [len(alive) for alive in self.alive]
         entries = self._target_entries(living)

@@ -16,8 +16,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..capture.mapped import rows_of
 from ..capture.parts import LayerWeights
+from ..capture.tensors import rows_of
 from ..capture.weights import HeadWeights
 from ..core.errors import UnsupportedModelError
 from ..core.types import Preset

@@ -5,8 +5,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ...capture.running.activations import LayerActivations, hook_name
-from ...capture.running.cached import run_or_read
+from ...capture.running.activations import LayerActivations, hook_name, run_or_read
 from ...capture.running.text import EncodedText
 from ...capture.weights import HeadWeights
 from ...core.ambient import steady

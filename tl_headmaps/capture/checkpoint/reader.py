@@ -1,14 +1,15 @@
 """Reading a Hugging Face checkpoint without building the model: memory-mapped safetensors, one layer at a time.
 
 One layer in float32 is resident. Embedding, unembedding and first MLP stay in their file in the stored type; only the
-pages being read count (:mod:`..mapped`).
+pages being read count (:mod:`..tensors`).
 
 :mod:`.architectures` says what a checkpoint means. Names, shapes and configuration come from a file and are checked: a
 tensor that is missing, of another shape, or unknown to the table is refused, not guessed.
 """
 
+import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,18 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...core.errors import UnsupportedModelError, UsageError
-from ...core.files import UnreadableError, home_expanded, require_file
+from ...core.errors import ModelLoadError, UnsupportedModelError, UsageError
 from ..parts import ACTIVATIONS, MLP, LayerWeights, Norm, basis_of
 from ..tensors import check_finite
 from .config import PREDICTING, Config, require_layers, uncounted
-from .digests import DigestFile
-from .hub import fetched
-from .shards import Shards
-from .tokenizer import open_tokenizer
-
-_LONGEST_NAME = 96
-"""Of a repository on the hub."""
+from .shards import DigestFile, Shards, fetched, local_folder, require_config
 
 _COMPONENTS = {
     "attn.q": "q",
@@ -41,38 +35,6 @@ _COMPONENTS = {
 }
 _FUSED = {"qkv": ("q", "k", "v"), "q_gate": ("q", "gate"), "mlp_gate_in": ("mlp_gate", "mlp_in")}
 """Parts that several matrices share, in the order in which they follow each other."""
-
-
-def local_folder(name: str) -> Path | None:
-    """The folder that a name stands for; None if it can only be a name on the hub."""
-    return home_expanded(name) if _is_path(name) else None
-
-
-def shown_name(name: str) -> str:
-    """What results call a model: its name; of a folder the last part, not where it lies on this machine."""
-    if not _is_path(name):
-        return name
-    *_, repository, snapshots, last = ("", "", *Path(name).absolute().parts)
-    if snapshots == "snapshots":  # the hub's cache: models--owner--name/snapshots/revision
-        return repository.removeprefix("models--").replace("--", "/")
-    return last
-
-
-def _is_path(name: str) -> bool:
-    looks_like_path = name.startswith((".", "/", "~")) or "\\" in name or "\0" in name or len(name) > _LONGEST_NAME
-    return looks_like_path or Path(name).exists()
-
-
-def require_config(name: str, folder: Path) -> None:
-    """Refuse a folder without a config.json."""
-    try:
-        require_file(folder / "config.json")
-    except UnreadableError as error:
-        raise UsageError(
-            f"{name!r:.200} is not a folder with a checkpoint: there is no config.json in it ({error}). Give the "
-            "folder of a Hugging Face checkpoint (config.json and .safetensors), a name on the hub such as "
-            "'meta-llama/Llama-3.1-70B', or leave --model out for the default model."
-        ) from error
 
 
 def open_checkpoint(name: str, device: torch.device, revision: str | None = None) -> "CheckpointOrigin":
@@ -474,3 +436,46 @@ class _Checkpoint:
             "gated": "q_gate" in self.architecture.parts,
             "tokenizer": open_tokenizer(self.name, self.folder, self.config.raw) if with_tokenizer else None,
         }
+
+
+_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model")
+_OWN_CONFIG = "tokenizer_config.json"
+
+
+def open_tokenizer(name: str, folder: Path, config: Mapping[str, Any]) -> Any:
+    """The tokenizer of a folder, the same as that of the loaded model; None if there is none.
+
+    Args:
+        name: What the checkpoint is called in messages.
+        folder: Its folder.
+        config: The content of its config.json.
+    """
+    if not any((folder / file).is_file() for file in _FILES):
+        return None
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, **_hints(folder, config))
+    except Exception as error:
+        # A damaged tokenizer can make its library raise anything.
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ModelLoadError(
+            f"The tokenizer of {name!r} cannot be opened: {reason} Fetch it again, or remove its files and use token "
+            "ids."
+        ) from error
+
+
+def _hints(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of the model's configuration that the choice of the tokenizer's class needs, if it names its class.
+
+    By default the library loads the configuration class of the model and with it torch's compiler: 80 MB and seconds,
+    for two fields.
+    """
+    from transformers import PreTrainedConfig
+
+    path = folder / _OWN_CONFIG
+    own = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    if not own.get("tokenizer_class") or "auto_map" in own:
+        return {}
+    fields = ("model_type", "tokenizer_class")
+    return {"config": PreTrainedConfig.from_dict({field: config[field] for field in fields if config.get(field)})}

@@ -1,11 +1,22 @@
-"""The safetensors of a checkpoint: which file contains which tensor, and each tensor mapped on its own.
+"""The files of a checkpoint: found in a folder or fetched from the hub, each tensor mapped on its own, digests kept.
 
 A tensor is mapped on request and unmapped after its last use, so only what is in use counts as resident. Pickled
 checkpoints (``.bin``, ``.pt``) are never opened: unpickling can run any code.
+
+From the hub only those files are fetched that are needed, to the cache of ``huggingface_hub`` and by its settings
+(``HF_HUB_OFFLINE``, ``HF_ENDPOINT``, ``HF_HOME``, tokens). The configuration and the index of shards come first; they
+say which shards contain tensors that are read.
+
+A fingerprint covers the attention matrices of all layers, even when only one layer is asked about. They are hashed once
+per checkpoint, not once per call: digests are kept under the names, sizes and times of the files, and a file that was
+touched in any way is hashed again.
 """
 
+import hashlib
 import json
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 
@@ -13,9 +24,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from ...core.errors import ModelLoadError, UnsupportedModelError
-from ...core.files import UnreadableError, parse_json, read_text
-from ..mapped import map_tensor
+from ...core.errors import ModelLoadError, OutputError, UnsupportedModelError, UsageError
+from ...core.files import UnreadableError, cache_folder, home_expanded, parse_json, read_text, replacing, require_file
+from ..tensors import map_tensor
 
 SINGLE = "model.safetensors"
 INDEX = f"{SINGLE}.index.json"
@@ -173,3 +184,157 @@ def _unreadable(path: Path, error: Exception) -> ModelLoadError:
     return ModelLoadError(
         f"{path} cannot be read as safetensors ({error}): it is damaged or incomplete. Fetch that file again."
     )
+
+
+_TOKENIZER = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+    "vocab.txt",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "generation_config.json",
+)
+_OPTIONAL = (*_TOKENIZER, INDEX)
+
+
+def fetched(repo: str, revision: str | None, needed: Callable[[Path], list[str]]) -> Path:
+    """Folder of a repository's snapshot in the local cache, with all files that are needed.
+
+    Args:
+        repo: Name on the hub.
+        revision: Branch, tag or commit.
+        needed: Lists the weight files that are needed, given the folder with configuration and index.
+    """
+    config = _download(repo, "config.json", revision)
+    if config is None:
+        raise ModelLoadError(
+            f"{repo!r} on the hub has no config.json: it is not a Hugging Face checkpoint. Check the name."
+        )
+    folder = config.parent
+    # The snapshot's folder is named after its commit: all other files are taken from the same one.
+    commit = folder.name
+    if _download(repo, INDEX, commit) is None and _download(repo, SINGLE, commit) is None:
+        raise ModelLoadError(
+            f"{repo!r} on the hub has neither {SINGLE} nor {INDEX}. Only .safetensors are read; pickled weights (.bin) "
+            "run code when they are opened. Look for a converted copy of the model."
+        )
+    for name in needed(folder):
+        if _download(repo, name, commit) is None:
+            raise ModelLoadError(
+                f"{repo!r} on the hub has no {name}, which its index of shards lists. Use another revision or a "
+                "complete copy."
+            )
+    for name in _TOKENIZER:
+        _download(repo, name, commit)
+    return folder
+
+
+def _download(repo: str, name: str, revision: str | None) -> Path | None:
+    """Path of one file in the cache; None if the repository has no such file."""
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(hf_hub_download(repo, name, revision=revision))
+    except LocalEntryNotFoundError as error:
+        # Offline, a file that was never fetched cannot be told from one that does not exist.
+        if name in _OPTIONAL:
+            return None
+        raise ModelLoadError(
+            f"{name} of {repo!r} is not in the local cache and the hub cannot be reached (or HF_HUB_OFFLINE is set). "
+            "Fetch it on a machine with network access, or give a folder."
+        ) from error
+    except EntryNotFoundError:
+        return None
+    except HFValidationError as error:
+        raise ModelLoadError(f"{repo!r} is neither a folder nor a name on the hub: {error}") from error
+    except (HfHubHTTPError, OSError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ModelLoadError(
+            f"{name} of {repo!r} could not be fetched from the hub: {reason} Check name, network and access."
+        ) from error
+
+
+_FORMAT = "2"
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+class DigestFile(MutableMapping[str, str]):
+    """Digests by the name of the part; a cache that cannot be read or written only costs time."""
+
+    def __init__(self, files: list[Path]) -> None:
+        key = hashlib.sha256(_FORMAT.encode())
+        for file in files:
+            state = file.stat()
+            times = (state.st_mtime_ns, state.st_ctime_ns)
+            key.update(repr((str(file.absolute()), state.st_size, *times, state.st_ino)).encode())
+        self.path = cache_folder() / "fingerprints" / f"{key.hexdigest()}.json"
+        self._known = self._read()
+
+    def _read(self) -> dict[str, str]:
+        try:
+            known = parse_json(read_text(self.path))
+        except UnreadableError:
+            return {}
+        if not isinstance(known, dict) or not all(_DIGEST.fullmatch(str(value)) for value in known.values()):
+            return {}
+        return known
+
+    def __setitem__(self, part: str, digest: str) -> None:
+        self._known[part] = digest
+        # A read-only home or a full disk is no reason to stop: the digest is then computed again next time.
+        with suppress(OutputError), replacing(self.path) as temporary:
+            temporary.write_text(json.dumps(self._known), encoding="utf-8")
+
+    def __getitem__(self, part: str) -> str:
+        return self._known[part]
+
+    def __delitem__(self, part: str) -> None:
+        del self._known[part]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._known)
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+
+_LONGEST_NAME = 96
+"""Of a repository on the hub."""
+
+
+def local_folder(name: str) -> Path | None:
+    """The folder that a name stands for; None if it can only be a name on the hub."""
+    return home_expanded(name) if _is_path(name) else None
+
+
+def shown_name(name: str) -> str:
+    """What results call a model: its name; of a folder the last part, not where it lies on this machine."""
+    if not _is_path(name):
+        return name
+    *_, repository, snapshots, last = ("", "", *Path(name).absolute().parts)
+    if snapshots == "snapshots":  # the hub's cache: models--owner--name/snapshots/revision
+        return repository.removeprefix("models--").replace("--", "/")
+    return last
+
+
+def _is_path(name: str) -> bool:
+    looks_like_path = name.startswith((".", "/", "~")) or "\\" in name or "\0" in name or len(name) > _LONGEST_NAME
+    return looks_like_path or Path(name).exists()
+
+
+def require_config(name: str, folder: Path) -> None:
+    """Refuse a folder without a config.json."""
+    try:
+        require_file(folder / "config.json")
+    except UnreadableError as error:
+        raise UsageError(
+            f"{name!r:.200} is not a folder with a checkpoint: there is no config.json in it ({error}). Give the "
+            "folder of a Hugging Face checkpoint (config.json and .safetensors), a name on the hub such as "
+            "'meta-llama/Llama-3.1-70B', or leave --model out for the default model."
+        ) from error

@@ -1,4 +1,4 @@
-"""How the loss on a text depends on every component: gradients reduced to a number the moment they exist.
+"""How the loss on a text depends on every component.
 
 For a matrix W of the model, ``sum(W * dLoss/dW)`` is the derivative of the loss with respect to a factor of W: how much
 the loss grows, per unit, when the whole matrix is scaled up. The hook of a parameter runs as soon as its gradient is
@@ -20,8 +20,8 @@ from torch import Tensor
 from ...core.errors import UnsupportedModelError
 from ...core.progress import Progress
 from ...core.types import Model
-from ..isolation import all_modules, isolated, lock_of
-from ..running.batches import TextBatch, TextBatches
+from ..forward import all_modules, isolated, lock_of
+from ..running.text import TextBatch, TextBatches
 from .matrices import Location, ModelComponents, n_parts
 
 _PARAMETER_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")

@@ -35,8 +35,8 @@ from ...data.prompts import neutral_prompts
 from ..parts import LayerWeights
 from ..weights import HeadWeights
 from .activations import check_prompts, encode_prompt, model_device, prepends_bos, state_restored
-from .behind import Behind, Source
-from .prefixes import encode_prefixes, problems_of
+from .last_position import PrefixRunner, Source
+from .prompts import encode_prefixes, problems_of
 
 _FORMAT = 1
 _DESCRIPTION = "vectors.json"
@@ -430,7 +430,7 @@ def _capture(
     kept: dict[str, dict[int, Tensor]] = {name: {number: empty(name, number) for number in layers} for name in keep}
     with state_restored(model):
         for number, prefix in enumerate(prefixes):
-            behind = Behind(model, prefix, weights)
+            behind = PrefixRunner(model, prefix, weights)
             for rows in behind.batches(sources):
                 ids = torch.tensor([sources[row] for row in rows], device=model_device(model))
 
