@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from ..core.errors import UsageError
-from ..core.files import SAVED_SUFFIXES
+from ..core.files import SAVED_SUFFIXES, check_text
 from ..core.options import Count, Draws, Seed, Share, checked
 from .forms import FORMS, PHRASES, Form, comma_parts
 from .output import check_outputs, show_and_save
@@ -89,7 +89,13 @@ def is_set(written: Any) -> bool:
 
 
 def read(parameter: Parameter, written: Any, commas: bool = True) -> Any:
-    """What a call takes for what was written."""
+    """What a call takes for what was written; refused are bytes that no text has, which a shell passes on."""
+    value = _value(parameter, written, commas)
+    check_text(value, _flag(parameter))
+    return value
+
+
+def _value(parameter: Parameter, written: Any, commas: bool) -> Any:
     form = _form(parameter)
     for name in parameter.types & set(RANGES):
         written = checked(parameter.name, written, RANGES[name])
@@ -103,6 +109,10 @@ def read(parameter: Parameter, written: Any, commas: bool = True) -> Any:
     if parts == ["none"] and "None" in parameter.types and parameter.default is not None:
         return None
     return form.read(parts)
+
+
+def _flag(parameter: Parameter) -> str:
+    return f"--{parameter.name.rstrip('_').replace('_', '-')}"
 
 
 def _form(parameter: Parameter) -> Form | None:
@@ -131,7 +141,7 @@ def _as_argument(parameter: Parameter) -> tuple[str, str]:
 
 
 def _option(parameter: Parameter) -> click.Option:
-    form, flag = _form(parameter), f"--{parameter.name.rstrip('_').replace('_', '-')}"
+    form, flag = _form(parameter), _flag(parameter)
     text = explained(parameter)
     if form is None and not parameter.choices and "bool" in parameter.types:
         opposite = f"/{OPPOSITES[parameter.name]}" if parameter.name in OPPOSITES else ""
