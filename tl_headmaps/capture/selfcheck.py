@@ -23,9 +23,9 @@ logits                 final norm and unembedding with the logits
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -295,43 +295,6 @@ SEAMS = (
 )
 
 
-@runtime_checkable
-class ReadModel(Protocol):
-    """What was read of a model, as far as it is compared here (:class:`.weights.HeadWeights`)."""
-
-    @property
-    def n_layers(self) -> int: ...
-    @property
-    def layers_with_heads(self) -> list[int]: ...
-    @property
-    def device(self) -> torch.device: ...
-    @property
-    def W_E(self) -> Tensor: ...
-    @property
-    def W_U(self) -> Tensor: ...
-    @property
-    def ln_final(self) -> Norm | None: ...
-    @property
-    def ln2(self) -> Norm | None: ...
-    @property
-    def mlp(self) -> MLP | None: ...
-    @property
-    def ln2_post(self) -> Norm | None: ...
-    @property
-    def residual_scale(self) -> float: ...
-    @property
-    def mlp_scale(self) -> float: ...
-    @property
-    def beside(self) -> ParallelMixer | None: ...
-    @property
-    def logit_scale(self) -> float: ...
-    @property
-    def read_layer(self) -> Callable[[int], LayerWeights]: ...
-
-    def embedded(self, ids: Tensor) -> Tensor:
-        """Embeddings as they enter layer 0."""
-
-
 @dataclass(frozen=True)
 class Seam:
     """One comparison.
@@ -397,8 +360,13 @@ class SelfCheck:
         return {seam.name: str(seam) for seam in self.seams}
 
 
-def self_check(weights: ReadModel, model: Model) -> SelfCheck:
-    """Run the model on a few tokens and compare every seam; the caller isolates it from its user's hooks."""
+def self_check(weights: Any, model: Model) -> SelfCheck:
+    """Run a model on a few tokens and compare every seam; the caller isolates it from its user's hooks.
+
+    Args:
+        weights: What was read of it, as :class:`.weights.HeadWeights`.
+        model: The model.
+    """
     seen = forward_pass(model, range(weights.n_layers))
     dtype = weights.W_E.dtype
     seams: dict[str, Seam] = {}
@@ -424,9 +392,7 @@ def _badness(seam: Seam) -> tuple[bool, bool, float]:
     return not seam.fits, not by_factor, abs(seam.factor - 1) if by_factor else seam.difference
 
 
-def _differences(
-    weights: ReadModel, model: Model, seen: ForwardPass
-) -> Iterator[tuple[str, int | None, Difference, str]]:
+def _differences(weights: Any, model: Model, seen: ForwardPass) -> Iterator[tuple[str, int | None, Difference, str]]:
     """Seam, layer, difference and note of every comparison."""
     first = _on(weights.device, seen.layers[0])
     yield "embedding", None, embedding_difference(model, seen, weights.embedded(seen.tokens.to(weights.device))), ""
@@ -473,7 +439,7 @@ def _added(here: Mapping[str, Tensor], beside: ParallelMixer | None) -> Tensor |
     return together
 
 
-def _logit_difference(weights: ReadModel, model: Model, seen: ForwardPass, x: Tensor | None) -> Difference:
+def _logit_difference(weights: Any, model: Model, seen: ForwardPass, x: Tensor | None) -> Difference:
     n_vocab = weights.W_U.shape[0]
     if x is None or seen.logits.shape[-1] != n_vocab or x.shape[-1] != weights.W_U.shape[1]:
         return Difference(math.inf)
