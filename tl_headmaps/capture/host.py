@@ -339,9 +339,6 @@ class _Reader:
                 b_out=self.tensor(module, "b_out"),
                 gate_scale=gate_scale,
             )
-            for name, value in vars(mlp).items():
-                if isinstance(value, Tensor):
-                    check_finite(value, f"{name} of the first MLP")
             if mlp_difference(mlp, ln2, ln2_post, scale * residual_scale, here).fits(self.dtype):
                 return _FirstMLP(ln2, ln2_post, None, mlp, scale * residual_scale)
         if stated not in ACTIVATIONS:

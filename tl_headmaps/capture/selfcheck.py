@@ -153,6 +153,8 @@ def score_difference(
     queries = torch.stack(layer.queries(x, range(len(layer.W_Q))), 1)
     keys = torch.stack(layer.keys(x, range(len(layer.W_K))), 1).repeat_interleave(per_group, 1)
     scores = queries @ keys.mT * layer.score_scale
+    # A score is a sum of products that may cancel, and in half precision each of them is rounded: differences are
+    # measured against the largest score that such queries and keys could have, not against those they happen to have.
     bound = float((queries.norm(dim=-1).amax() * keys.norm(dim=-1).amax()) * layer.score_scale)
     cap = _score_cap(model, block)
     rounded = model.embed.W_E.dtype in (torch.float16, torch.bfloat16)

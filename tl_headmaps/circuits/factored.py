@@ -161,6 +161,8 @@ class ProductColumns:
         return rank * d_model * _largest(self.middle) * _largest_token(self.tokens, self.large_first)
 
     def goes_direct(self, n_rows: int) -> bool:
+        # Multiplications per column: n d_model with the rows taken to d_model first, or d_model rank for the factor of
+        # the column and n rank with it.
         _, rank, d_model = self.middle.shape
         return n_rows * (d_model - rank) <= d_model * rank
 

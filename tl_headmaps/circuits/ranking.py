@@ -48,7 +48,11 @@ class Ranks:
 
 
 class _Targets:
-    """Pairs arranged by row: target ``j`` of a row is in its slot ``j``; rows with most targets come first."""
+    """Pairs arranged by row: target ``j`` of a row is in its slot ``j``; rows with most targets come first.
+
+    So the rows that use a slot are the first ones of all: a block of entries is compared with one target of every row
+    at a time, in one comparison of neighbouring rows, and rows with few targets cost nothing in later slots.
+    """
 
     def __init__(self, rows: Tensor, columns: Tensor) -> None:
         self.n_pairs = rows.shape[0]

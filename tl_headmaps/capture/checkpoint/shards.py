@@ -15,7 +15,7 @@ touched in any way is hashed again.
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -264,7 +264,7 @@ _FORMAT = "2"
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
-class DigestFile(MutableMapping[str, str]):
+class DigestFile(dict[str, str]):
     """Digests by the name of the part; a cache that cannot be read or written only costs time."""
 
     def __init__(self, files: list[Path]) -> None:
@@ -274,7 +274,7 @@ class DigestFile(MutableMapping[str, str]):
             times = (state.st_mtime_ns, state.st_ctime_ns)
             key.update(repr((str(file.absolute()), state.st_size, *times, state.st_ino)).encode())
         self.path = cache_folder() / "fingerprints" / f"{key.hexdigest()}.json"
-        self._known = self._read()
+        super().__init__(self._read())
 
     def _read(self) -> dict[str, str]:
         try:
@@ -286,22 +286,10 @@ class DigestFile(MutableMapping[str, str]):
         return known
 
     def __setitem__(self, part: str, digest: str) -> None:
-        self._known[part] = digest
+        super().__setitem__(part, digest)
         # A read-only home or a full disk is no reason to stop: the digest is then computed again next time.
         with suppress(OutputError), replacing(self.path) as temporary:
-            temporary.write_text(json.dumps(self._known), encoding="utf-8")
-
-    def __getitem__(self, part: str) -> str:
-        return self._known[part]
-
-    def __delitem__(self, part: str) -> None:
-        del self._known[part]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._known)
-
-    def __len__(self) -> int:
-        return len(self._known)
+            temporary.write_text(json.dumps(self), encoding="utf-8")
 
 
 _LONGEST_NAME = 96

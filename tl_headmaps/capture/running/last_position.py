@@ -138,7 +138,8 @@ class LastPosition:
         length = batch.ids.shape[1]
         bytes_of_one = self._sizes.bytes_of(1 if self.continues else length, 1)
         if self.continues:
-            # Keys and values are copied for each set, and copied again when the new ones are put behind them.
+            # A set costs one position of logits and of the stream, and a copy of its prompt's keys and values, which is
+            # copied again when the new ones are put behind it.
             bytes_of_one += 2 * length * self._bytes_of_token
         size = max(1, self._budget // (bytes_of_one * len(batch.rows)))
         for start in sorted(set(starts)):
