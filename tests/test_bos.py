@@ -53,7 +53,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     "compare_attention": lambda model, **options: compare_attention(
         model, {" word7 word8": "word8", " word7 word5 word9": "word9"}, "word7", **options
     ),
-    "component_map": lambda model, **options: component_map(model, "output_share", TEXT, **options),
+    "component_map": lambda model, **options: component_map(model, "gradient_ratio", TEXT, **options),
     "grouping_profile": lambda model, **options: grouping_profile(model, [TEXT], **options),
     "validate": lambda model, **options: validate(model, RELATION, **{"preset": "folded"} | options),
     "value_mixing": lambda model, **options: value_mixing(model, TEXT, "L0H0", **options),

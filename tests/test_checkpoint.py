@@ -672,7 +672,7 @@ def test_a_checkpoint_is_compared_with_a_folder_without_building_either(
     def built(*_: Any) -> None:
         raise AssertionError("a model was loaded")
 
-    monkeypatch.setattr("tl_headmaps.analyses.component_map.call.load_model", built)
+    monkeypatch.setattr("tl_headmaps.analyses.component_map.load_model", built)
     found = component_map(HeadWeights.from_checkpoint(folders[0]), "relative_change", against=folders[1])
     torch.testing.assert_close(found.values, loaded.values)
 

@@ -12,8 +12,8 @@ import pytest
 from commands import COMMANDS
 
 import tl_headmaps
-from tl_headmaps.cli.app import COMMANDS as CALLS
 from tl_headmaps.cli.build import HEADS, PYTHON_ONLY, is_set
+from tl_headmaps.cli.commands import COMMANDS as CALLS
 
 ROOT = Path(__file__).parent.parent
 WITHOUT_COMMAND = {"ablated", "load_default_model", "load_model", "load_relations", "load_tasks", "predicate"}
@@ -32,7 +32,7 @@ def test_every_call_has_a_command() -> None:
     public = {name for name in tl_headmaps.__all__ if inspect.isfunction(getattr(tl_headmaps, name))}
     called = {command.call for command in CALLS.values()}
     missing = public - called - WITHOUT_COMMAND - BY_HAND
-    assert not missing, f'add to COMMANDS in cli/app.py: "...": Command("{min(missing)}"),'
+    assert not missing, f'add to COMMANDS in cli/commands.py: "...": Command("{min(missing)}"),'
     assert called | WITHOUT_COMMAND | BY_HAND <= public
 
 

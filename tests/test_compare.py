@@ -192,7 +192,7 @@ def changed(result: RelationScores, **options: Any) -> RelationScores:
         (
             lambda: token_grid(shared_model("llama"), "L1H0", [3], [5], preset="folded"),
             lambda: token_grid(shared_model("llama"), "L1H0", [3], [5], preset="folded"),
-            "'token_grid' cannot be compared. These can: component_map, grouping_profile",
+            "'token_grid' cannot be compared. These can: .*grouping_profile",
         ),
     ],
     ids=["kind", "preset", "k", "circuit", "shape", "relations", "grid"],

@@ -220,7 +220,7 @@ class Remembered:
 
 
 @pytest.mark.parametrize("host", HOSTS)
-@pytest.mark.parametrize("name", ["contribution", "output_share", "stable_rank"])
+@pytest.mark.parametrize("name", ["contribution", "stable_rank"])
 def test_the_model_is_left_as_it_was_found(host: str, name: str) -> None:
     model = random_model("gpt2", host=host)
     remembered = Remembered(model)

@@ -52,7 +52,7 @@ def test_hosts_agree_to_the_byte(kind: str) -> None:
 
 
 @needs_hooked
-@pytest.mark.parametrize("name", ["contribution", "gradient_ratio", "output_share"])
+@pytest.mark.parametrize("name", ["contribution", "gradient_ratio"])
 @pytest.mark.parametrize("kind", ["neox", "llama", "gemma3"])
 def test_hosts_agree_on_text(kind: str, name: str) -> None:
     for by_head in (False, True):
@@ -292,7 +292,7 @@ def test_wrong_calls_are_sentences() -> None:
         ({"texts": []}, r"too short: there is no text"),
         ({"texts": ["", "  "]}, r"too short: there is no text"),
         ({"texts": 5}, r"int is not a source of texts"),
-        ({"texts": TEXTS, "max_tokens": 1}, r"max_tokens=1 is too few"),
+        ({"texts": TEXTS, "max_tokens": 1}, r"max_tokens=1 is impossible; it must be at least 2"),
     ]
     for options, message in cases:
         with pytest.raises(UsageError, match=message):
@@ -361,15 +361,16 @@ def test_the_command_writes_json(
     text = tmp_path / "text.txt"
     text.write_text(f" {word(5)} {word(6)}-\n\n {word(9)} {word(8)}\n", encoding="utf-8")
     out = tmp_path / "c.json"
-    assert run("--texts", str(text), "--metric", "output_share", "--out", str(out)) == 0
+    assert run("--texts", str(text), "--metric", "gradient_ratio", "--out", str(out)) == 0
     saved = json.loads(out.read_text("utf-8"))
     assert saved["kind"] == "component_map" and saved["axes"]["component"] == [*SIX, "mlp.gate"]
-    assert saved["n_batches"] == 2 and "output_share, 7 tokens" in capsys.readouterr().out
+    assert saved["n_batches"] == 2 and "gradient_ratio, 7 tokens" in capsys.readouterr().out
     assert run("--metric", "frobenius", "--by-head", "--out", str(out)) == 0
     assert json.loads(out.read_text("utf-8"))["kind"] == "head_component_map"
     capsys.readouterr()
     for arguments, message in (
         (["--metric", "loudness"], "There is no metric 'loudness'"),
+        (["--metric", "output_share"], "The metric output_share is gone. Choose one, from text: contribution"),
         (["--texts", str(tmp_path / "none.txt")], "There is no file"),
         (["--against", str(tmp_path)], "is not a folder with a checkpoint"),
     ):

@@ -30,7 +30,6 @@ from tl_headmaps import (
     relation_scores,
     salient_operations,
 )
-from tl_headmaps.analyses.describe_head import call as card_call
 
 PAIRS = [(word(20 + n), word(40 + n)) for n in range(8)]
 RELATIONS = [Relation.from_pairs("own", PAIRS), Relation.from_pairs("back", [(b, a) for a, b in PAIRS])]
@@ -222,7 +221,7 @@ class TestCard:
     def test_the_text_says_what_the_results_say(self) -> None:
         text, found = str(card()), card()
         assert found.sentence.startswith("L1H2 implements none of the 2 relations tried; ")
-        assert "q: over 4 heads of layer 1 x all relations" in " ".join(text.split())
+        assert "tested together: 4 heads of layer 1." in " ".join(text.split())
         assert found.worth is not None and all(
             cell in text for cell in found.worth.cell_texts({"layer": HEAD.layer, "head": HEAD.head})
         )
@@ -259,10 +258,10 @@ class TestCard:
             raise AssertionError("made again")
 
         for name in ("relation_scores", "salient_operations"):
-            monkeypatch.setattr(card_call, name, never)
+            monkeypatch.setattr(inspect.getmodule(HeadCard), name, never)
         found = described(results=given)
         assert found.relations is not None and found.relations.q_value[0, 1, 2] == scores.q_value[0, 1, 2]
-        assert "q: over all heads of the model x all relations" in " ".join(str(found).split())
+        assert "tested together: all heads of the model." in " ".join(str(found).split())
         assert found.provenance.options["given"] == ["operations", "relations"]
         with pytest.raises(AssertionError, match="made again"):
             described()
@@ -270,7 +269,7 @@ class TestCard:
     @pytest.mark.parametrize(
         ("made", "sentence"),
         [
-            (lambda model: name_heads(model, progress=False), "'head_names', which is no part of a card"),
+            (lambda model: name_heads(model, progress=False), "'head_names', which is not a part of a card"),
             (
                 lambda model: relation_scores(model, RELATIONS, preset="folded", heads="L0H0", progress=False),
                 "says nothing about L1H2",

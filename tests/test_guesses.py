@@ -560,7 +560,7 @@ def test_help_lists_the_metrics(run: Any) -> None:
     from tl_headmaps.scorers.components import METRICS
 
     words = set(re.findall(r"[a-z_]+", run("components", "--help").out))
-    assert words >= set(METRICS), "add it to components() in cli/app.py"
+    assert words >= set(METRICS), "add it to components() in cli/commands.py"
 
 
 class TestProgress:

@@ -213,15 +213,6 @@ class TestBesideTheHeads:
         assert weights.beside == ParallelMixer("Mamba", 0.9, 0.6) and weights.mlp_refusal is None
         assert weights.check is not None and all(seam.fits for seam in weights.check.seams), weights.check.record()
 
-    def test_what_heads_write_counts_with_its_factor(self) -> None:
-        model, ids = _falcon_h1(), [7, 12, 7, 30, 12, 9]
-        _, cache = model.run_with_cache(torch.tensor([ids]))
-        shares = component_map(model, "output_share", [f" {TEXT}"], prepend_bos=False, progress=False)
-        for layer in range(2):
-            written, stream = (cache[f"blocks.{layer}.{name}"][0] for name in ("hook_attn_out", "hook_resid_pre"))
-            expected = (0.6 * written.norm(dim=-1) / stream.norm(dim=-1)).mean()
-            assert relative(shares.values[layer, shares.components.index("attn.o")], expected) < ROUNDING
-
 
 _FALCON_H1 = next(row for row in ARCHITECTURES if row.name == "falcon_h1")
 
@@ -445,7 +436,7 @@ class TestRunning:
             parts = value.unflatten(0, (N_GROUPS, D_HEAD)).flatten(1).norm(dim=1)
             assert relative(heads.of("attn.v")[layer], parts) < ROUNDING
         assert heads.figure().data.lengths == (0, 4, 0, 4)
-        for metric in ("sensitivity", "gradient_ratio", "output_share"):
+        for metric in ("sensitivity", "gradient_ratio"):
             found = component_map(model, metric, [TEXT, TEXT], progress=False).values[EMPTY]
             assert bool(found[:, :4].isnan().all()) and not bool(found[:, 4:].isnan().any())
             assert not bool(component_map(model, metric, [TEXT], progress=False).values[list(WITH_HEADS)].isnan().any())

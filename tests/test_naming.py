@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 from tl_headmaps import predicate
 from tl_headmaps.core.errors import UsageError
-from tl_headmaps.core.types import HeadIndex
 from tl_headmaps.naming.catalogue import Explainer, Explanation, Predicate, best_first, catalogue
 from tl_headmaps.naming.lexicon import lexicon
-from tl_headmaps.naming.namer import Namer, description_prompt
+from tl_headmaps.naming.namer import Namer
 from tl_headmaps.scorers.salience import usable_tokens
 
 COPY = next(entry for entry in catalogue() if entry.name == "copy")
@@ -46,7 +45,7 @@ class TestCatalogue:
 
         assert catalogue()[-1].holds is doubled
         mappings = [(f" {letter}", (f" {letter * 2}",)) for letter in "abcdefghij"]
-        found = Namer().names([HeadIndex(0, 0)], [mappings], [[(" q", (" z",))] * 10])
+        found = Namer().names([mappings], [[(" q", (" z",))] * 10])
         assert (found[0].name, found[0].score) == ("doubled", 1.0)
 
     def test_a_cell_may_be_run_again_and_replaces_its_predicate(self, clean_catalogue: None) -> None:
@@ -106,9 +105,9 @@ class TestNull:
         for _ in range(10):
             dealt = generator.permutation(words).tolist()
             shuffled = [(word, (target,)) for word, target in zip(words, dealt, strict=True)]
-            names += [Namer().names([HeadIndex(0, 0)], [shuffled], [shuffled])[0].name]
+            names += [Namer().names([shuffled], [shuffled])[0].name]
         assert Counter(names)["unclear"] >= 9
-        assert Namer().names([HeadIndex(0, 0)], [straight], [shuffled])[0].name == "copy"
+        assert Namer().names([straight], [shuffled])[0].name == "copy"
 
     def test_best_explanation_is_the_least_likely_one(self) -> None:
         loose = Explanation("same initial", "promote", 1.0, 0.2, 1e-6)
@@ -123,8 +122,8 @@ OTHERS = [(source, (" the", " of")) for source, _ in MAPPINGS]
 
 
 class TestNamer:
-    def name(self, **options: Any) -> Any:
-        return Namer(**options).names([HeadIndex(1, 2)], [MAPPINGS], [OTHERS])[0]
+    def name(self) -> Any:
+        return Namer().names([MAPPINGS], [OTHERS])[0]
 
     def test_name_runner_up_and_evidence(self) -> None:
         found = self.name()
@@ -135,7 +134,7 @@ class TestNamer:
         assert found.p_value <= found.q_value < 0.05
 
     def test_suppressed_targets_are_named_as_such(self) -> None:
-        found = Namer().names([HeadIndex(0, 0)], [OTHERS], [MAPPINGS])[0]
+        found = Namer().names([OTHERS], [MAPPINGS])[0]
         assert found.name == "suppress copy"
 
     def test_a_predicate_that_raises_is_named_and_the_rest_goes_on(self, clean_catalogue: None) -> None:
@@ -146,43 +145,9 @@ class TestNamer:
 
         predicate("fragile", examples=[("a", "a")], counterexamples=[("a", "b")])(fragile)
         namer = Namer()
-        found = namer.names([HeadIndex(0, 0)], [MAPPINGS], [OTHERS])[0]
+        found = namer.names([MAPPINGS], [OTHERS])[0]
         assert namer.failed == {"fragile": "ZeroDivisionError: no sun"}
         assert found.name == "copy"
-
-    def test_describe_gets_head_mappings_and_prompt(self) -> None:
-        got: list[Any] = []
-
-        def describe(*arguments: Any) -> str:
-            got.extend(arguments)
-            return "  copies words "
-
-        assert self.name(describe=describe).description == "copies words"
-        assert got[0] == HeadIndex(1, 2)
-        assert got[1][0] == (" one", [" one", "one", " the"])
-        assert got[2] == description_prompt(HeadIndex(1, 2), MAPPINGS)
-        assert "' one' -> ' one', 'one', ' the'" in got[2]
-
-    @pytest.mark.parametrize(
-        ("said", "error"),
-        [
-            (None, "returned None instead of a text"),
-            ("  ", "instead of a text"),
-            (7, "returned 7"),
-            ("x" * 500, "500 characters"),
-        ],
-    )
-    def test_nonsense_is_kept_out_of_the_name_and_recorded(self, said: Any, error: str) -> None:
-        found = self.name(describe=lambda *_: said)
-        assert (found.name, found.description) == ("copy", None)
-        assert error in found.description_error
-
-    def test_a_describe_that_fails_is_recorded(self) -> None:
-        def describe(*_: Any) -> str:
-            raise TimeoutError("the model did not answer")
-
-        found = self.name(describe=describe)
-        assert (found.name, found.description_error) == ("copy", "TimeoutError: the model did not answer")
 
 
 class TestLexicon:

@@ -13,7 +13,7 @@ from test_token_grid import dense_map
 from torch import Tensor
 
 from tl_headmaps import HeadWeights, Result, name_heads, predicate, salient_operations
-from tl_headmaps.analyses.salient_operations.call import _grid, _Strings
+from tl_headmaps.analyses.salient_operations import _grid, _Strings
 from tl_headmaps.circuits.blocks import places_of_true
 from tl_headmaps.circuits.cache import cache_of
 from tl_headmaps.circuits.extremes import top_and_bottom, top_k
@@ -21,6 +21,8 @@ from tl_headmaps.circuits.maps import CircuitMaps
 from tl_headmaps.core.errors import OutputError, UsageError
 from tl_headmaps.core.types import HeadIndex
 from tl_headmaps.naming.namer import NAMING_TOKENS, HeadName, Namer
+from tl_headmaps.renderers.text import chance
+from tl_headmaps.renderers.text import number as decimal
 
 TOLERANCE = 2e-4
 """Float32 products in another order, relative to the largest value."""
@@ -180,7 +182,7 @@ class TestPlanted:
         assert torch.equal(values.argmax(1), torch.arange(6))
         heat = found.figure().data.parts[0]
         assert heat.title == "L1H2: copy"
-        assert heat.note == f"copy {name.score:.2g} · null {name.null_mean:.2g} · q {name.q_value:.1g}"
+        assert heat.note == f"copy {decimal(name.score)} · null {decimal(name.null_mean)} · q {chance(name.q_value)}"
         assert heat.layers[0].scale.colours[0] > heat.layers[0].scale.colours[-1], "light to dark"
 
     def test_a_suppressing_head_is_shown_with_what_it_suppresses(self, clean_catalogue: None) -> None:

@@ -129,7 +129,7 @@ def test_switching_heads_off(laguna: Any) -> None:
     assert is_short(worth.values)
 
 
-@pytest.mark.parametrize("metric", ["frobenius", "sensitivity", "output_share"])
+@pytest.mark.parametrize("metric", ["frobenius", "sensitivity"])
 def test_components_by_head(metric: str, laguna: Any, gemma: Any) -> None:
     options: dict[str, Any] = {} if metric == "frobenius" else {"texts": [TEXT, TEXT]}
     heads = component_map(laguna, metric, by_head=True, progress=False, **options)

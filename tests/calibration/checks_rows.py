@@ -14,7 +14,8 @@ from torch import Tensor
 
 from tl_headmaps import HeadIndex
 from tl_headmaps.analyses.ablate.call import AblationExperiment, AblationSettings, Questions
-from tl_headmaps.analyses.validate.call import ValidationSettings, _hits_of, _prompted
+from tl_headmaps.analyses.study import Study
+from tl_headmaps.analyses.validate import PromptedRelation
 from tl_headmaps.data.relations import resolve
 from tl_headmaps.scorers.ablation import accuracy, masks_of
 from tl_headmaps.scorers.statistics import halves_of, rank_p_value, sets_like
@@ -82,18 +83,18 @@ def accuracies(bench: Bench) -> Measured:
 
 
 @cache
-def _hits(model: Any, weights: Any, n_templates: int) -> tuple[PairHits, PairHits, Tensor]:
+def _hits(model: Any, n_templates: int) -> tuple[PairHits, PairHits, Tensor]:
     """Hits from the weights and in prompts with attention as it is, and the layers of heads."""
     relation = resolve(RELATION)
-    settings = ValidationSettings("folded", None, "single", "skip", True, 0)
-    prompted = _prompted(model, weights, relation, relation.neutral_templates[:n_templates], settings)
-    static, dynamic = _hits_of(model, weights, prompted, None, settings, lambda n: None)
+    study = Study(model, prepend_bos=True, fills_prompts=True, preset="folded", progress=False)
+    prompted = PromptedRelation.of(study, relation, relation.neutral_templates[:n_templates])
+    static, dynamic = prompted.hits(None, lambda n: None)
     layers = torch.arange(static.shape[1]).repeat_interleave(static.shape[2])
     return *prompted.by_cluster(static[0], dynamic[0, 1]), layers
 
 
 def _of(bench: Bench) -> tuple[PairHits, PairHits, Tensor]:
-    return _hits(bench.model, bench.weights, bench.count(2, 1))
+    return _hits(bench.model, bench.count(2, 1))
 
 
 @row("validate", "p_without, p_with", null="heads shuffled within layers")
@@ -107,9 +108,9 @@ def shuffled_heads(bench: Bench) -> Measured:
 
 
 @cache
-def _redrawn(model: Any, weights: Any, n_templates: int, n_samples: int) -> list[Agreement]:
+def _redrawn(model: Any, n_templates: int, n_samples: int) -> list[Agreement]:
     """The agreement in samples of clusters of pairs."""
-    static, dynamic, layers = _hits(model, weights, n_templates)
+    static, dynamic, layers = _hits(model, n_templates)
     generator, n = np.random.default_rng(1), len(static.sizes)
     orders = torch.arange(len(layers))[None]
     samples = [generator.integers(0, n, n) for _ in range(n_samples)]
@@ -123,7 +124,7 @@ def _redrawn(model: Any, weights: Any, n_templates: int, n_samples: int) -> list
 
 
 def _samples(bench: Bench) -> list[Agreement]:
-    return _redrawn(bench.model, bench.weights, bench.count(2, 1), bench.count(250, 40))
+    return _redrawn(bench.model, bench.count(2, 1), bench.count(250, 40))
 
 
 def _covered(bench: Bench, *names: str) -> Measured:

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from calibration.rows import Bench, Measured, row
-from tl_headmaps.capture.components.gradients import component_gradients, component_outputs
+from tl_headmaps.capture.components.gradients import component_gradients
 from tl_headmaps.capture.components.matrices import ModelComponents
-from tl_headmaps.capture.running.text import TextBatches, token_batches
+from tl_headmaps.capture.running.text import token_batches
 from tl_headmaps.core.types import ATTENTION_COMPONENTS
 from tl_headmaps.data.texts import read_texts
 from tl_headmaps.scorers.components import METRICS, Estimate, attention_share, over_documents, trend_over_layers
@@ -30,26 +30,9 @@ def _population(bench: Bench, name: str, n: int) -> tuple[Tensor, Tensor]:
     texts = [text[: bench.count(LETTERS, 100)] for text in read_texts()][:n]
     batches = token_batches(texts, source.weights.tokenizer, length=256, max_tokens=10**6)
     assert len(batches.items) == len(texts) == n, "a document is one sequence"
-    measured = METRICS[name]
-    if measured.kind == "gradients":
-        found = component_gradients(source, batches, measured.measure, progress=False)
-        weights = [float(batch.n_targets) for batch in batches.items]
-    else:
-        found = _outputs(source, batches, measured.measure)
-        weights = [float(batch.lengths.sum()) for batch in batches.items]
+    found = component_gradients(source, batches, METRICS[name].measure, progress=False)
+    weights = [float(batch.n_targets) for batch in batches.items]
     return torch.stack([found[component] for component in source.components], 1), torch.tensor(weights)
-
-
-def _outputs(source: ModelComponents, batches: TextBatches, measure: Any) -> dict[str, Tensor]:
-    shape = (len(batches.items), source.n_layers, 1)
-    found = {component: torch.zeros(shape, dtype=torch.float64) for component in source.components}
-    for number, batch in enumerate(batches.items):
-
-        def receive(layer: int, component: str, written: Tensor, stream: Tensor, number: int = number) -> None:
-            found[component][number, layer] = measure(written, stream)
-
-        component_outputs(source, batch, receive)
-    return found
 
 
 def _draws(bench: Bench, name: str, share: Any) -> tuple[Estimate, list[Estimate]]:
@@ -79,11 +62,6 @@ def contribution_intervals(bench: Bench) -> Measured:
 @row("component_map", "interval_low", "interval_high", null="sensitivity, documents drawn again")
 def sensitivity_intervals(bench: Bench) -> Measured:
     return _covered(bench, "sensitivity", "map")
-
-
-@row("component_map", "interval_low", "interval_high", null="output_share, documents drawn again")
-def output_share_intervals(bench: Bench) -> Measured:
-    return _covered(bench, "output_share", None)
 
 
 @row("component_map", "shift", null="sensitivity, documents drawn again")

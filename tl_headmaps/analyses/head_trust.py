@@ -72,7 +72,7 @@ class HeadTrust(HeadTable):
     )
 
     token_share: dict[str, Float[Tensor, "layer head"]] = measured(
-        "value", "share", "1: the tokens say everything; 0: nothing", unit="share explained"
+        "value", "share", "1: the tokens say everything; 0: nothing", unit="share that tokens explain"
     )
     interval_low: dict[str, Float[Tensor, "layer head"]] = measured("low", "95%", "held-out documents resampled")
     interval_high: dict[str, Float[Tensor, "layer head"]] = measured("high", "95%", "upper end")

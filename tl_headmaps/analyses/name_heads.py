@@ -14,7 +14,7 @@ from ..core.ambient import steady
 from ..core.errors import UsageError
 from ..core.provenance import Provenance
 from ..core.types import Circuit, HeadIndex, HeadLike, Model, Preset
-from ..naming.namer import UNCLEAR, Describe, HeadName
+from ..naming.namer import UNCLEAR, HeadName
 from ..renderers.figure import Figure
 from ..renderers.grids import MapLayer, name_layer
 from ..renderers.heat import head_map
@@ -22,8 +22,7 @@ from ..renderers.text import number, table_text, wrapped
 from ..results import Result, largest_heads
 from ..results.table import ComparedMaps
 from ..scorers.components import thirds_of
-from .salient_operations.call import Vocabulary, salient_operations
-from .salient_operations.result import failure_lines
+from .salient_operations import Vocabulary, failure_lines, salient_operations
 
 if TYPE_CHECKING:
     from typing import Self
@@ -233,7 +232,6 @@ def name_heads(
     vocabulary: Vocabulary = "all",
     prompts: str | Sequence[str] | None = None,
     prepend_bos: bool | None = None,
-    describe: Describe | None = None,
     run_dir: str | Path | None = None,
     executor: Any = None,
     progress: bool = True,
@@ -247,7 +245,6 @@ def name_heads(
         vocabulary: As for :func:`salient_operations`.
         prompts: As for :func:`salient_operations`.
         prepend_bos: As for :func:`salient_operations`.
-        describe: As for :func:`salient_operations`.
         run_dir: Save finished layers in this folder, so that an interrupted run resumes.
         executor: Where to compute layers: any ``concurrent.futures.Executor`` (processes, Dask, MPI, Slurm).
         progress: Show a progress bar on a terminal.
@@ -272,7 +269,6 @@ def name_heads(
         vocabulary=vocabulary,
         prompts=prompts,
         prepend_bos=prepend_bos,
-        describe=describe,
         run_dir=run_dir,
         executor=executor,
         progress=progress,

@@ -31,8 +31,8 @@ from ..results import Result
 from ..scorers.ablation import default_max_heads
 from .ablate.call import AblationExperiment, AblationSettings
 from .ablate.result import AblationCurves
-from .validate.call import ValidationSettings, common_templates, runnable_weights, validate_with_weights
-from .validate.result import Validation
+from .study import Study
+from .validate import Validation, validate
 
 if TYPE_CHECKING:
     from typing import Self
@@ -251,7 +251,7 @@ def reproduce(
         ('capitals', 'tested')
     """
     check_count("n_random", n_random, 0, MOST_DRAWS)
-    weights = runnable_weights(model)
+    weights = Study(model, fills_prompts=True, preset="maps").weights
     weights.require("maps", needs_mlp=max(weights.layers_with_heads) > 0)
     if relations is None:
         bundled = load_relations(model=weights, data_dir=data_dir)
@@ -275,7 +275,7 @@ def reproduce(
     with open_run(folder, identity, provenance) as run:
         # Only a complete folder has a manifest.
         (folder / _MANIFEST).unlink(missing_ok=True)
-        checks = _validations(run, model, weights, chosen, prepend_bos, progress)
+        checks = _validations(run, model, chosen, prepend_bos, progress)
         curves = _ablations(run, model, weights, chosen, candidates, checks, n_random, prepend_bos, progress)
         rows = tuple(_row(name, checks[name], curves.get(name)) for name in names)
         result = Reproduction(rows, replace(provenance, created=run.created))
@@ -308,13 +308,11 @@ def _details(provenance: Provenance, candidates: Sequence[Relation]) -> dict[str
 
 
 def _validations(
-    run: Store, model: Any, weights: HeadWeights, relations: Sequence[Relation], prepend_bos: bool, progress: bool
+    run: Store, model: Any, relations: Sequence[Relation], prepend_bos: bool, progress: bool
 ) -> dict[str, Validation]:
-    settings = ValidationSettings("maps", None, "single", "skip", prepend_bos, seed=0)
     checks = {}
     for relation in relations:
-        templates = common_templates([relation])
-        make = partial(validate_with_weights, model, weights, [relation], templates, settings, progress)
+        make = partial(validate, model, relation, preset="maps", prepend_bos=prepend_bos, progress=progress)
         checks[relation.name] = _finished_or_made(run, _file_stem(relation, "validation"), Validation, make)
     return checks
 

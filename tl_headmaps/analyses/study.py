@@ -14,7 +14,8 @@ from ..capture.weights import HeadWeights
 from ..core.errors import UsageError
 from ..core.progress import Progress
 from ..core.provenance import Provenance
-from ..core.types import HeadLike, LayerLike
+from ..core.types import HeadLike, LayerLike, Preset
+from ..data.relations import Encoded, MultiToken, Relation, encode
 from ..data.texts import Sample, describe_source, split_texts
 
 
@@ -26,6 +27,7 @@ class Study:
         weights: What was read of it.
         heads: The chosen heads, in order.
         prepend_bos: Whether prompts begin with BOS; None for weights, which run nothing.
+        preset: Of the static scores that prompts filled with words are compared with.
     """
 
     def __init__(
@@ -37,18 +39,26 @@ class Study:
         prepend_bos: bool | None = None,
         by_heads: bool = True,
         runs: bool = True,
+        fills_prompts: bool = False,
+        preset: Preset | None = None,
         progress: bool = True,
     ) -> None:
         if runs:
             check_runs(model)
+        if fills_prompts and getattr(model, "tokenizer", None) is None and hasattr(model, "cfg"):
+            raise UsageError(
+                "The model has no tokenizer, which prompts need. Load the model with its tokenizer, or set "
+                "model.tokenizer."
+            )
         self.model, self.progress = model, progress
         self.weights = HeadWeights.of(model)
+        self.preset = self.weights.preset(preset)
         self.heads = self.weights.chosen_heads(heads, layers)
         self.options: dict[str, Any] = {}
         self.data: dict[str, str] = {}
         self.prepend_bos = False
         if runs:
-            self.prepend_bos = self.options["prepend_bos"] = prepends_bos(model, prepend_bos)
+            self.prepend_bos = self.options["prepend_bos"] = prepends_bos(model, prepend_bos, self.preset)
         if by_heads:
             self.options["heads"] = None if heads is None and layers is None else list(map(str, self.heads))
 
@@ -85,6 +95,20 @@ class Study:
         digest = hashlib.sha256(repr((fit, held_out)).encode()).hexdigest()
         self.data |= {"texts": digest, "source": describe_source(source)}
         return fit, held_out
+
+    def encoded(
+        self, relation: Relation, k: int | None = None, multi_token: MultiToken = "skip"
+    ) -> tuple[Encoded, int]:
+        """The pairs of a relation that can be scored, and its k; raises where there are none."""
+        n_targets = self.weights.W_U.shape[0]
+        encoded = encode(
+            relation,
+            self.weights.tokenizer,
+            n_sources=self.weights.n_vocab,
+            n_targets=n_targets,
+            multi_token=multi_token,
+        )
+        return encoded, encoded.top_k(k, n_targets)
 
     def bar(self, what: str, unit: str, total: int | None) -> Progress:
         """A progress bar, shown if the caller wants one."""

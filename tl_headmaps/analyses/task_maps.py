@@ -131,6 +131,7 @@ class TaskMaps(HeadTable):
         "what the probe reads from a head for the function, beyond what the items' words tell: mean over held-out "
         "items of gradient x activation. The words of the one sentence that is asked about tell the function too "
         '(baseline_accuracy["decisive"]), so a head may have fetched that sentence and done no more',
+        unit="importance",
     )
     importance_normalised: Float[Tensor, "function layer head"] = measured(
         "value", "share", "its positive part, scaled to sum to one over the heads", unit="share of all importance"

@@ -16,7 +16,7 @@ import click
 
 from ..core.errors import UsageError
 from ..core.files import SAVED_SUFFIXES
-from ..core.options import SHARED_ARGS
+from ..core.options import Count, Draws, Seed, Share, checked
 from .forms import FORMS, PHRASES, Form, comma_parts
 from .output import check_outputs, show_and_save
 from .signatures import PACKAGE, REQUIRED, Parameter, Signature, plain
@@ -28,6 +28,9 @@ PYTHON_ONLY = frozenset(
 
 OPPOSITES = {"drop_sink": "--keep-sink", "prepend_bos": "--no-prepend-bos"}
 """What switches a parameter off. Others are off until they are switched on."""
+
+RANGES = {"Count": Count, "Draws": Draws, "Seed": Seed, "Share": Share}
+"""Numbers that are checked here too, before the long work: the call does it after a model was opened."""
 
 ARGUMENTS = {
     "head": ("HEAD", "The same as --head: L23H4."),
@@ -88,6 +91,8 @@ def is_set(written: Any) -> bool:
 def read(parameter: Parameter, written: Any, commas: bool = True) -> Any:
     """What a call takes for what was written."""
     form = _form(parameter)
+    for name in parameter.types & set(RANGES):
+        written = checked(parameter.name, written, RANGES[name])
     if form is None:
         return list(written) if isinstance(written, tuple) else written
     if not form.many:
@@ -159,7 +164,7 @@ def explained(parameter: Parameter) -> str:
         'Count targets of x. Default: 5.'
     """
     form = _form(parameter)
-    text = plain((form and form.help) or parameter.doc or SHARED_ARGS.get(parameter.name, ""))
+    text = plain((form and form.help) or parameter.doc)
     if not parameter.choices:
         text = re.split(r"(?<=[.])\s+(?=[A-Z])", text)[0]
     shown = parameter.default is not REQUIRED and isinstance(parameter.default, str | int | float)
@@ -208,7 +213,7 @@ class Command:
         named = [each for each in self.parameters.values() if each not in unnamed or each.name in HEADS]
         return click.Command(
             name,
-            callback=lambda **written: self._run({key: value for key, value in written.items() if is_set(value)}),
+            callback=lambda **written: self.carry_out(Run(self, written)),
             params=[*map(_argument, unnamed), *map(_option, [*named, *self.own_parameters.values()]), *self._shared()],
             help="\n\n".join([self.signature.summary, *(": ".join(_as_argument(each)) for each in unnamed)]),
         )
@@ -222,13 +227,13 @@ class Command:
         if "out" not in self.own_parameters:
             yield from (FULL, OUT)
 
-    def _run(self, written: dict[str, Any]) -> None:
-        run = Run(self, written)
+    def carry_out(self, run: "Run") -> None:
+        """Make and show what was asked for."""
         if self.around is None:
             run.show(run.result())
         else:
             own = self.own_parameters
-            self.around(run, **{name: read(own[name], written[name]) for name in own if name in written})
+            self.around(run, **{name: read(own[name], run.written[name]) for name in own if name in run.written})
 
 
 class Run:
@@ -241,8 +246,8 @@ class Run:
 
     def __init__(self, command: Command, written: dict[str, Any]) -> None:
         self._command = command
-        self.written = written
-        self.outputs = [] if "out" in command.own_parameters else check_outputs(written.get("out", ()))
+        self.written = {name: value for name, value in written.items() if is_set(value)}
+        self.outputs = [] if "out" in command.own_parameters else check_outputs(self.written.get("out", ()))
 
     @cached_property
     def options(self) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""The tour: chapters of questions to one model, each answered by a call, as one page with the results beside it.
+"""The tour: chapters of questions to one model, each answered by a command, as one page with the results beside it.
 
-A step is a function that makes one call and says which command makes the same; what is said about the result is what it
-says itself. A new one is such a function and its place in :data:`CHAPTERS`.
+A step is a function that says which command is run; what is said about the result is what it says itself. A new one is
+such a function and its place in :data:`CHAPTERS`.
 """
 
 import shlex
@@ -16,8 +16,8 @@ import click
 import tl_headmaps as tlhm  # names are loaded when they are used
 
 from ..core.errors import HeadMapsError, UnsupportedModelError, UsageError
-from ..core.types import HeadIndex
-from .build import CHECKPOINT, DEVICE, MODEL, open_model
+from .build import CHECKPOINT, DEVICE, MODEL, Run, open_model
+from .commands import COMMANDS
 from .output import check_folder, say
 
 if TYPE_CHECKING:
@@ -40,10 +40,15 @@ N_ABLATED = 8
 MAX_TOKENS = 2048
 N_ITEMS = 36
 
-Made: TypeAlias = tuple["tlhm.Result", list[str]]
-"""A result, and the arguments of ``tl-headmaps`` that make it, without the choice of a model."""
+Step: TypeAlias = Callable[["Tour"], list[str]]
+"""What is asked: the arguments of ``tl-headmaps``, without the choice of a model."""
 
-Step: TypeAlias = Callable[["Tour"], Made]
+
+class _Quiet(Run):
+    """A command whose result is kept and not shown."""
+
+    def show(self, result: Any, outputs: list[Path] | None = None, **drawn: Any) -> None:
+        self.shown = result
 
 
 class Tour:
@@ -51,16 +56,24 @@ class Tour:
 
     def __init__(self, model: Any) -> None:
         self.model, self.weights = model, tlhm.HeadWeights.of(model)
-        self.outcomes: dict[Step, Made | HeadMapsError] = {}
+        self.outcomes: dict[Step, tuple[tlhm.Result, list[str]] | HeadMapsError] = {}
 
-    def outcome(self, step: Step) -> Made | HeadMapsError:
-        """What a step made, or why it cannot be done for this model."""
+    def outcome(self, step: Step) -> "tuple[tlhm.Result, list[str]] | HeadMapsError":
+        """The result of a step with its arguments, or why it cannot be done for this model."""
         if step not in self.outcomes:
             try:
-                self.outcomes[step] = step(self)
+                arguments = step(self)
+                self.outcomes[step] = self._made_by(*arguments), arguments
             except HeadMapsError as error:
                 self.outcomes[step] = error
         return self.outcomes[step]
+
+    def _made_by(self, name: str, *arguments: str) -> Any:
+        command = COMMANDS[name]
+        run = _Quiet(command, command.built(name).make_context(name, list(arguments)).params)
+        run.model = self.model
+        command.carry_out(run)
+        return run.shown
 
     def result(self, step: Step) -> Any:
         """The result of a step; what kept it from being done is raised again."""
@@ -70,81 +83,40 @@ class Tour:
         return outcome[0]
 
     @property
-    def head(self) -> HeadIndex:
+    def head(self) -> str:
         """The head that scores highest on the relation the tour follows."""
-        head: HeadIndex = self.result(relations).top(1, LEAD)[0][0]
-        return head
+        return str(self.result(relations).top(1, LEAD)[0][0])
 
 
-def ablation(tour: Tour) -> Made:
-    """Does the model lose the relation without its heads?"""
-    arguments = ["ablate", LEAD, "--template", TEMPLATE, "--max-heads", str(N_ABLATED), "--controls", "none"]
-    return tlhm.ablate(tour.model, LEAD, max_heads=N_ABLATED, template=TEMPLATE, controls=None), arguments
-
-
-def grid(tour: Tour) -> Made:
+def grid(tour: Tour) -> list[str]:
     """The best head at work."""
-    arguments = ["grid", "--head", str(tour.head), "--sources", ",".join(SOURCES), "--targets", ",".join(TARGETS)]
-    return tlhm.token_grid(tour.weights, tour.head, SOURCES, TARGETS, relation=LEAD), [*arguments, "--relation", LEAD]
+    words = ["--sources", ",".join(SOURCES), "--targets", ",".join(TARGETS)]
+    return ["grid", "--head", tour.head, *words, "--relation", LEAD]
 
 
-def relations(tour: Tour) -> Made:
+def relations(tour: Tour) -> list[str]:
     """Scores on those relations that the model's tokenizer can write; on all, for the error, if it can write none."""
     from ..data.relations import kept_pairs, resolve
 
     tokenizer = tour.weights.tokenizer
     named = [name for name in RELATIONS if tokenizer is None or kept_pairs(resolve(name), tokenizer)]
-    scores = tlhm.relation_scores(tour.weights, named or RELATIONS)
-    return scores, ["relations", *scores.relations]
+    return ["relations", *(named or RELATIONS)]
 
 
-def names(tour: Tour) -> Made:
-    """A name for every head, where one is earned."""
-    return tlhm.name_heads(tour.weights, vocabulary="words"), ["name-heads", "--vocabulary", "words"]
-
-
-def operations(tour: Tour) -> Made:
+def operations(tour: Tour) -> list[str]:
     """What the best head does when nobody says what to look for."""
-    arguments = ["salient", "--heads", str(tour.head), "--vocabulary", "words"]
-    return tlhm.salient_operations(tour.weights, tour.head, vocabulary="words"), arguments
+    return ["salient", "--heads", tour.head, "--vocabulary", "words"]
 
 
-def agreement(tour: Tour) -> Made:
-    """Do heads write in prompts what was read from them?"""
-    return tlhm.validate(tour.model, [LEAD]), ["validate", LEAD]
-
-
-def groups(tour: Tour) -> Made:
-    """Which tokens of the sentence do heads bind together?"""
-    return tlhm.attention_groups(tour.model, SENTENCE), ["groups", "--text", SENTENCE]
-
-
-def association(tour: Tour) -> Made:
+def association(_tour: Tour) -> list[str]:
     """Which heads bring two tokens together?"""
-    arguments = ["association", "--text", SENTENCE, "--query", QUERY, "--key", KEY]
-    return tlhm.association_heads(tour.model, SENTENCE, QUERY, KEY), arguments
+    return ["association", "--text", SENTENCE, "--query", QUERY, "--key", KEY]
 
 
-def mixing(tour: Tour) -> Made:
+def mixing(tour: Tour) -> list[str]:
     """The arithmetic of the head that brings them closest."""
     head = tour.result(association).top(1)[0][0]
-    arguments = ["mixing", "--text", SENTENCE, "--head", str(head), "--query", QUERY, "--key", KEY]
-    return tlhm.value_mixing(tour.model, SENTENCE, head, QUERY, KEY), arguments
-
-
-def components(tour: Tour) -> Made:
-    """Which matrices matter?"""
-    return tlhm.component_map(tour.model, max_tokens=MAX_TOKENS), ["components", "--max-tokens", str(MAX_TOKENS)]
-
-
-def tasks(tour: Tour) -> Made:
-    """Which heads serve which function?"""
-    return tlhm.task_maps(tour.model, tlhm.load_tasks().sample(N_ITEMS)), ["tasks", "--sample", str(N_ITEMS)]
-
-
-def the_model(tour: Tour) -> Made:
-    """What was loaded."""
-    return tlhm.describe_model(tour.weights), ["model"]
+    return ["mixing", "--text", SENTENCE, "--head", str(head), "--query", QUERY, "--key", KEY]
 
 
 @dataclass(frozen=True)
@@ -161,7 +133,12 @@ CHAPTERS = (
         "Which heads know the capitals, and does the model need them?",
         "Prompts ask for the capital of a country, and heads are switched off one after the other, best score first, "
         "and as many random other heads beside them. Then the head that scores highest, and nine entries of its map.",
-        {"ablation": ablation, "token_grid": grid},
+        {
+            "ablation": lambda _: [
+                *("ablate", LEAD, "--template", TEMPLATE, "--max-heads", str(N_ABLATED), "--controls", "none")
+            ],
+            "token_grid": grid,
+        },
     ),
     Chapter(
         "Which heads know what?",
@@ -173,32 +150,36 @@ CHAPTERS = (
         "What do heads do when nobody says what to look for?",
         "The tokens a head does most about are those with the largest ratio of what it writes to what it reads. A head "
         "gets a name if a predicate (copy, case variant, first letter, ...) explains their targets better than chance.",
-        {"head_names": names, "salient_operations": operations},
+        {"head_names": lambda _: ["name-heads", "--vocabulary", "words"], "salient_operations": operations},
     ),
     Chapter(
         "Do heads write in prompts what was read from them?",
         "Prompts that say nothing about the relation, with its sources in them: what each head writes there, beside "
         "what it was expected to write.",
-        {"validation": agreement},
+        {"validation": lambda _: ["validate", LEAD]},
     ),
     Chapter(
         "One sentence",
         "Which tokens do heads bind together, beyond what distance does? Then the place where an answer is due: which "
         "heads bring it together with the country, and how the best of them does it, number by number.",
-        {"attention_groups": groups, "association_heads": association, "value_mixing": mixing},
+        {
+            "attention_groups": lambda _: ["groups", "--text", SENTENCE],
+            "association_heads": association,
+            "value_mixing": mixing,
+        },
     ),
     Chapter(
         "Which matrices matter?",
         "The first-order effect on the loss of removing the entries of each weight matrix one by one.",
-        {"component_map": components},
+        {"component_map": lambda _: ["components", "--max-tokens", str(MAX_TOKENS)]},
     ),
     Chapter(
         "Which heads serve which cognitive function?",
         "Short questions of eight functions, in sets of the same words, so that words alone cannot tell the functions "
         "apart. A cross-validated probe reads all heads; the maps show what it reads from each, beyond the words.",
-        {"task_maps": tasks},
+        {"task_maps": lambda _: ["tasks", "--sample", str(N_ITEMS)]},
     ),
-    Chapter("The model", "What was loaded, and what can be asked of it.", {"model": the_model}),
+    Chapter("The model", "What was loaded, and what can be asked of it.", {"model": lambda _: ["model"]}),
 )
 
 

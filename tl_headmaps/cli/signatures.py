@@ -11,6 +11,8 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from ..core.options import args_of
+
 PACKAGE = Path(__file__).parents[1]
 
 REQUIRED = object()
@@ -26,10 +28,10 @@ class Parameter:
 
     Attributes:
         name: Its name.
-        types: Names in its annotation, None among them, with aliases followed to the end.
+        types: Names in its annotation, None among them: what aliases stand for, and of ranges their own name, too.
         choices: Strings of the ``Literal`` in its annotation.
         default: Its default, ``REQUIRED`` without one; None also for a default that only a running program knows.
-        doc: Its text in ``Args:``.
+        doc: Its text in ``Args:``, or that of all calls.
     """
 
     name: str
@@ -70,9 +72,10 @@ class Signature:
     @cached_property
     def parameters(self) -> dict[str, Parameter]:
         """All parameters by name, in their order."""
-        docs = documented(self._doc)
+        arguments = list(_with_defaults(self._arguments))
+        docs = args_of(self._doc, [argument.arg for argument, _ in arguments])
         found = {}
-        for argument, default in _with_defaults(self._arguments):
+        for argument, default in arguments:
             parts = list(_parts(self.module, argument.annotation))
             types = [part for part in parts if isinstance(part, ast.Name) or part.value is None]
             found[argument.arg] = Parameter(
@@ -103,13 +106,6 @@ def _function(module: Path, name: str) -> ast.FunctionDef | None:
     blocks = re.findall(rf"^def {name}\(.*?(?=^[@\w]|\Z)", source, re.MULTILINE | re.DOTALL)
     node = ast.parse(blocks[-1]).body[0] if blocks else None
     return node if isinstance(node, ast.FunctionDef) else None
-
-
-def documented(docstring: str) -> dict[str, str]:
-    """The ``Args:`` of a docstring by parameter, each on one line."""
-    section = re.search(r"^Args:\n((?:[ ]+.*\n?|\n)*)", docstring, re.MULTILINE)
-    entries = re.finditer(r"^    (\w+): (.*(?:\n {5,}.*)*)", section[1] if section else "", re.MULTILINE)
-    return {entry[1]: " ".join(entry[2].split()) for entry in entries}
 
 
 def _with_defaults(arguments: ast.arguments) -> Iterator[tuple[ast.arg, Any]]:
@@ -151,7 +147,9 @@ def _parts(module: Path, annotation: ast.AST | None) -> Iterator[ast.Name | ast.
     """Names of types in an annotation, and the values of its Literal."""
     if isinstance(annotation, ast.Name):
         origin, meaning = _definition(module, annotation.id)
-        yield from [annotation] if not isinstance(meaning, ast.expr) else _parts(origin, meaning)
+        parts = list(_parts(origin, meaning)) if isinstance(meaning, ast.expr) else []
+        is_range = any(isinstance(part, ast.Name) and part.id == "Annotated" for part in parts)
+        yield from [annotation, *parts] if is_range or not parts else parts
     elif isinstance(annotation, ast.Subscript) and isinstance(annotation.value, ast.Name):
         if annotation.value.id == "Literal":
             yield from (part for part in ast.walk(annotation.slice) if isinstance(part, ast.Constant))

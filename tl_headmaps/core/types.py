@@ -21,8 +21,6 @@ Preset: TypeAlias = Literal["context", "folded", "maps"]
 Basis: TypeAlias = Literal["raw", "folded", "centred"]
 """State of the loaded weights; ``centred`` means processed without folding the norms."""
 
-PromptSources: TypeAlias = Literal["single", "multi"]
-"""Whether prompts are made from sources of one token, or from those of several."""
 
 AblationMethod: TypeAlias = Literal["zero", "mean"]
 """What an ablated head writes instead: nothing, or what it writes on average."""

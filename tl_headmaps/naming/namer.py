@@ -1,12 +1,11 @@
 """Names for heads from their salient mappings: every predicate on every head, with false discoveries controlled."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 
-from ..core.types import HeadIndex
 from ..scorers.statistics import q_values
 from . import predicates as _ours  # noqa: F401  (fills the catalogue)
 from .catalogue import LEAST_SCORE, Explainer, Explanation, Mapping, best_first, catalogue
@@ -14,14 +13,10 @@ from .catalogue import LEAST_SCORE, Explainer, Explanation, Mapping, best_first,
 UNCLEAR = "unclear"
 """The name of a head no predicate explains better than chance."""
 
-Describe: TypeAlias = Callable[[HeadIndex, list[tuple[str, list[str]]], str], str]
-"""Gets a head, its mappings and a prompt; returns a short description."""
-
 NAMING_TOKENS, NAMING_TARGETS = 30, 5
 """Names are always given on this many salient tokens and targets, however many are shown."""
 
 _LEVEL = 0.05
-_LONGEST_DESCRIPTION = 400
 
 
 @dataclass(frozen=True)
@@ -37,8 +32,8 @@ class HeadName:
         q_value: The same after Benjamini-Hochberg over all heads and predicates of this result.
         best: The best predicate, whether or not it earned the name.
         runner_up: The second-best predicate, if there is one, with its score and p-value.
-        description: What the user's ``describe`` returned.
-        description_error: Why that was not usable.
+        description, description_error: None, but in files of versions before, where a user's function could describe a
+            head.
     """
 
     name: str
@@ -73,20 +68,13 @@ class HeadName:
         ]
         if self.runner_up is not None:
             rows.append(["runner-up", f"{self.runner_up} {self.runner_up_score:.2f}"])
-        if self.description is not None:
-            rows.append(["described as", self.description])
         return rows
 
 
 class Namer:
-    """Names each head by the predicate that explains its mappings best, if that beats its null among all tests made.
+    """Names each head by the predicate that explains its mappings best, if that beats its null among all tests made."""
 
-    Args:
-        describe: The user's own way to describe a head, if any.
-    """
-
-    def __init__(self, describe: Describe | None = None) -> None:
-        self.describe = describe
+    def __init__(self) -> None:
         self._explainer = Explainer(catalogue())
 
     @property
@@ -99,10 +87,8 @@ class Namer:
         """Predicates that raised."""
         return self._explainer.failed
 
-    def names(
-        self, heads: Sequence[HeadIndex], promoted: Sequence[list[Mapping]], suppressed: Sequence[list[Mapping]]
-    ) -> tuple[HeadName, ...]:
-        """One name for each head."""
+    def names(self, promoted: Sequence[list[Mapping]], suppressed: Sequence[list[Mapping]]) -> tuple[HeadName, ...]:
+        """One name for each head, from what it promotes and suppresses."""
         explained = [
             [*self._explainer.explain(up, "promote"), *self._explainer.explain(down, "suppress")]
             for up, down in zip(promoted, suppressed, strict=True)
@@ -111,10 +97,7 @@ class Namer:
         explained = [[entry for entry in entries if entry.predicate not in self.failed] for entries in explained]
         p_values = torch.tensor([entry.p_value for entries in explained for entry in entries], dtype=torch.float64)
         q_of = dict(zip(p_values.tolist(), q_values(p_values).tolist(), strict=True))
-        return tuple(
-            self._name(head, best_first(entries), q_of, mappings)
-            for head, entries, mappings in zip(heads, explained, promoted, strict=True)
-        )
+        return tuple(self._name(best_first(entries), q_of) for entries in explained)
 
     def suppresses(self, entry: HeadName) -> bool:
         """Whether the best explanation of a head is about the targets it suppresses."""
@@ -128,14 +111,12 @@ class Namer:
             return [False] * len(targets)
         return [bool(tried.holds(source, target)) for target in targets]
 
-    def _name(
-        self, head: HeadIndex, ranked: list[Explanation], q_of: dict[float, float], mappings: list[Mapping]
-    ) -> HeadName:
+    @staticmethod
+    def _name(ranked: list[Explanation], q_of: dict[float, float]) -> HeadName:
         best = ranked[0] if ranked else Explanation("", "promote", 0.0, 0.0, 1.0)
         second = next((entry for entry in ranked[1:] if entry.score > 0), None)
         q_value = q_of.get(best.p_value, 1.0)
         earned = best.score >= LEAST_SCORE and q_value < _LEVEL
-        description, error = self._described(head, mappings)
         return HeadName(
             name=best.name if earned else UNCLEAR,
             score=best.score,
@@ -147,31 +128,4 @@ class Namer:
             runner_up=None if second is None else second.name,
             runner_up_score=0.0 if second is None else second.score,
             runner_up_p_value=1.0 if second is None else second.p_value,
-            description=description,
-            description_error=error,
         )
-
-    def _described(self, head: HeadIndex, mappings: list[Mapping]) -> tuple[str | None, str | None]:
-        if self.describe is None:
-            return None, None
-        listed = [(source, list(targets)) for source, targets in mappings]
-        try:
-            description: object = self.describe(head, listed, description_prompt(head, mappings))
-        except Exception as error:  # a user's code may raise anything: it is recorded, the name does not depend on it
-            return None, f"{type(error).__name__}: {error}"
-        if not isinstance(description, str) or not description.strip():
-            return None, f"returned {description!r} instead of a text"
-        if len(description) > _LONGEST_DESCRIPTION:
-            return None, f"returned {len(description)} characters; a description has at most {_LONGEST_DESCRIPTION}"
-        return description.strip(), None
-
-
-def description_prompt(head: HeadIndex, mappings: Sequence[Mapping]) -> str:
-    """The prompt that asks a language model about a head."""
-    lines = [f"{source!r} -> {', '.join(map(repr, targets))}" for source, targets in mappings]
-    return (
-        f"Attention head {head} of a language model promotes these tokens when it attends to a source token:\n\n"
-        + "\n".join(lines)
-        + "\n\nName the one operation that turns most sources into one of their targets, in at most ten words. "
-        "If fewer than a third of the lines share an operation, answer: unclear."
-    )

@@ -2,7 +2,7 @@
 
 >>> from tl_headmaps.renderers import head_map
 >>> head_map([[0.1, 0.7]], title="One layer")
-Figure('One layer', Heat, 1 KB)
+Figure('One layer', Heat, 5 KB)
 """
 
 import lazy_loader as _lazy

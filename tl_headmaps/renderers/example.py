@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import UsageError
-from .arrange import SIZE, fitted, in_rows, inset, scaled, stacked
 from .colours import Scale, text_on
 from .figure import Figure
 from .formulas import (
@@ -27,7 +26,7 @@ from .formulas import (
     UnicodeNotation,
 )
 from .grids import checked
-from .layout import MARGIN, TICK, PrintOptions, framed, lines_of, width_of
+from .layout import MARGIN, SIZE, TICK, PrintOptions, fitted, in_rows, inset, lines_of, printed, stacked, width_of
 from .page import escaped, figure_body, label
 from .shapes import MIDDLE, Cells, Drawing, Rect, Text
 from .text import latex, markdown, table_text, visible
@@ -140,10 +139,8 @@ class Example:
 
     def drawing(self, options: PrintOptions) -> Drawing:
         """The steps for print."""
-        options.refuse("height", "columns", "labels")
-        width = (options.width - 2 * MARGIN) * SIZE / TICK
-        drawing = scaled(self.drawn(width), TICK / SIZE)
-        return framed(drawing, title=options.title_or(self.title), note=" ".join(self.notes))
+        drawn = self.drawn((options.width - 2 * MARGIN) * SIZE / TICK)
+        return printed(drawn, options, title=self.title, note=" ".join(self.notes))
 
     def drawn(self, width: float) -> Drawing:
         """The steps under each other, at most so wide, and what they come to."""
@@ -253,7 +250,9 @@ def _matrix(matrix: ExampleMatrix, width: float, write: Notation) -> Drawing:
     cell = max(_LEAST_CELL, min(wanted, (width - left) / n_columns))
     upright = longest_column > cell - 2
     top = _LINE + (longest_column + _PAD if upright else _LINE if columns else 0.0)
-    drawing = Drawing([], max(left + n_columns * cell, width_of(matrix.caption(write), _SMALL)), top + n_rows * _ROW)
+    drawing = Drawing(
+        [], max(left + n_columns * cell, width_of(matrix.caption(write), _SMALL)), top + n_rows * _ROW + _PAD
+    )
     drawing.add(Text(0.0, SIZE, matrix.caption(write), _SMALL, fill="soft", italic=True))
     drawing.add(Cells(left, top, (cell, _ROW), matrix.scale.pixels(matrix.values)))
     for number, name in enumerate(rows):

@@ -9,9 +9,8 @@ from typing import Any, Literal, TypeAlias
 from ..core.errors import OutputError, UsageError
 from ..core.files import FIGURE_SUFFIXES, PAGE_SUFFIX, home_expanded, replacing
 from ..core.types import check_choice
-from .layout import Labels, PrintOptions
+from .layout import COLUMN, PAGE, Labels, PrintOptions
 from .page import assets, escaped, whole_page
-from .sheets import INCHES
 from .text import latex, prose, sentence, visible
 
 Width: TypeAlias = Literal["column", "page"]
@@ -124,14 +123,11 @@ class Figure:
         if suffix == PAGE_SUFFIX:
             with replacing(path) as temporary:
                 temporary.write_text(whole_page(self.title, [self.body], self.needs), encoding="utf-8")
-        elif hasattr(self.data, "drawing"):
-            tall = None if height is None else 72 * _inches(height, "height")
-            options = PrintOptions(72 * _inches(width), tall, columns, rows, title, labels)
-            self.data.drawing(options).save(path, title=self.title, source=self.source)
         else:
-            from .static import Asked, save_static
-
-            save_static(self, path, Asked(width, height, columns, rows, title, labels))
+            tall = None if height is None else 72 * _inches(height, "height")
+            exact = not isinstance(width, str)
+            options = PrintOptions(72 * _inches(width), tall, columns, rows, title, labels, exact)
+            self.data.drawing(options).save(path, title=self.title, source=self.source)
         return path
 
     def latex(self, path: str | Path, *, width: Width | float | int = "page", caption: str | None = None) -> str:
@@ -181,7 +177,7 @@ def _inches(value: Width | float | int, name: str = "width") -> float:
     """A width or height in inches; raises if no paper is that large or small."""
     if isinstance(value, str):
         check_choice(value, Width, name)
-        return INCHES[value]
+        return {"column": COLUMN, "page": PAGE}[value]
     if not _LEAST_INCHES <= value <= _MOST_INCHES:
         raise UsageError(f"{name}={value} inches cannot be printed. Give {_LEAST_INCHES} to {_MOST_INCHES} inches.")
     return float(value)

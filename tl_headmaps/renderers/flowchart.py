@@ -17,11 +17,11 @@ import numpy as np
 
 from ..core.errors import UsageError
 from ..core.types import check_choice
-from .arrange import SIZE, scaled
 from .colours import SERIES, Scale
 from .figure import Figure
 from .grids import checked
-from .layout import MARGIN, TICK, PrintOptions, framed
+from .layout import SIZE, PrintOptions, printed, shortened, width_of
+from .maps import scale_drawing
 from .page import escaped, figure_body, label, table
 from .shapes import MIDDLE, Cells, Drawing, Group, Path, Point, Rect, Shape, Text
 from .text import significant, visible
@@ -37,19 +37,17 @@ ON, OFF = "#2f6fd0", "#3a3d42"
 
 _ON_OFF = (("0", OFF), ("1", ON))
 
-_SMALL, _LETTER, _SMALL_LETTER = 12.0, 7.6, 6.6
-"""Size of letters around the matrix, and widths of letters."""
+_SMALL = 12.0
+"""Size of letters around the matrix."""
 
 _BOX, _STRIPE, _LANE, _GAP = 0.8, 8.0, 14.0, 150.0
 """Height of a box as a share of a row; widths of a group beside its tokens, of its lane, and from heads to tokens."""
 
-_WIDEST = 20
-_TITLED_CELLS = 1600
-_SMALLEST = 0.72
-"""Letters of a label that are shown, cells up to which each says its value, and how far a phone may shrink it all."""
+_WIDEST, _TITLED_CELLS, _SMALLEST = 150.0, 1600, 0.72
+"""Room of a label, cells up to which each says its value, and how far a phone may shrink it all."""
 
-_LEGEND_HEIGHT, _BIT = 46.0, 3.0
-"""Height of the legend with its two lines, and width of a colour in its bar."""
+_BAR = 99.0
+"""Length of the colour bar."""
 
 _ALIKE = 0.5
 """Share of common tokens from which on two groups may have the same colour."""
@@ -74,11 +72,6 @@ class Flow:
     def is_binary(self) -> bool:
         """Whether the matrix holds nothing but 0 and 1."""
         return self.scale is not None and bool(self.scale.names)
-
-    @property
-    def is_causal(self) -> bool:
-        """Whether no row attends to a later one; those cells are then left empty."""
-        return self.matrix is not None and not self.is_binary and not np.triu(self.matrix, 1).any()
 
     @cached_property
     def colours(self) -> dict[tuple[int, ...], int]:
@@ -106,21 +99,16 @@ class Flow:
         return tuple(numbers)
 
     def drawing(self, options: PrintOptions) -> Drawing:
-        """The flowchart for print: letters as large as in other figures, or smaller where it is wide."""
-        options.refuse("height", "columns", "labels")
-        drawn = self.drawn()
-        smaller = scaled(drawn, min(TICK / SIZE, (options.width - 2 * MARGIN) / drawn.width))
-        return framed(smaller, title=options.title_or(self.title), note=self.note)
+        """The flowchart for print."""
+        return printed(self.drawn(), options, title=self.title, note=self.note)
 
     def drawn(self) -> Drawing:
         """Heads, lines, tokens and matrix, in pixels of a page."""
         place = _Layout(self)
         drawing = Drawing([*_heads(self, place), *_tokens(self, place)], place.width, place.height)
         if self.matrix is not None and self.scale is not None:
-            later = np.triu(np.full_like(self.matrix, self.is_causal), 1) > 0
-            shown = np.where(later, np.nan, self.matrix)
-            drawing.add(Group([*_cells(self, shown, self.scale, place)], key="matrix"))
-            drawing.add(*_column_names(self, place), *_legend(self, self.scale, place))
+            drawing.add(Group([*_cells(self, self.matrix, self.scale, place)], key="matrix"))
+            drawing.add(*_column_names(self, place), place.legend)
         return drawing
 
 
@@ -250,25 +238,26 @@ class _Layout:
         has_matrix, on_top = chart.matrix is not None, chart.labels == "top"
         self.row = 30.0 if n <= 12 else 24.0 if n <= 40 else 17.0
         self.cell = min(self.row, 640.0 / n)
-        widest = min(_WIDEST, max(map(len, chart.tokens)))
-        self.upright = widest * _LETTER > self.cell
-        names = (12 + widest * _LETTER if self.upright else 20.0) if has_matrix else 2.0
+        widest = max(min(_WIDEST, width_of(token, SIZE)) for token in chart.tokens)
+        self.upright = widest > self.cell
+        names = (12 + widest if self.upright else 20.0) if has_matrix else 2.0
         self.top = names if on_top else 2.0
         bottom = self.top + self.row * max(n, n_heads)
         self.head_at = _head_places(chart.heads, self.row, self.top, bottom)
-        self.head_width = 18 + _LETTER * max((len(head) for head, _ in chart.heads), default=0)
+        self.head_width = 18 + max((min(_WIDEST, width_of(head, SIZE)) for head, _ in chart.heads), default=0.0)
         # Lines lead to the tokens, unless they would cross groups: then to lanes before the tokens.
         n_lanes = max(chart.lanes, default=0) + 1 if any(chart.lanes) else 0
         first = 2 + self.head_width + _GAP - (_LANE if n_lanes else 0)
         self.lanes = [first + lane * _LANE for lane in chart.lanes] if n_lanes else []
         self.tokens = first + n_lanes * _LANE
-        self.token_width = 14 + _LETTER * widest
+        self.token_width = 14 + widest
         self.matrix = self.tokens + self.token_width + 8
         self.matrix_bottom = self.top + self.row * n
         self.width = self.matrix + (n * self.cell + 4 if has_matrix else 0)
-        self.height = bottom + (max(0.0 if on_top else names, _LEGEND_HEIGHT) if has_matrix else 4.0)
+        legend = Drawing() if chart.scale is None else scale_drawing(chart.scale, _BAR, lying=True, size=_SMALL)
         # Left of the matrix' lower corner: what is under the matrix would be out of sight on a phone.
-        self.legend = (max(2.0, self.matrix - 8 - _legend_width(chart)), bottom + 10)
+        self.legend = legend.at(max(2.0, self.matrix - 8 - legend.width), bottom + 10)
+        self.height = bottom + (max(0.0 if on_top else names, legend.height + 10) if has_matrix else 4.0)
 
     def middle(self, row: int) -> float:
         """Middle of a row."""
@@ -351,19 +340,17 @@ def _tokens(chart: Flow, place: _Layout) -> Iterator[Shape]:
 def _box(place: _Layout, x: float, middle: float, width: float, text: str, colour: int | None) -> Iterator[Shape]:
     height = _BOX * place.row
     yield Rect(x, middle - height / 2, width, height, "pane", _ink(colour), 1.5, 4)
-    yield Text(x + width / 2, middle + MIDDLE * SIZE, _shortened(text), SIZE, "middle")
+    yield Text(x + width / 2, middle + MIDDLE * SIZE, shortened(text, _WIDEST, SIZE), SIZE, "middle")
 
 
 def _ink(colour: int | None) -> str:
     return "line" if colour is None else f"series{colour}"
 
 
-def _shortened(text: str) -> str:
-    return text if len(text) <= _WIDEST else text[: _WIDEST - 1] + "…"
-
-
 def _cells(chart: Flow, matrix: np.ndarray, scale: Scale, place: _Layout) -> Iterator[Shape]:
-    """Cells of the matrix, each with its value if they are not too many."""
+    """Cells of the matrix, each with its value if they are not too many; none where attention is causal."""
+    if not chart.is_binary and not np.triu(matrix, 1).any():
+        matrix = np.where(np.tri(len(matrix), dtype=bool), matrix, np.nan)
     if matrix.size > _TITLED_CELLS:
         yield Cells(place.matrix, place.top, (place.cell, place.row), scale.pixels(matrix))
         return
@@ -380,28 +367,4 @@ def _column_names(chart: Flow, place: _Layout) -> Iterator[Shape]:
     anchor: Any = "middle" if not place.upright else "start" if on_top else "end"
     for column, token in enumerate(chart.tokens):
         x = place.matrix + (column + 0.5) * place.cell + (MIDDLE * _SMALL if place.upright else 0)
-        yield Text(x, y, _shortened(token), _SMALL, anchor, "soft", upright=place.upright)
-
-
-def _limits(scale: Scale) -> str:
-    return f"{significant(scale.low)} to {significant(scale.high)}"
-
-
-def _legend_width(chart: Flow) -> float:
-    if chart.scale is None:
-        return 0.0
-    bar = _BIT * len(chart.scale.colours) + 8 + _SMALL_LETTER * len(_limits(chart.scale))
-    return max(60.0 if chart.is_binary else bar, _SMALL_LETTER * len(chart.scale.unit))
-
-
-def _legend(chart: Flow, scale: Scale, place: _Layout) -> Iterator[Shape]:
-    x, y = place.legend
-    yield Text(x, y + 30, scale.unit, _SMALL, fill="soft")
-    if chart.is_binary:
-        for left, (name, colour) in zip((x, x + 40), reversed(scale.names), strict=True):
-            yield Rect(left, y, 14, 14, colour)
-            yield Text(left + 19, y + 11, name, _SMALL, fill="soft")
-        return
-    n = len(scale.colours)
-    yield Cells(x, y, (_BIT, 12), scale.pixels(np.linspace(scale.low, scale.high, n)[None]))
-    yield Text(x + _BIT * n + 8, y + 11, _limits(scale), _SMALL, fill="soft")
+        yield Text(x, y, shortened(token, _WIDEST, _SMALL), _SMALL, anchor, "soft", upright=place.upright)

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,9 @@ import numpy as np
 from ..core.errors import UsageError
 from ..core.types import HeadIndex
 from .colours import NAMES, UNCLEAR, Limits, Palette, Scale
+from .layout import PrintOptions
 from .page import label
+from .shapes import Drawing
 from .text import visible
 
 MAX_SIDE = 1_000
@@ -107,8 +110,7 @@ class Heat:
     """Everything a heat map shows, in plain values.
 
     ``item`` says how cells are named: ``"head"`` (``L23H4``), ``"pair"`` (row to column) or ``"component"``; ``mark``
-    what a dot in a cell means; ``lower`` draws the first row at the bottom; ``pinned`` is the head pinned at first;
-    ``arranged`` is how many columns and rows of maps there are in print, if that was asked for.
+    what a dot in a cell means; ``lower`` draws the first row at the bottom; ``pinned`` is the head pinned at first.
     """
 
     title: str
@@ -125,7 +127,22 @@ class Heat:
     pinned: HeadIndex | None = None
     mark: str = ""
     note: str = ""
-    arranged: tuple[int | None, int | None] = (None, None)
+
+    @cached_property
+    def inside(self) -> np.ndarray:
+        """Which cells there are; rows may be shorter than others."""
+        return np.arange(self.columns.n) < np.array(self.lengths or [self.columns.n] * self.rows.n)[:, None]
+
+    def place_of(self, row: int) -> int:
+        """Where a row is drawn, counted from above."""
+        return self.rows.n - 1 - row if self.lower else row
+
+    def drawing(self, options: PrintOptions) -> Drawing:
+        """All maps for print."""
+        # That module draws what this one checks.
+        from .maps import sheet
+
+        return sheet(self, options)
 
     def cell_name(self, row: int, column: int) -> str:
         """Name of a cell."""
@@ -204,9 +221,9 @@ def heat_of(
     values: Any,
     *,
     title: str,
-    unit: str,
     rows: str,
     columns: str,
+    unit: str = "value",
     row_labels: Sequence[object] | None = None,
     column_labels: Sequence[object] | None = None,
     empty: Mapping[Any, object] | None = None,

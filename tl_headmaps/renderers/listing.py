@@ -6,9 +6,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from .figure import Figure
+from .layout import MARGIN, TICK, PrintOptions, framed, in_rows, line_height, written
 from .page import escaped, figure_body, table
+from .shapes import Drawing
 from .tables import Table
 from .text import table_text, visible
+
+_MOST_LINES = 90
+_MONO_LETTER = 0.61
+"""Width of a monospaced letter, as a share of its size."""
 
 
 @dataclass(frozen=True)
@@ -18,6 +24,18 @@ class Listing:
     title: str
     text: str
 
+    def drawing(self, options: PrintOptions) -> Drawing:
+        """The lines for print, as large as the width allows."""
+        options.refuse("height", "columns", "labels")
+        lines = self.text.splitlines()
+        if len(lines) > _MOST_LINES:
+            lines = [*lines[:_MOST_LINES], f"… and {len(lines) - _MOST_LINES:,} more lines"]
+        longest = max(map(len, lines), default=1) or 1
+        size = min(TICK, (options.width - 2 * MARGIN) / (_MONO_LETTER * longest))
+        texts = written(lines, 2 * MARGIN, 2 * MARGIN, size, mono=True)
+        width = options.width if options.exact else 4 * MARGIN + _MONO_LETTER * size * longest
+        return Drawing([*texts], min(options.width, width), 4 * MARGIN + len(lines) * line_height(size))
+
 
 @dataclass(frozen=True)
 class Beside:
@@ -25,6 +43,18 @@ class Beside:
 
     title: str
     parts: tuple[Any, ...]
+
+    def drawing(self, options: PrintOptions) -> Drawing:
+        """All parts for print, beside each other where they fit."""
+        options.refuse("height", "columns", "labels")
+        several = sum(not isinstance(part, Listing) for part in self.parts) > 1
+        rooms = [
+            options.width / (1 if isinstance(part, Listing) or options.narrow or not several else 2)
+            for part in self.parts
+        ]
+        drawings = [part.drawing(PrintOptions(room)) for part, room in zip(self.parts, rooms, strict=True)]
+        least = options.width if options.exact else 0.0
+        return framed(in_rows(drawings, options.width), title=options.title_or(self.title), width=least)
 
 
 def beside(figures: Sequence[Figure], *, title: str, text: str) -> Figure:

@@ -129,7 +129,14 @@ def table(columns: Sequence[object], rows: Iterable[Sequence[object]], caption: 
 
 
 def figure_body(
-    kind: str, title: str, *, data: Any = None, inside: str = "", alternative: str = "", note: str = ""
+    kind: str,
+    title: str,
+    *,
+    data: Any = None,
+    drawing: str = "",
+    inside: str = "",
+    alternative: str = "",
+    note: str = "",
 ) -> str:
     """The frame all figures share: title, place for the picture, its data, and the text alternative.
 
@@ -137,7 +144,9 @@ def figure_body(
     """
     drawn = kind in _ORDER
     place = (
-        f'<div class="tlhm-draw"></div><script type="application/json">{script_json(data)}</script>' if drawn else ""
+        f'<div class="tlhm-draw">{drawing}</div><script type="application/json">{script_json(data)}</script>'
+        if drawn
+        else ""
     )
     shown = f'<details class="tlhm-alt"{" open" if drawn else ""}><summary>As text</summary>{alternative}</details>'
     return (

@@ -46,12 +46,15 @@ INKS = {
 MIDDLE = 0.36
 """From the middle of a line of text down to its baseline, as a share of its size."""
 
+_SIZE = 11.0
+"""Of letters, if nothing else is said."""
+
 _FONTS = "DejaVu Sans,Verdana,sans-serif"
 _MONO = "DejaVu Sans Mono,monospace"
 _NAMESPACE = "http://www.w3.org/2000/svg"
 _DPI = 200
-_OVERLAP = 0.1
-"""How far a cell reaches beyond itself, as a share of its size: without it, viewers show hairlines between cells."""
+_OVERLAP = 0.4
+"""How far a cell reaches into the next one at most (small cells: 15%): else viewers show hairlines between them."""
 
 _STYLE = {
     "font.family": "DejaVu Sans",
@@ -87,7 +90,7 @@ class Text:
     x: Number
     y: Number
     text: str
-    size: Number = 11.0
+    size: Number = _SIZE
     anchor: Anchor = "start"
     fill: str = "text"
     upright: bool = False
@@ -101,7 +104,7 @@ class Path:
     """Lines through points, several for one shape: filled if it has a ``fill``, in cubic curves if ``curved``.
 
     A curve is a point, and then two controls and an end for each of its parts. ``dash`` is the length of dashes and
-    of the gaps between them.
+    of the gaps between them. Lines with ``round`` ends that lead nowhere are discs.
     """
 
     lines: tuple[tuple[Point, ...], ...]
@@ -110,6 +113,7 @@ class Path:
     fill: str = "none"
     curved: bool = False
     dash: tuple[Number, ...] = ()
+    round: bool = False
     opacity: Number = 1.0
 
 
@@ -186,9 +190,8 @@ class Drawing:
         named = f' aria-label="{_text(title)}"' if title else ""
         return (
             f'<svg {attributes} viewBox="0 0 {_n(self.width)} {_n(self.height)}" '
-            f'role="img"{named} font-family="{_FONTS}" fill="none" xml:space="preserve">{about}'
-            + "".join(markup(shape, vectors) for shape in self.shapes)
-            + "</svg>"
+            f'role="img"{named} font-family="{_FONTS}" font-size="{_n(_SIZE)}" fill="{INKS["text"]}" '
+            f'xml:space="preserve">{about}' + "".join(markup(shape, vectors) for shape in self.shapes) + "</svg>"
         )
 
     def save(self, path: str | File, *, title: str = "", source: str = "", scale: Number = 1.0) -> None:
@@ -217,8 +220,9 @@ class Drawing:
         with rc_context(_STYLE), warnings.catch_warnings():
             # Letters that no installed font has are drawn as boxes.
             warnings.filterwarnings("ignore", message="Glyph .* missing from")
-            sheet = Figure(figsize=(self.width * scale / 72, self.height * scale / 72))
-            axes = sheet.add_axes((0, 0, 1, 1), xlim=(0, self.width), ylim=(self.height, 0))
+            wide, tall = round(self.width, 2), round(self.height, 2)
+            sheet = Figure(figsize=(wide * scale / 72, tall * scale / 72))
+            axes = sheet.add_axes((0, 0, 1, 1), xlim=(0, wide), ylim=(tall, 0))
             axes.axis("off")
             for number, patch in enumerate(_patches(self.shapes, scale)):
                 patch.set_zorder(number)
@@ -261,8 +265,7 @@ def _coloured(fill: str = "none", stroke: str = "none", width: Number = 1.0) -> 
     """Attributes for colours; classes let the style of a page replace those of inks."""
     classes = [f"tlhm-{kind}-{ink}" for kind, ink in (("fill", fill), ("stroke", stroke)) if ink in INKS]
     text = f' class="{" ".join(classes)}"' if classes else ""
-    if fill != "none":
-        text += f' fill="{_colour(fill)}"'
+    text += f' fill="{_colour(fill)}"'
     if stroke != "none":
         text += f' stroke="{_colour(stroke)}"' + (f' stroke-width="{_n(width)}"' if width != 1 else "")
     return text
@@ -278,7 +281,7 @@ def markup(shape: Shape, vectors: bool) -> str:
 def _(shape: Rect, vectors: bool) -> str:
     look = _coloured(shape.fill, shape.stroke, shape.line) + _opacity(shape.opacity)
     end = f"><title>{_text(shape.said)}</title></" if shape.said else "/>"
-    if shape.radius and shape.width == shape.height == 2 * shape.radius:
+    if _is_disc(shape):
         x, y = shape.x + shape.radius, shape.y + shape.radius
         return f'<circle cx="{_n(x)}" cy="{_n(y)}" r="{_n(shape.radius)}"{look}{end}' + (
             "circle>" if shape.said else ""
@@ -295,7 +298,8 @@ def _opacity(opacity: Number) -> str:
 @markup.register
 def _(shape: Text, vectors: bool) -> str:
     x, y = _n(shape.x), _n(shape.y)
-    look = f' font-size="{_n(shape.size)}"' + _coloured(shape.fill)
+    look = f' font-size="{_n(shape.size)}"' if shape.size != _SIZE else ""
+    look += _coloured(shape.fill) if shape.fill != "text" else ""
     look += f' text-anchor="{shape.anchor}"' if shape.anchor != "start" else ""
     look += f' transform="rotate(-90 {x} {y})"' if shape.upright else ""
     look += ' font-weight="bold"' * shape.bold + ' font-style="italic"' * shape.italic
@@ -307,6 +311,7 @@ def _(shape: Text, vectors: bool) -> str:
 def _(shape: Path, vectors: bool) -> str:
     look = _coloured(shape.fill, shape.stroke, shape.width) + _opacity(shape.opacity)
     look += f' stroke-dasharray="{" ".join(map(_n, shape.dash))}"' if shape.dash else ""
+    look += ' stroke-linecap="round"' * shape.round
     way = "C" if shape.curved else "L"
     parts = []
     for first, *others in shape.lines:
@@ -342,24 +347,37 @@ def _(shape: Cells, vectors: bool) -> str:
             f'height="{_n(rows * height)}" preserveAspectRatio="none" image-rendering="pixelated" '
             f'href="data:image/png;base64,{base64.b64encode(png(shape.colours)).decode()}"/>'
         )
-    # One path for each colour, in units of cells: a cell is a line as wide as it is tall.
     paths = "".join(
-        f'<path stroke="{colour}" d="{"".join(f"M{first} {row}h{n + _OVERLAP:g}" for row, first, n in runs)}"/>'
-        for colour, runs in colour_runs(shape.colours).items()
+        f'<path stroke="{colour}" d="{"".join(f"M{_at(start)}H{_n(end)}" for start, end in lines)}"/>'
+        for colour, lines in _cell_lines(shape)
     )
-    moved = f"translate({_n(shape.x)} {_n(shape.y + height / 2)}) scale({width:.4g} {height:.4g})"
-    return f'<g transform="{moved}" stroke-width="{1 + _OVERLAP:g}" shape-rendering="crispEdges">{paths}</g>'
+    return f'<g stroke-width="{_n(height + _overlap(height))}" fill="none" shape-rendering="crispEdges">{paths}</g>'
+
+
+def _overlap(side: Number) -> float:
+    return min(_OVERLAP, 0.15 * side)
+
+
+def _cell_lines(shape: Cells) -> Iterator[tuple[str, list[tuple[Point, Number]]]]:
+    """For each colour the lines that are its cells, as wide as those are tall: where each begins, and x of its end."""
+    (width, height), columns = shape.cell, shape.colours.shape[1]
+    for colour, runs in colour_runs(shape.colours).items():
+        lines = []
+        for row, first, n in runs:
+            end = shape.x + (first + n) * width + (_overlap(width) if first + n < columns else 0)
+            lines.append(((shape.x + first * width, shape.y + (row + 0.5) * height), end))
+        yield colour, lines
 
 
 def colour_runs(colours: np.ndarray) -> dict[str, list[tuple[int, int, int]]]:
     """Cells of equal colour in a row, as (row, first column, number), by their colour.
 
-    Shades are rounded to a fourth of the steps a screen has, which no eye tells apart: few colours make small files.
+    Shades are rounded to a fifth of the steps a screen has, which no eye tells apart: few colours make small files.
 
-    >>> colour_runs(np.array([[[0, 0, 0, 255], [1, 0, 0, 255], [252, 0, 0, 255]]], dtype=np.uint8))
-    {'#000000': [(0, 0, 2)], '#fc0000': [(0, 2, 1)]}
+    >>> colour_runs(np.array([[[0, 0, 0, 255], [1, 0, 0, 255], [250, 0, 0, 255]]], dtype=np.uint8))
+    {'#000000': [(0, 0, 2)], '#fa0000': [(0, 2, 1)]}
     """
-    shades = np.minimum(255, (colours.astype(int) + 2) // 4 * 4) @ [1 << 16, 1 << 8, 1, 0]
+    shades = ((colours.astype(int) + 2) // 5 * 5) @ [1 << 16, 1 << 8, 1, 0]
     shades[colours[..., 3] == 0] = -1
     new = np.ones(shades.shape, dtype=bool)
     new[:, 1:] = shades[:, 1:] != shades[:, :-1]
@@ -396,20 +414,20 @@ def _patches(shapes: Iterable[Shape], scale: Number) -> Iterator[Any]:
             outlines = [_outline(each, *moved) for each, moved in alike if isinstance(each, Rect)]
             yield _patch(outlines, shape.stroke, shape.line * scale, shape.fill, alpha=shape.opacity)
         elif isinstance(shape, Path):
-            codes = [1, *[4 if shape.curved else 2] * (max(map(len, shape.lines)) - 1)]
-            parts = [([(x + right, y + down) for x, y in part], codes[: len(part)]) for part in shape.lines]
-            style: dict[str, Any] = {"alpha": shape.opacity}
+            way = 4 if shape.curved else 2
+            parts = [_lines([(x + right, y + down) for x, y in part], way) for part in shape.lines]
+            style: dict[str, Any] = {"alpha": shape.opacity, "capstyle": "round" if shape.round else "butt"}
             if shape.dash:
                 style["linestyle"] = (0, tuple(length / shape.width for length in shape.dash))
             yield _patch(parts, shape.stroke, shape.width * scale, shape.fill, **style)
         elif isinstance(shape, Cells):
-            width, height = shape.cell
-            for colour, runs in colour_runs(shape.colours).items():
-                parts = []
-                for row, first, n in runs:
-                    x, y = right + shape.x + first * width, down + shape.y + (row + 0.5) * height
-                    parts.append(([(x, y), (x + (n + _OVERLAP) * width, y)], [1, 2]))
-                yield _patch(parts, colour, (1 + _OVERLAP) * height * scale)
+            tall = shape.cell[1]
+            for colour, lines in _cell_lines(shape):
+                # Short numbers make small files.
+                digits = 1 if min(shape.cell) > 2 else 2
+                ends = [[round(value, digits) for value in (x + right, end + right, y + down)] for (x, y), end in lines]
+                parts = [_lines([(x, y), (end, y)]) for x, end, y in ends]
+                yield _patch(parts, colour, (tall + _overlap(tall)) * scale)
 
 
 def _look(placed: tuple[Shape, Point]) -> Any:
@@ -420,38 +438,44 @@ def _look(placed: tuple[Shape, Point]) -> Any:
     return id(shape), moved
 
 
-def _outline(shape: Rect, right: Number, down: Number) -> tuple[list[Point], list[int]]:
-    """The outline of a rectangle as a path: four sides, and where they are rounded four curves."""
+Outline: TypeAlias = tuple[Sequence[Any], Sequence[int]]
+"""Points, and what matplotlib does with each: 1 moves there, 2 draws a line, 4 a curve."""
+
+
+def _outline(shape: Rect, right: Number, down: Number) -> Outline:
+    from matplotlib.patches import FancyBboxPatch
+    from matplotlib.path import Path as Curve
+
     x, y, radius = shape.x + right, shape.y + down, shape.radius
-    to_x, to_y = x + shape.width, y + shape.height
-    if not radius:
-        return [(x, y), (to_x, y), (to_x, to_y), (x, to_y), (x, y)], [1, 2, 2, 2, 79]
-    points: list[Point] = [(x, y + radius)]
-    # How far the controls of a quarter of a circle are from its corner.
-    bent = 0.4477 * radius
-    for corner_x, corner_y, dx, dy in ((x, y, 1, 1), (to_x, y, -1, 1), (to_x, to_y, -1, -1), (x, to_y, 1, -1)):
-        before, after = (0, dy), (dx, 0)
-        if dx * dy < 0:
-            before, after = after, before
-        points.append((corner_x + before[0] * radius, corner_y + before[1] * radius))
-        points.append((corner_x + before[0] * bent, corner_y + before[1] * bent))
-        points.append((corner_x + after[0] * bent, corner_y + after[1] * bent))
-        points.append((corner_x + after[0] * radius, corner_y + after[1] * radius))
-    return [*points, points[0]], [1, *[2, 4, 4, 4] * 4, 79]
+    style = f"round,pad=0,rounding_size={radius}" if radius else "square,pad=0"
+    disc = (x + radius, y + radius), radius
+    path: Any = (
+        Curve.circle(*disc) if _is_disc(shape) else FancyBboxPatch((x, y), shape.width, shape.height, style).get_path()
+    )
+    return path.vertices.tolist(), path.codes.tolist()
 
 
-def _patch(
-    parts: Sequence[tuple[Sequence[Point], Sequence[int]]], stroke: str, width: Number, fill: str = "none", **style: Any
-) -> Any:
-    """One patch of several paths, with points and matplotlib's codes: 1 moves, 2 draws, 4 curves, 79 closes."""
+def _is_disc(shape: Rect) -> bool:
+    return bool(shape.radius) and shape.width == shape.height == 2 * shape.radius
+
+
+def _lines(points: Sequence[Point], way: int = 2) -> Outline:
+    return points, [1, *[way] * (len(points) - 1)]
+
+
+def _patch(outlines: Sequence[Outline], stroke: str, width: Number, fill: str = "none", **style: Any) -> Any:
+    """What matplotlib draws of several outlines that look alike."""
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path as Curve
 
-    points = np.array([point for part, _ in parts for point in part])
-    codes = [code for _, part in parts for code in part]
-    patch = PathPatch(Curve(points, codes), facecolor=_colour(fill), edgecolor=_colour(stroke), **style)
-    patch.set(linewidth=width if stroke != "none" else 0, capstyle="butt", snap=False)
-    return patch
+    whole = Curve(
+        [point for points, _ in outlines for point in points], [code for _, codes in outlines for code in codes]
+    )
+    colours = {"facecolor": _colour(fill), "edgecolor": _colour(stroke)}
+    width = width if stroke != "none" else 0
+    return PathPatch(
+        whole, linewidth=width, **{"capstyle": "butt", "snap": False, "clip_on": False, **colours, **style}
+    )
 
 
 def _letters(shape: Text, right: Number, down: Number, scale: Number) -> Any:

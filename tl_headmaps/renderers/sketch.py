@@ -13,11 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from .arrange import scaled
 from .colours import Scale
 from .figure import Figure
 from .grids import checked
-from .layout import COLUMN, MARGIN, PrintOptions, framed
+from .layout import PrintOptions, printed
 from .page import figure_body
 from .shapes import Drawing, Path, Rect, Shape, Text, line
 
@@ -36,10 +35,8 @@ class Sketch:
     drawn: Drawing
 
     def drawing(self, options: PrintOptions) -> Drawing:
-        """The sketch for print, at most as wide as a column."""
-        options.refuse("height", "columns", "labels")
-        room = min(options.width, 72 * COLUMN) - 2 * MARGIN
-        return framed(scaled(self.drawn, room / WIDTH), title=options.title_or(self.title))
+        """The sketch for print."""
+        return printed(self.drawn, options, title=self.title)
 
 
 def sketch(

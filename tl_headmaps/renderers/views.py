@@ -17,8 +17,10 @@ from ..core.types import HeadIndex
 from .colours import SERIES
 from .figure import Figure
 from .grids import MapLayer, heat_of
+from .layout import PrintOptions
 from .listing import Listing
 from .page import escaped, figure_body, label, packed
+from .shapes import Drawing
 from .text import table_text, visible
 
 HEADS_AT_ONCE = 8
@@ -37,6 +39,11 @@ class View:
     element: str
     values: Any
     printed: Any
+
+    def drawing(self, options: PrintOptions) -> Drawing:
+        """Its form for print."""
+        drawing: Drawing = self.printed.drawing(options)
+        return drawing
 
 
 def safe(token: object) -> str:

@@ -325,55 +325,11 @@ def compare(
 
 
 def _maps(result: Result) -> ComparedMaps:
-    if hasattr(result, "compared_maps"):
-        read: ComparedMaps = result.compared_maps()
-        return read
-    if result.kind in _NOT_YET:
-        return _NOT_YET[result.kind](result)
-    known = ", ".join(name for name, kind in kinds().items() if hasattr(kind, "compared_maps") or name in _NOT_YET)
-    raise UsageError(f"A result of kind {result.kind!r} cannot be compared. These can: {known}.")
-
-
-def _of_trust(result: Any) -> ComparedMaps:
-    names = tuple(result.token_share)
-    values, low, high = (
-        torch.stack([maps[name] for name in names])
-        for maps in (result.token_share, result.interval_low, result.interval_high)
-    )
-    return ComparedMaps("vectors", "share that tokens explain", names, values, (low, high))
-
-
-def _of_tasks(result: Any) -> ComparedMaps:
-    return ComparedMaps(
-        over="function",
-        measure="importance",
-        names=result.functions,
-        values=result.importance,
-        ends=(result.interval_low, result.interval_high),
-        chosen=dict(zip(result.functions, result.standing_out, strict=True)),
-        chosen_as="stand out for",
-        fixed={"positions": result.positions},
-    )
-
-
-def _of_components(result: Any) -> ComparedMaps:
-    fixed = {"metric": result.metric, "relative": result.relative}
-    low, high = result.interval_low, result.interval_high
-    if result.kind == "head_component_map":
-        return ComparedMaps("component", result.unit, result.components, result.values, (low, high), fixed=fixed)
-    ends = (None if low is None else low[None], None if high is None else high[None])
-    return ComparedMaps(
-        "metric", result.unit, (result.metric,), result.values[None], ends, result.components, fixed=fixed
-    )
-
-
-_NOT_YET = {
-    "head_trust": _of_trust,
-    "task_maps": _of_tasks,
-    "component_map": _of_components,
-    "head_component_map": _of_components,
-}
-"""Results that do not say yet by the roles of their fields what is compared."""
+    if not hasattr(result, "compared_maps"):
+        known = ", ".join(name for name, kind in kinds().items() if hasattr(kind, "compared_maps"))
+        raise UsageError(f"A result of kind {result.kind!r} cannot be compared. These can: {known}.")
+    maps: ComparedMaps = result.compared_maps()
+    return maps
 
 
 def _require_one_question(read: Sequence[ComparedMaps], provenances: Sequence[Provenance]) -> None:

@@ -346,8 +346,8 @@ class HeadTable(HeadMaps, Table):
             fixed |= {f"{name} of {label}": entry for label, entry in each} or {name: value}
         return ComparedMaps(
             over="map" if one_map else self._axis,
-            measure=self._described[first].unit,
-            names=(self._described[first].title,) if one_map else self.labels,
+            measure=self._described[first].unit or self._described[first].title,
+            names=(self._described[first].title,) if one_map else tuple(self.labels),
             values=self._stacked(first),
             ends=(self._stacked(family["low"]), self._stacked(family["high"])) if "low" in family else (None, None),
             chosen=self.chosen(),
@@ -369,7 +369,8 @@ class HeadTable(HeadMaps, Table):
             name = f"{self.labels[place]}{' *' * (head in chosen.get(self.labels[place], ()))}"
             rows.append([*[name] * (self.labelled is not None), *self.cell_texts(self._place(place, head), full=full)])
         titles = [(self._axis, "left")] * (self.labelled is not None)
-        return TextTable([*titles, *((title, "right") for title, _ in self.headings(full=full))], rows)
+        note = "; ".join([*[f"* one of the heads that {self.chosen_as} it"] * bool(chosen), self._legend(full)])
+        return TextTable([*titles, *((title, "right") for title, _ in self.headings(full=full))], rows, note)
 
     def _listed(self, full: bool, n: int | None) -> tuple[list[str], list[list[str]]]:
         named, chosen, rows = self.labelled is not None, self.chosen(), []

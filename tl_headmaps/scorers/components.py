@@ -1,12 +1,11 @@
 """The metrics of component maps, one registered function each.
 
-Four kinds of evidence, and what a metric of each kind is given:
+Three kinds of evidence, and what a metric of each kind is given:
 
 * ``weights``: one :class:`~.spectra.WeightMatrix`. The same function is applied to random matrices of the same shape
   (independent normal entries of variance 1 / inputs), which is the baseline a value can be divided by.
 * ``change``: a :class:`Change`, the matrix and the same matrix of another model.
 * ``gradients``: the gradient of the mean loss of a batch of text with respect to a component, and its weights.
-* ``outputs``: what the component writes for every token, and the stream it belongs to.
 
 To add a metric, write one more function with the decorator; nothing else changes.
 """
@@ -25,7 +24,7 @@ from ..core.errors import UsageError
 from .spectra import WeightMatrix, entropy_rank, random_matrix
 from .statistics import LEAST_UNITS, jackknife_half_width
 
-Kind: TypeAlias = Literal["weights", "change", "gradients", "outputs"]
+Kind: TypeAlias = Literal["weights", "change", "gradients"]
 
 _DRAWS = 3
 """Random matrices averaged for a baseline: their metrics hardly differ at the size of weight matrices."""
@@ -56,7 +55,7 @@ class Metric:
 
     @property
     def needs_text(self) -> bool:
-        return self.kind in ("gradients", "outputs")
+        return self.kind == "gradients"
 
     @property
     def has_baseline(self) -> bool:
@@ -87,13 +86,14 @@ def metric(
 def find_metric(name: str) -> Metric:
     """The metric of a name; the error lists them all."""
     if name not in METRICS:
+        struck = "The metric output_share is gone" if name == "output_share" else f"There is no metric {name!r}"
         by_source = {
-            "text": names_of("gradients", "outputs"),
+            "text": names_of("gradients"),
             "the weights alone": names_of("weights"),
             "two models (against=)": names_of("change"),
         }
         listed = "; ".join(f"from {source}: {names}" for source, names in by_source.items())
-        raise UsageError(f"There is no metric {name!r}. Choose one, {listed}.")
+        raise UsageError(f"{struck}. Choose one, {listed}.")
     return METRICS[name]
 
 
@@ -142,16 +142,6 @@ def sensitivity(slope: Float[Tensor, "part ..."], weight: Float[Tensor, "part ..
 def gradient_ratio(slope: Float[Tensor, "part ..."], weight: Float[Tensor, "part ..."]) -> Float[Tensor, " part"]:
     """Norm of the gradient of a sequence's mean loss relative to the norm of the matrix."""
     return (_total(slope.square()) / _total(weight.square())).sqrt()
-
-
-@metric("outputs", "|output| / |stream| (o, down: the residual stream they add to; others: what they read)")
-def output_share(
-    written: Float[Tensor, "token part width"], stream: Float[Tensor, "token stream_width"]
-) -> Float[Tensor, " part"]:
-    """Norm of what the component writes relative to its stream, mean over tokens."""
-    size = stream.double().norm(dim=-1).clamp_min(torch.finfo(torch.float32).tiny)
-    share: Tensor = (written.double().norm(dim=-1) / size[:, None]).mean(0)
-    return share
 
 
 @metric("weights", "Frobenius norm")

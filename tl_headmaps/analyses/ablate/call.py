@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ...capture.running.ablated import mean_outputs
-from ...capture.running.activations import encode_prompt, prepends_bos
+from ...capture.running.activations import encode_prompt
 from ...capture.running.last_position import LastPosition
 from ...capture.running.prompts import check_templates, filled
 from ...capture.weights import HeadWeights
@@ -31,7 +31,7 @@ from ...data.relations import (
 from ...scorers.ablation import accuracy, answered, default_max_heads, masks_of, overlap, top_heads
 from ...scorers.statistics import MatchedSets, halves_of, matched_sets, pair_clusters, rank_p_value, sets_like
 from ..relation_scores import RelationScores, relation_scores
-from ..validate.call import runnable_weights
+from ..study import Study
 from .result import AblationCurves, Control, Curve, Verdict
 
 TESTABLE = 0.1
@@ -135,13 +135,12 @@ def ablate(
     templates = eliciting_templates(resolved, template)
     choose = isinstance(controls, str) and controls == "auto"
     given_controls = None if choose else resolve_relations(controls, data_dir) if controls else []
-    weights = runnable_weights(model)
-    preset = weights.preset(preset)
+    study = Study(model, prepend_bos=prepend_bos, by_heads=False, fills_prompts=True, preset=preset, progress=progress)
+    weights, preset = study.weights, study.preset
     if method == "zero":
         weights.require_own_values("switching off a head", ", or use method='mean' (command line: --method mean)")
     listed = None if prompts is None else (prompts,) if isinstance(prompts, str) else tuple(prompts)
-    prepend_bos = prepends_bos(model, prepend_bos, preset)
-    settings = AblationSettings(method, preset, k, multi_token, prepend_bos, progress, listed)
+    settings = AblationSettings(method, preset, k, multi_token, study.prepend_bos, progress, listed)
     experiment = AblationExperiment(model, weights, settings)
     chosen_on, asked = experiment.halves(resolved) if split else (resolved, resolved)
     questions = experiment.questions(asked, templates)

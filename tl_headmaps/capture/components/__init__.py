@@ -1,1 +1,1 @@
-"""The weight matrices of a model's layers by name, with their outputs and gradients."""
+"""The weight matrices of a model's layers by name, with their gradients."""

@@ -1,4 +1,4 @@
-// Shared by all drawings: elements, packed numbers, tooltips, and mounting every figure that is not drawn yet.
+// Shared by all figures: elements, packed numbers, tooltips, and mounting every figure that is not mounted yet.
 // Text reaches the page through textContent only.
 const make = (tag, name, parent, text) => {
   const node = document.createElement(tag);
@@ -26,15 +26,17 @@ const show = (value, digits = 4) => {
 const clamp = (value, low, high) => Math.min(high, Math.max(low, value));
 const position = (scale, value) =>
   scale.high > scale.low ? clamp((value - scale.low) / (scale.high - scale.low), 0, 1) : 0.5;
-const colour = (scale, value) => {
-  scale.table ||= scale.colours.split(' ').map((h) => [0, 2, 4].map((i) => parseInt(h.slice(i, i + 2), 16)));
-  if (scale.names) return scale.table[value];
-  const place = position(scale, value) * (scale.table.length - 1);
-  const i = Math.min(Math.floor(place), scale.table.length - 2);
-  return scale.table[i].map((a, k) => Math.floor(a + (scale.table[i + 1][k] - a) * (place - i) + 0.5));
+// What can be touched over an image of a drawing, and stays there when the drawing shrinks.
+const over = (image, name) => {
+  const { width, height } = image.ownerSVGElement.viewBox.baseVal;
+  const moved = image.parentNode.transform?.baseVal.consolidate()?.matrix;
+  const at = (key, whole, shift = 0) => (100 * (image[key].baseVal.value + shift)) / whole + '%';
+  const box = make('div', name, image.ownerSVGElement.parentNode);
+  Object.assign(box.style, {
+    left: at('x', width, moved?.e), top: at('y', height, moved?.f), width: at('width', width), height: at('height', height),
+  });
+  return box;
 };
-const inkOn = ([red, green, blue]) => (0.299 * red + 0.587 * green + 0.114 * blue > 140 ? '#000' : '#fff');
-const STEPS = [1, 2, 4, 5, 8, 10, 16, 20, 25, 32, 50, 64, 100, 128, 200, 250, 500];
 const lists = (parent, entries) => {
   for (const list of entries || []) {
     const box = make('div', 'list', parent);

@@ -1,8 +1,8 @@
-// Heat maps: layers by heads, components, tokens; one map at a time with switches, or panels side by side.
+// Heat maps: the picture is there; this adds what moves: tooltips, pins, search, keyboard and the choice of a map.
 const heat = (root, data) => {
   const { rows, cols, scales, lengths } = data;
   const place = root.querySelector('.tlhm-draw');
-  const maps = data.maps.map((map) => ({
+  const maps = data.maps.map((map, i) => ({
     ...map,
     values: unpack(map.values),
     null: map.null && unpack(map.null),
@@ -10,6 +10,7 @@ const heat = (root, data) => {
     details: (map.details || []).map(([name, values]) => [name, unpack(values)]),
     marked: new Set(map.marked),
     scale: scales[map.scale],
+    drawing: place.querySelector(`[data-key=map${i}]`),
   }));
   const exists = (r, c) => r >= 0 && r < rows.n && c >= 0 && c < (lengths ? lengths[r] : cols.n);
   const tick = (axis, i) => (axis.labels ? axis.labels[i] : String(i));
@@ -17,22 +18,15 @@ const heat = (root, data) => {
     data.item === 'head' ? `L${r}H${c}`
       : data.item === 'pair' ? `${tick(rows, r)} → ${tick(cols, c)}` : `${rows.name} ${tick(rows, r)}, ${tick(cols, c)}`;
   const ranked = (map) => (map.ranked ||= Float32Array.from(map.values).filter((v) => v === v).sort());
-  const rank = (map, value) => {
-    const sorted = ranked(map);
-    let low = 0, high = sorted.length;
-    while (low < high) {
-      const middle = (low + high) >> 1;
-      if (sorted[middle] > value) high = middle;
-      else low = middle + 1;
-    }
-    return sorted.length - low + 1;
-  };
   const facts = (map, r, c, brief) => {
     const i = r * cols.n + c, value = map.values[i];
     const { names } = map.scale;
-    const lines = [[brief ? '' : map.scale.unit, names && value === value ? names[value][0] : show(value)]];
+    const lines = [[brief ? '' : map.scale.unit, names && value === value ? names[value] : show(value)]];
     if (value !== value) return lines;
-    if (data.item !== 'pair' && !names) lines.push(['rank', `${rank(map, value)} of ${ranked(map).length}`]);
+    if (data.item !== 'pair' && !names) {
+      const above = ranked(map).length - ranked(map).findLastIndex((other) => other <= value);
+      lines.push(['rank', `${above} of ${ranked(map).length}`]);
+    }
     if (map.null) lines.push(['null', show(map.null[i], 3)]);
     if (map.interval) lines.push(['95%', map.interval.map((bound) => show(bound[i], 3)).join(' to ')]);
     if (map.marked.has(i)) lines.push(['note', data.mark]);
@@ -50,44 +44,37 @@ const heat = (root, data) => {
   const filled = (r) => !lengths || lengths[r] > 0;
   const start = Array.from({ length: rows.n }, (_, r) => r).find(filled) || 0;
   const now = { group: groups[0], name: names[0], r: start, c: 0, pinned: data.pinned || null, hits: [], hit: -1 };
-  let plots = [];
   const speak = speaker(root);
-  const controls = make('div', 'controls', place);
-  const sides = make('div', 'sides', place);
-  const main = make('div', 'main', sides);
-  const area = make('div', 'area', main);
-  const bar = make('div', 'bar', main);
-  const aside = make('div', 'aside', sides);
+  const controls = make('div', 'controls');
+  place.prepend(controls);
+  const aside = make('div', 'aside', place.querySelector('.tlhm-sides'));
   const pinBox = make('div', 'pinned', aside);
   const topBox = make('div', 'tops', aside);
+  const needles = [...place.querySelectorAll('[data-key=bar]')].map((bar) => make('div', 'needle', over(bar, 'strip')));
 
   const choose = (title, options, key) => {
     if (options.length < 2) return;
-    const wrap = make('label', '', controls, title + ' ');
-    const select = make('select', '', wrap);
+    const select = make('select', '', make('label', '', controls, title + ' '));
     select.setAttribute('aria-label', title);
     for (const option of options) make('option', '', select, option).value = option;
-    select.addEventListener('change', () => ((now[key] = select.value), draw()));
+    select.addEventListener('change', () => ((now[key] = select.value), choice()));
   };
   if (!data.panels) choose(data.switches[0], names, 'name');
   choose(data.switches[1], groups, 'group');
 
   const found = (text) => {
     const query = text.toLowerCase(), head = /^l(\d+)h(\d+)$/.exec(query);
+    const has = (label) => label.toLowerCase().includes(query);
+    const told = (lists) => lists && lists.some((list) => list.rows.some((cells) => cells.some(has)));
     now.hits = [];
     now.hit = -1;
     if (query && head && data.item === 'head') {
       if (exists(+head[1], +head[2])) now.hits.push([+head[1], +head[2]]);
     } else if (query) {
-      const has = (label) => label.toLowerCase().includes(query);
       for (let r = 0; r < rows.n; r++)
         for (let c = 0; c < cols.n; c++) {
-          if (!exists(r, c)) continue;
-          const lists = data.drill && data.drill[called(r, c)];
-          if (
-            (rows.labels && has(rows.labels[r])) || (cols.labels && has(cols.labels[c])) ||
-            (lists && lists.some((list) => list.rows.some((cells) => cells.some(has))))
-          ) now.hits.push([r, c]);
+          const labelled = (rows.labels && has(rows.labels[r])) || (cols.labels && has(cols.labels[c]));
+          if (exists(r, c) && (labelled || told(data.drill && data.drill[called(r, c)]))) now.hits.push([r, c]);
         }
     }
     mark();
@@ -105,41 +92,8 @@ const heat = (root, data) => {
 
   // Where a row is drawn: the first at the top, or at the bottom. And the same back.
   const flip = (r) => (data.lower ? rows.n - 1 - r : r);
-  const titled = (name) => (data.panels ? name[0].toUpperCase() + name.slice(1) : name);
-
-  const paint = (canvas, map) => {
-    // One pixel per cell, scaled by the browser; more only where there is hatching to draw.
-    const size = map.values.some((v) => v !== v) ? clamp(Math.floor(1600 / Math.max(rows.n, cols.n)), 2, 24) : 1;
-    canvas.width = cols.n * size;
-    canvas.height = rows.n * size;
-    const pen = canvas.getContext('2d');
-    pen.strokeStyle = 'rgba(128,128,128,.8)';
-    pen.lineWidth = Math.max(1, size / 14);
-    for (let r = 0; r < rows.n; r++)
-      for (let c = 0; c < cols.n; c++) {
-        if (!exists(r, c)) continue;
-        const value = map.values[r * cols.n + c];
-        if (value === value) {
-          pen.fillStyle = `rgb(${colour(map.scale, value)})`;
-          pen.fillRect(c * size, flip(r) * size, size, size);
-        } else {
-          // Three strokes per cell, which meet those of the neighbours.
-          pen.beginPath();
-          for (const [x, y] of [[0, 0.5], [0, 1], [0.5, 1]]) {
-            pen.moveTo((c + x) * size, (flip(r) + y) * size);
-            pen.lineTo((c + y) * size, (flip(r) + x) * size);
-          }
-          pen.stroke();
-        }
-      }
-  };
-  const width = (node) => {
-    const range = document.createRange();
-    range.selectNodeContents(node);
-    return range.getBoundingClientRect().width;
-  };
-  const boxAt = (parent, r, c, name) => {
-    const box = make('div', name, parent);
+  const boxAt = (plot, r, c, name) => {
+    const box = make('div', name, plot.marks);
     Object.assign(box.style, {
       left: (100 * c) / cols.n + '%', top: (100 * flip(r)) / rows.n + '%', width: 100 / cols.n + '%', height: 100 / rows.n + '%',
     });
@@ -148,9 +102,9 @@ const heat = (root, data) => {
   const mark = () => {
     for (const plot of plots) {
       plot.marks.replaceChildren();
-      for (const [r, c] of now.hits.slice(0, 300)) boxAt(plot.marks, r, c, 'hit');
-      if (now.pinned) boxAt(plot.marks, ...now.pinned, 'pin');
-      plot.cursor = boxAt(plot.marks, now.r, now.c, 'cursor');
+      for (const [r, c] of now.hits.slice(0, 300)) boxAt(plot, r, c, 'hit');
+      if (now.pinned) boxAt(plot, ...now.pinned, 'pin');
+      plot.cursor = boxAt(plot, now.r, now.c, 'cursor');
     }
   };
   const at = (plot, r, c, aloud) => {
@@ -159,18 +113,15 @@ const heat = (root, data) => {
     for (const other of plots)
       Object.assign(other.cursor.style, { left: (100 * c) / cols.n + '%', top: (100 * flip(r)) / rows.n + '%' });
     const title = called(r, c) + (plot.map.name && maps.length > 1 ? ' · ' + plot.map.name : '');
-    const frame = plot.box.getBoundingClientRect();
-    const w = frame.width / cols.n, h = frame.height / rows.n;
-    const left = frame.left + c * w, top = frame.top + flip(r) * h;
-    speak.say(title, facts(plot.map, r, c), { left, top, width: w, bottom: top + h }, aloud);
+    speak.say(title, facts(plot.map, r, c), plot.cursor.getBoundingClientRect(), aloud);
     plot.box.setAttribute('aria-valuetext', title);
     const value = plot.map.values[r * cols.n + c];
-    if (bar.needle) {
-      bar.needle.style.setProperty('--at', position(plot.map.scale, value) * 100 + '%');
-      bar.needle.style.visibility = value === value ? 'visible' : 'hidden';
+    for (const needle of needles) {
+      needle.style.setProperty('--at', position(plot.map.scale, value) * 100 + '%');
+      needle.style.visibility = value === value ? 'visible' : 'hidden';
     }
   };
-  const move = (r, c) => at(plots[0], r, c, true);
+  const move = (r, c) => at(plots.find((plot) => plot.map), r, c, true);
 
   const pin = (r, c) => {
     now.pinned = [r, c];
@@ -178,8 +129,7 @@ const heat = (root, data) => {
     pinBox.replaceChildren();
     const head = make('div', 'lt', pinBox);
     head.append(make('bdi', '', null, called(r, c)));
-    const close = make('button', '', head, 'unpin');
-    close.addEventListener('click', unpin);
+    make('button', '', head, 'unpin').addEventListener('click', unpin);
     const table = make('table', '', pinBox);
     const values = maps.filter((map) => (map.group || '') === now.group);
     const i = r * cols.n + c;
@@ -202,80 +152,13 @@ const heat = (root, data) => {
     mark();
   };
 
-  const axis = (plot, box, which, count) => {
-    const write = () => {
-      const room = (count === rows.n && which === rows ? plot.box.clientHeight : plot.box.clientWidth) / count;
-      const upright = which === cols && which.labels && (room < 7 * Math.max(...which.labels.map((l) => [...l].length)));
-      const need = which === rows || upright ? 13 : which.labels ? 1 : 8 + 7 * String(count).length;
-      // Layers of a component map are counted in fours, if there are many; the last is always named.
-      const least = data.item === 'component' && which === rows && !which.labels && count > 12 ? 4 : 1;
-      const step = STEPS.find((s) => s >= least && s * room >= need) || count;
-      const shown = [];
-      for (let i = 0; i < count; i += step) shown.push(i);
-      if (shown.at(-1) !== count - 1) {
-        if ((count - 1 - shown.at(-1)) * room < need) shown.pop();
-        if (shown.length) shown.push(count - 1);
-        else shown.push(0);
-      }
-      box.replaceChildren();
-      box.classList.toggle('tlhm-up', !!upright);
-      for (const i of shown) {
-        const text = make('span', '', box);
-        text.append(make('bdi', '', null, tick(which, i)));
-        text.style[which === rows ? 'gridRow' : 'gridColumn'] = String((which === rows ? flip(i) : i) + 1);
-      }
-      box.style[which === rows ? 'gridTemplateRows' : 'gridTemplateColumns'] = `repeat(${count},minmax(0,1fr))`;
-    };
-    new ResizeObserver(write).observe(plot.box);
-  };
-
-  const panel = (map) => {
-    const outer = make('div', 'panel', area);
-    if (data.panels && map.name) make('div', 'pt', outer, map.name);
-    const grid = make('div', 'grid', outer);
-    const [w, h] = data.cell;
-    grid.style.gridTemplateColumns = `auto auto minmax(${data.numbers ? cols.n * 38 + 'px' : 0},${cols.n * w}px)`;
-    make('div', 'yn', grid, titled(rows.name));
-    const plot = { map, y: make('div', 'y', grid), box: make('div', 'plot', grid) };
-    const { box } = plot;
-    box.style.aspectRatio = `${cols.n * w} / ${rows.n * h}`;
+  // Each panel holds one map, or several of which one is shown; what can be touched lies over its cells.
+  const plots = [...place.querySelectorAll('.tlhm-panel')].map((panel) => {
+    const box = over(panel.querySelector('image'), 'plot');
+    const plot = { panel, box, maps: maps.filter((map) => panel.contains(map.drawing)), marks: make('div', 'marks', box) };
     box.tabIndex = 0;
     box.setAttribute('role', 'application');
     box.setAttribute('aria-roledescription', 'heat map');
-    box.setAttribute('aria-label', `${map.name || root.getAttribute('aria-label')}: arrow keys move, Enter pins, Escape lets go`);
-    plot.canvas = make('canvas', '', box);
-    paint(plot.canvas, map);
-    if (data.numbers) {
-      const over = make('div', 'nums', box);
-      over.style.gridTemplateColumns = `repeat(${cols.n},1fr)`;
-      for (let i = 0; i < rows.n * cols.n; i++) {
-        const value = map.values[i], number = make('span', '', over, value === value ? show(value, 3) : '');
-        number.style.color = inkOn(colour(map.scale, value === value ? value : 0));
-      }
-      // A number that does not fit into its cell is left to the tooltip.
-      const fit = () => {
-        const room = box.clientWidth / cols.n;
-        for (const number of over.children) number.style.visibility = number.firstChild && width(number) > room ? 'hidden' : '';
-      };
-      new ResizeObserver(fit).observe(box);
-    }
-    for (const [r, what] of Object.entries(data.empty || {})) {
-      const row = make('div', 'empty', box, what);
-      row.title = `${rows.name} ${r}: ${what}`;
-      Object.assign(row.style, { top: (100 * flip(Number(r))) / rows.n + '%', height: 100 / rows.n + '%' });
-    }
-    const dots = make('div', 'dots', box);
-    for (const i of map.marked)
-      boxAt(dots, Math.floor(i / cols.n), i % cols.n).style.setProperty('--c', inkOn(colour(map.scale, map.values[i])));
-    plot.marks = make('div', 'marks', box);
-    make('div', '', grid);
-    make('div', '', grid);
-    const x = make('div', 'x', grid);
-    make('div', '', grid);
-    make('div', '', grid);
-    make('div', 'xn', grid, titled(cols.name));
-    axis(plot, plot.y, rows, rows.n);
-    axis(plot, x, cols, cols.n);
     const cellOf = (event) => {
       const frame = box.getBoundingClientRect();
       const r = flip(Math.floor(((event.clientY - frame.top) / frame.height) * rows.n));
@@ -311,7 +194,7 @@ const heat = (root, data) => {
       event.stopPropagation();
     });
     return plot;
-  };
+  });
 
   // The highest cells (and the lowest, if the values are signed) as a list that can be clicked.
   const highest = (map) => {
@@ -327,42 +210,23 @@ const heat = (root, data) => {
       button.addEventListener('click', () => pin(r, c));
     }
   };
-
-  const draw = () => {
-    const shown = maps.filter((map) => (map.group || '') === now.group && (data.panels || map.name === now.name));
-    area.replaceChildren();
-    area.classList.toggle('tlhm-many', shown.length > 1);
-    plots = shown.map(panel);
+  const choice = () => {
+    for (const plot of plots) {
+      plot.map = plot.maps.find((map) => (map.group || '') === now.group && (data.panels || map.name === now.name));
+      plot.panel.hidden = !plot.map;
+      for (const map of plot.maps) map.drawing.style.display = map === plot.map ? '' : 'none';
+      const name = (plot.map && plot.map.name) || root.getAttribute('aria-label');
+      plot.box.setAttribute('aria-label', `${name}: arrow keys move, Enter pins, Escape lets go`);
+    }
+    const shown = plots.map((plot) => plot.map).filter(Boolean);
+    for (const bar of place.querySelectorAll('.tlhm-scale')) bar.hidden = !shown.length || bar.dataset.scale !== String(shown[0].scale.number);
     mark();
     if (now.pinned) pin(...now.pinned);
-    bar.replaceChildren();
-    const scale = shown[0].scale;
-    make('span', 'k', bar, scale.unit);
-    bar.needle = null;
-    if (scale.names) {
-      for (const [name, shade] of scale.names) make('span', 'patch', bar, name).style.setProperty('--c', shade);
-    } else gradient(scale, shown);
     topBox.replaceChildren();
     if (shown.length === 1 && data.item !== 'pair' && rows.n * cols.n > 1) highest(shown[0]);
-    if (shown.some((map) => map.marked.size)) make('span', 'dot', bar, data.mark);
-    if (shown.some((map) => map.values.some((v, i) => v !== v && exists(Math.floor(i / cols.n), i % cols.n))))
-      make('span', 'gone', bar, 'missing');
   };
-  const gradient = (scale, shown) => {
-    const strip = make('div', 'strip', bar);
-    strip.style.setProperty('--colours', scale.colours.split(' ').map((h) => '#' + h).join());
-    bar.needle = make('div', 'needle', strip);
-    const ends = make('div', 'ends', strip);
-    const none = !shown.some((map) => map.values.some((v) => v === v));
-    if (none) make('span', 'k', bar, 'no values');
-    strip.hidden = none;
-    for (const text of scale.ticks) make('span', '', ends, text);
-  };
-  // Where there is room, the colour bar or legend stands on the right of the maps, but not beside a small grid.
-  const stand = () => main.classList.toggle('tlhm-standing', root.clientWidth >= 440 && data.item !== 'pair');
-  new ResizeObserver(stand).observe(root);
-  stand();
-  draw();
+  scales.forEach((scale, number) => (scale.number = number));
+  choice();
   root.headmap = { maps, now };
 };
 mount('heat', heat);

@@ -1,25 +1,61 @@
-"""A card about one head. It holds the results it was made from, and says nothing that none of them says."""
+"""What one head does, answered in one place from what the other analyses say.
+
+A card holds the results it was made from, and says nothing that none of them says.
+"""
 
 import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import field
+from pathlib import Path
 from typing import Any, ClassVar
 
-from ...core.provenance import Provenance
-from ...core.types import HeadIndex
-from ...naming.namer import UNCLEAR
-from ...renderers.figure import Figure
-from ...renderers.listing import noted_table, together
-from ...renderers.tables import Table
-from ...renderers.text import interval, number, significant, visible, word, wrapped
-from ...results import Result
-from ..attention_groups.result import AttentionGroups
-from ..describe_model import ModelDescription
-from ..grouping_profile import GroupingProfile
-from ..head_trust import HeadTrust
-from ..head_worth import HeadWorth
-from ..relation_scores import RelationScores
-from ..salient_operations.result import SalientOperations
+from ..capture.running.text import check_runs
+from ..capture.weights import HeadWeights
+from ..core.errors import UnsupportedModelError, UsageError, WeightBasisError
+from ..core.options import public
+from ..core.provenance import Provenance
+from ..core.types import HeadIndex, HeadLike, Model, Preset
+from ..data.prompts import neutral_prompts
+from ..data.relations import RelationLike, load_relations
+from ..data.texts import Sample
+from ..naming.namer import UNCLEAR
+from ..renderers.figure import Figure
+from ..renderers.listing import noted_table, together
+from ..renderers.tables import Table
+from ..renderers.text import chance, number, sentence, visible, word, wrapped
+from ..results import HeadMaps, Result
+from ..results.table import HeadTable, frozen_result
+from .attention_groups.call import attention_groups
+from .attention_groups.result import AttentionGroups
+from .describe_model import ModelDescription, describe_model
+from .grouping_profile import GroupingProfile, grouping_profile
+from .head_trust import HeadTrust, head_trust
+from .head_worth import HeadWorth, head_worth
+from .relation_scores import RelationScores, relation_scores
+from .salient_operations import SalientOperations, salient_operations
+
+SENTENCE = "When Mary and John went to the store, John gave a drink to Mary."
+"""The sentence on which a head's attention is shown, unless another is given."""
+
+_N_PROMPTS = 2
+"""Neutral prompts behind which the sources of relations are read: reading thousands of them behind eight takes longer
+than all the rest."""
+
+_TOKENS = 64
+"""Tokens of each text that profile and trust read."""
+
+_WORTH_TEXTS, _WORTH_TOKENS = 24, 40
+"""Held-out texts and their tokens on which the loss is measured, once for each head of the layer."""
+
+_CLASSES: dict[str, type[Result]] = {
+    "description": ModelDescription,
+    "relations": RelationScores,
+    "operations": SalientOperations,
+    "trust": HeadTrust,
+    "profile": GroupingProfile,
+    "attention": AttentionGroups,
+    "worth": HeadWorth,
+}
 
 _TITLES = {
     "relations": "Relations it implements",
@@ -51,7 +87,7 @@ _CLEARLY = 0.05
 """Share of attention above its null from which on a kind of token is worth a word."""
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@frozen_result
 class HeadCard(Result):
     """What one head does: what it writes, where it looks, what it is worth, and how far its weights tell.
 
@@ -179,59 +215,34 @@ class HeadCard(Result):
         place = f", rank {rank} of the {n} heads of its layer" if n > 1 else ""
         return f"replaced by its mean it changes the loss on held-out text by {rise} nats a token (95% {known}){place}"
 
-    def _relation_table(self, scores: RelationScores) -> Table:
-        titles = ["relation", "pairs", "score", "95%", "null", "q", "neighbour", "suppress"]
-        titles += [] if scores.stream is None else ["stream"]
-        titles += [] if scores.token_share is None else ["tokens"]
-        own = dict(self.implemented)
-        best = scores.promote[:, self.head.layer, self.head.head]
-        rows = []
-        for index in best.argsort(descending=True, stable=True).tolist()[:_LISTED]:
-            name, at = scores.relations[index], (index, *self._at)
-            if not float(best[index]) > 0:
-                break
-            row = [f"{name}{' *' if name in own else ''}", f"{scores.n_kept[index]}/{scores.n_pairs[index]}"]
-            ends = float(scores.interval_low[at]), float(scores.interval_high[at])
-            row += [number(float(best[index])), interval(*ends)]
-            row += [number(float(scores.null_mean[at])), _small(float(scores.q_value[at]))]
-            row += [number(float(scores.neighbour[at])), number(float(scores.suppress[at]))]
-            row += [] if scores.stream is None else [number(float(scores.stream[at[:2]]))]
-            row += [] if scores.token_share is None else [number(float(scores.token_share[at[1:]]))]
-            rows.append(row)
-        note = "" if rows else "None scores above 0. "
-        note += (
-            f"Relations tried: {len(scores.relations)}; * implements it; q: over {self._family(scores)} x all "
-            "relations; wrong: score on the targets of similar sources"
-        )
-        note += "" if scores.stream is None else "; stream: score of the stream before the layer"
-        note += "" if scores.token_share is None else "; tokens: share of its writing that tokens explain"
-        return _table(titles, rows, f"{note}.")
+    def _measured(self, name: str, part: HeadTable, full: bool) -> Table:
+        """The rows of a result that are about the head; of what heads are worth, also those of its layer."""
+        if name == "worth":
+            heads = [head for head, _ in part.top(part.values.numel()) if head.layer == self.head.layer]
+            titles = [("head", "left"), *((title, "right") for title, _ in part.headings(full=full))]
+            rows = [
+                [
+                    f"{'>' if head == self.head else ' '} {head}",
+                    *part.cell_texts({"layer": head.layer, "head": head.head}, full=full),
+                ]
+                for head in heads
+            ]
+            return Table(titles, rows, part.caption)
+        table = part.head_rows(self.head, full=full, n=_LISTED)
+        family = f"tested together: {self._family(part)}" if "q" in part.families()[part.ranked()] else ""
+        notes = (part.caption, f"{part.labelled}: {len(part.labels)}; {table.note}", family)
+        return Table(table.columns, table.rows, " ".join(map(sentence, filter(None, notes))))
 
     def _operation_table(self, operations: SalientOperations) -> Table:
         index, name = operations.index_of(self.head), operations.name(self.head)
-        rows = [row for row in operations._token_rows(index)[:_LISTED]]
+        rows = operations.token_rows(index)[:_LISTED]
         best = "no predicate fits" if name.best is None else f"best: {name.best}"
         named = name.name if name.best == name.name else f"{name.name} ({best})"
         note = (
             f"{named}: {name.score:.2f} of its salient mappings, null {name.null_mean:.2f}, q "
-            f"{_small(name.q_value)} over {self._family(operations)} and all predicates."
+            f"{chance(name.q_value)} over {self._family(operations)} and all predicates."
         )
-        return _table(["token", "salience", *operations._verbs], rows, note, left=(0, 2, 3))
-
-    def _profile_table(self, profile: GroupingProfile) -> Table:
-        rows = []
-        for index, score in enumerate(profile.scores):
-            at = (index, *self._at)
-            row = [score.replace("_", " "), number(float(profile.values[at]))]
-            row += [interval(float(profile.interval_low[at]), float(profile.interval_high[at]))]
-            row += [number(float(profile.null[at])), _small(float(profile.q_value[at]))]
-            rows.append([*row, number(float(profile.where_possible[at]))])
-        note = (
-            f"Share of its attention over {profile.n_texts} texts; null: if it depended on distance alone (previous "
-            f"and first token: if it were even); q: over {self._family(profile)} and all kinds; where possible: from "
-            "the queries that have such a token."
-        )
-        return _table(["attention to", "share", "95%", "null", "q", "where possible"], rows, note)
+        return _table(["token", "salience", *operations.verbs], rows, note, left=(0, 2, 3))
 
     def _attention_table(self, groups: AttentionGroups) -> Table:
         place = groups.heads.index(self.head)
@@ -251,29 +262,6 @@ class HeadCard(Result):
             f"{groups.self_share[place]:.0%}; above, most between others."
         )
         return _table(["from", "to", "attention"], rows, note, left=(0, 1))
-
-    def _worth_table(self, worth: HeadWorth) -> Table:
-        heads = [head for head, _ in worth.top(worth.worth.numel()) if head.layer == self.head.layer]
-        rows = [
-            [
-                f"> {head}" if head == self.head else f"  {head}",
-                *worth.cell_texts({"layer": head.layer, "head": head.head}),
-            ]
-            for head in heads
-        ]
-        return _table(["head", "rise of the loss", "95% over texts"], rows, worth.caption)
-
-    def _trust_table(self, trust: HeadTrust) -> Table:
-        rows = []
-        for name, shares in trust.token_share.items():
-            low, high = (float(ends[name][self._at]) for ends in (trust.interval_low, trust.interval_high))
-            null = float(trust.null[name][self._at])
-            rows.append([name, number(float(shares[self._at])), interval(low, high), number(null)])
-        note = (
-            f"Share of what it writes on {trust.n_documents} held-out documents that its tokens' own vectors explain; "
-            "context: as the layer reads a token, folded: without context; null: vectors of other tokens."
-        )
-        return _table(["vectors", "share explained", "95%", "null"], rows, note)
 
     def _size_table(self) -> Table:
         description, counts = self.description, self.description.parameters or {}
@@ -295,23 +283,23 @@ class HeadCard(Result):
         of = f" of layer {next(iter(layers))}" if len(layers) == 1 else ""
         return f"{len(heads)} head{'s' if len(heads) > 1 else ''}{of}"
 
-    def sections(self) -> list[tuple[str, Table]]:
-        """What the card shows, section by section."""
-        tables: dict[str, Callable[[Any], Table]] = {
-            "relations": self._relation_table,
-            "operations": self._operation_table,
-            "trust": self._trust_table,
-            "profile": self._profile_table,
-            "attention": self._attention_table,
-            "worth": self._worth_table,
-        }
-        shown = [(_TITLES[name], tables[name](part)) for name, part in self._parts.items()]
+    def sections(self, *, full: bool = False) -> list[tuple[str, Table]]:
+        """What the card shows, section by section; ``full`` with all columns of its results."""
+        shown = [(_TITLES[name], self._table(name, part, full)) for name, part in self._parts.items()]
         shown += [(_TITLES[name], Table((), (), f"Not here: {why}")) for name, why in self.missing.items()]
         return [*shown, ("Its size", self._size_table())]
 
+    def _table(self, name: str, part: Result, full: bool) -> Table:
+        if isinstance(part, SalientOperations):
+            return self._operation_table(part)
+        if isinstance(part, AttentionGroups):
+            return self._attention_table(part)
+        assert isinstance(part, HeadTable)
+        return self._measured(name, part, full)
+
     def to_rows(self) -> Iterable[dict[str, Any]]:
         """One record per cell of the tables."""
-        for title, table in self.sections():
+        for title, table in self.sections(full=True):
             for row in table.rows:
                 for (column, _), cell in zip(table.columns[1:], row[1:], strict=True):
                     yield {"section": title, "row": str(row[0]).strip(), "column": column, "value": cell}
@@ -338,6 +326,135 @@ def _table(titles: list[str], rows: list[list[Any]], note: str, left: tuple[int,
     return Table([(title, "left" if place in left else "right") for place, title in enumerate(titles)], rows, note)
 
 
-def _small(value: float) -> str:
-    """A q-value."""
-    return "<1e-9" if value < 1e-9 else significant(value, 2)
+@public
+def describe_head(
+    model: Model,
+    head: HeadLike,
+    *,
+    relations: RelationLike | Sequence[RelationLike] | None = None,
+    preset: Preset | None = None,
+    text: str = SENTENCE,
+    texts: Any = None,
+    results: Sequence[Result | str | Path] = (),
+    progress: bool = True,
+) -> HeadCard:
+    """What one head does: relations, salient tokens, a name, where it looks, what it is worth, and its size.
+
+    Each part is a result of its own analysis, made for the heads of one layer, so that q-values are over these. Parts
+    that are given are not made again. A part that the model cannot have is left out, and the card says why.
+
+    Takes less than a minute for the bundled model on two cores; most of it is reading the sources of relations, which
+    is kept on disk for the next head, and passes through held-out text with each head of the layer replaced by its
+    mean.
+
+    Args:
+        relations: Relations to try; by default all bundled ones that the model's tokenizer can write.
+        preset: Of the relation scores; by default ``"context"``, behind two neutral prompts (give
+            ``results=[relation_scores(...)]`` for the usual eight).
+        text: A sentence to show its attention on.
+        texts: Texts (a list, a file, a dataset) for profile, trust and worth; a third of them is held out where
+            something is fitted. By default the bundled text.
+        results: Results about this model, or their files: of ``relation_scores``, ``salient_operations``,
+            ``head_trust``, ``grouping_profile``, ``attention_groups``, ``head_worth`` and ``describe_model``. They are
+            cut down to the head; q-values stay those of all the heads they were made for.
+
+    Example:
+        >>> from tl_headmaps import Relation, describe_head, load_default_model
+        >>> capitals = Relation.from_pairs("capitals", [("France", "Paris"), ("Egypt", "Cairo"), ("Italy", "Rome")])
+        >>> texts = [f"There were {n} cups on table {n + 1}." for n in range(12)]
+        >>> card = describe_head(load_default_model(), "L23H4", relations=capitals, preset="folded", texts=texts,
+        ...                      progress=False)
+        >>> card.operations.name("L23H4").name, round(float(card.relations.promote[0, 23, 4]), 2)
+        ('copy', 0.67)
+    """
+    check_runs(model)
+    preset = preset or "context"
+    weights = HeadWeights.from_model(model)
+    chosen = weights.head(head)
+    given = _given(results, weights, chosen)
+    layer = weights.chosen_heads(layers=chosen.layer)
+    made: dict[str, Result] = dict(given)
+    missing: dict[str, str] = {}
+
+    def make(name: str, call: Callable[[], Result]) -> None:
+        if name in made:
+            return
+        try:
+            made[name] = call()
+        except (UnsupportedModelError, WeightBasisError) as error:
+            missing[name] = str(error)
+
+    prose = Sample.PROSE if texts is None else texts
+    shared: dict[str, Any] = {"heads": layer, "max_tokens": _TOKENS, "progress": progress}
+    make("description", lambda: describe_model(weights))
+    make("trust", lambda: head_trust(model, prose, **shared))
+    prompts = neutral_prompts()[:_N_PROMPTS] if preset == "context" else None
+    make(
+        "relations",
+        lambda: relation_scores(
+            weights,
+            load_relations(model=weights) if relations is None else relations,
+            preset=preset,
+            heads=layer,
+            prompts=prompts,
+            trust=made.get("trust"),  # type: ignore[arg-type]
+            progress=progress,
+        ),
+    )
+    make("operations", lambda: salient_operations(weights, layer, progress=progress))
+    make("profile", lambda: grouping_profile(model, prose, **shared))
+    make("attention", lambda: attention_groups(model, text, heads=chosen))
+    size: dict[str, Any] = {"max_texts": _WORTH_TEXTS, "max_tokens": _WORTH_TOKENS}
+    make("worth", lambda: head_worth(model, layer, texts, **size, progress=progress))
+    if "description" not in made:
+        raise UnsupportedModelError(missing["description"])
+    parts = {name: _cut(name, result, chosen) for name, result in made.items()}
+    sources = {name: result.provenance.data for name, result in made.items()}
+    digests = {f"{name}: {key}": value for name, data in sources.items() for key, value in data.items()}
+    options = {"head": str(chosen), "preset": preset, "text": text, "given": sorted(given)}
+    return HeadCard(
+        head=chosen,
+        missing=missing,
+        provenance=weights.provenance(options=options, data=digests),
+        **parts,  # type: ignore[arg-type]
+    )
+
+
+def _given(results: Sequence[Result | str | Path], weights: HeadWeights, head: HeadIndex) -> dict[str, Result]:
+    """The results of the caller by the part they are; refuses those of another model, kind or head."""
+    if isinstance(results, Result | str | Path):
+        results = [results]
+    found: dict[str, Result] = {}
+    for entry in results:
+        result = entry if isinstance(entry, Result) else Result.load(entry)
+        name = next((name for name, one in _CLASSES.items() if type(result) is one), None)
+        if name is None:
+            kinds = ", ".join(one.kind for one in _CLASSES.values())
+            raise UsageError(f"results= holds {result.kind!r}, which is not a part of a card. Give some of: {kinds}.")
+        if name in found:
+            raise UsageError(f"results= holds two of kind {result.kind!r}. Give the one to show.")
+        if result.provenance.fingerprint != weights.fingerprint:
+            raise UsageError(
+                f"The {result.kind} of results= belongs to another model than {weights.model_name!r}: the fingerprints "
+                "of their weights differ. Make it with this model."
+            )
+        if not _holds(result, head):
+            raise UsageError(f"The {result.kind} of results= says nothing about {head}. Make it for this head, too.")
+        found[name] = result
+    return found
+
+
+def _holds(result: Result, head: HeadIndex) -> bool:
+    if isinstance(result, SalientOperations | AttentionGroups):
+        return head in result.heads
+    values = getattr(result, "values", None)
+    return values is None or not bool(values[..., head.layer, head.head].isnan().all())
+
+
+def _cut(name: str, result: Result, head: HeadIndex) -> Result:
+    """A result without what it says about other heads; of what heads are worth, the layer stays."""
+    if isinstance(result, SalientOperations):
+        return result.select(head)
+    if isinstance(result, HeadMaps):
+        return result.select(layers=head.layer) if name == "worth" else result.select(heads=head)
+    return result

@@ -1,1 +1,0 @@
-"""Which weight matrices of which layers matter."""

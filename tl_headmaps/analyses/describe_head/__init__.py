@@ -1,1 +1,0 @@
-"""What does one head do?"""

@@ -1,1 +1,0 @@
-"""What a head does with the tokens it changes most."""

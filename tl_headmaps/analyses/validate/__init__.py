@@ -1,1 +1,0 @@
-"""Do heads write in prompts what their weights say?"""
