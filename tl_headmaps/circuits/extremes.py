@@ -23,8 +23,8 @@ from .blocks import (
     product,
     spans,
 )
-from .cache import TIERS
 from .factored import LayerMaps
+from .vectors import TIERS
 
 
 def entries(maps: LayerMaps, columns: Int[Tensor, " column"]) -> Float[Tensor, "head row column"]:

@@ -82,7 +82,7 @@ _AT_A_TIME = 8192
 """Columns of a mean row multiplied out at a time."""
 
 _FIRST = 2048
-"""So many of the columns with large norms hold the one with the largest (:data:`.cache.TIERS`)."""
+"""So many of the columns with large norms hold the one with the largest (:data:`.vectors.TIERS`)."""
 
 
 def _largest(factor: Tensor) -> float:

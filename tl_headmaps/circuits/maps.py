@@ -63,9 +63,7 @@ class ContextSources:
         if preset != "context":
             for name, value in (("prompts", prompts), ("vectors", vectors), ("prepend_bos", prepend_bos)):
                 if value is not None:
-                    raise UsageError(
-                        f"{name}= goes with preset='context'; preset={preset!r} puts tokens behind nothing."
-                    )
+                    raise UsageError(f"{name}= goes with preset='context'; preset={preset!r} uses no prompts.")
             return None
         rows = collect_inputs(
             weights,

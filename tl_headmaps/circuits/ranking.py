@@ -24,8 +24,8 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from .blocks import DEFAULT_BUDGET, MIN_COLUMNS, MIN_ROWS, Scratch, block_width_for, count_true, product, spans
-from .cache import TIERS
 from .factored import Block, LayerMaps
+from .vectors import TIERS
 
 _TARGET_ROWS = 256
 """Rows whose targets are multiplied out together: every row meets the targets of all the others."""
