@@ -379,17 +379,13 @@ def self_check(weights: Any, model: Model) -> SelfCheck:
         fits = difference.fits(dtype)
         by_factor = not fits and largest <= TOLERANCE.get(dtype, 1e-3)
         seam = Seam(name, fits, largest, layer, factor=difference.factor if by_factor else 1.0)
-        if name not in seams or _worse(seam, seams[name]):
+        if name not in seams or _badness(seam) > _badness(seams[name]):
             seams[name] = seam
     return SelfCheck(tuple(replace(seams[name], note=notes[name]) for name in SEAMS if name in seams))
 
 
-def _worse(seam: Seam, other: Seam) -> bool:
-    """What does not fit before what does; an entry before a factor; then the larger one."""
-    return _badness(seam) > _badness(other)
-
-
 def _badness(seam: Seam) -> tuple[bool, bool, float]:
+    """What does not fit is worse than what does; an entry worse than a factor; then the larger one."""
     by_factor = seam.factor != 1
     return not seam.fits, not by_factor, abs(seam.factor - 1) if by_factor else seam.difference
 

@@ -252,7 +252,7 @@ def validate_checkpoint(name: str) -> Path:
             "them, save the model, and give that folder."
         )
     shards = Shards(name, folder)
-    shards.require_all()
+    shards.require()
     require_layers(folder / "config.json", config, len(shards.files))
     return folder
 
