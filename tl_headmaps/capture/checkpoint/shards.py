@@ -65,7 +65,7 @@ class Shards:
         return sorted({self.files[tensor] for tensor in tensors})
 
     def require(self, tensors: Iterable[str] | None = None) -> None:
-        """Refuse a folder in which a file with some tensors (default: any) is missing, cut off, or lacks one of them."""
+        """Refuse a folder in which a file with some tensors (default: all) is missing or cut off, or lacks one."""
         tensors = list(self.files if tensors is None else tensors)
         for file in self.holding(tensors):
             with self._opened(file) as stream:
@@ -73,8 +73,8 @@ class Shards:
             absent = [tensor for tensor in tensors if self.files[tensor] == file and tensor not in stored]
             if absent:
                 raise ModelLoadError(
-                    f"{self.folder / file} has no tensor {absent[0]!r}, but {INDEX} says that it does. Fetch both files "
-                    "again."
+                    f"{self.folder / file} has no tensor {absent[0]!r}, but {INDEX} says that it does. Fetch both "
+                    "files again."
                 )
 
     @contextmanager

@@ -57,10 +57,7 @@ class LastPosition:
         check_prompts(model, prompts)
         self._model, self._measure, self._n, self._budget = model, measure, len(prompts), budget
         self._device, self._sizes = model_device(model), sizes_of(model)
-        self._batches = [
-            PromptBatch(batch.ids.to(self._device), batch.rows)
-            for batch in batches(prompts, lambda length: self._sizes.bytes_of(length, 1), budget)
-        ]
+        self._batches = list(batches(prompts, lambda length: self._sizes.bytes_of(length, 1), budget, self._device))
         cfg = model.cfg
         d_kept = 2 * int(getattr(cfg, "n_key_value_heads", None) or cfg.n_heads) * int(cfg.d_head)
         self._bytes_of_token = 4 * d_kept * len(model.blocks)
