@@ -4,8 +4,8 @@ from .analyses.ablate.call import ablate as ablate
 from .analyses.ablate.result import AblationCurves as AblationCurves
 from .analyses.association_heads import AssociationHeads as AssociationHeads
 from .analyses.association_heads import association_heads as association_heads
-from .analyses.attention_groups.call import attention_groups as attention_groups
-from .analyses.attention_groups.result import AttentionGroups as AttentionGroups
+from .analyses.attention_groups import AttentionGroups as AttentionGroups
+from .analyses.attention_groups import attention_groups as attention_groups
 from .analyses.compare_attention import AttentionComparison as AttentionComparison
 from .analyses.compare_attention import compare_attention as compare_attention
 from .analyses.component_map import ComponentMap as ComponentMap

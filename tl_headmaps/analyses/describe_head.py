@@ -25,8 +25,7 @@ from ..renderers.tables import Table
 from ..renderers.text import chance, number, sentence, visible, word, wrapped
 from ..results import HeadMaps, Result
 from ..results.table import HeadTable, frozen_result
-from .attention_groups.call import attention_groups
-from .attention_groups.result import AttentionGroups
+from .attention_groups import AttentionGroups, attention_groups
 from .describe_model import ModelDescription, describe_model
 from .grouping_profile import GroupingProfile, grouping_profile
 from .head_trust import HeadTrust, head_trust

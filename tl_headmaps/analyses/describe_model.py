@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -20,10 +19,11 @@ from ..core.types import Circuit, HeadIndex, Model, check_choice
 from ..renderers.figure import Figure
 from ..renderers.listing import table_figure
 from ..results import Result, largest_heads
+from ..results.table import frozen_result
 from ..scorers.spectra import entropy_rank, product_singular_values, random_matrix
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@frozen_result
 class ModelDescription(Result):
     """Facts about a model.
 

@@ -1,7 +1,6 @@
 """A name for what each head does, and how many heads earn one."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -10,8 +9,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..capture.weights import HeadWeights
-from ..core.ambient import steady
 from ..core.errors import UsageError
+from ..core.options import public
 from ..core.provenance import Provenance
 from ..core.types import Circuit, HeadIndex, HeadLike, Model, Preset
 from ..naming.namer import UNCLEAR, HeadName
@@ -20,7 +19,7 @@ from ..renderers.grids import MapLayer, name_layer
 from ..renderers.heat import head_map
 from ..renderers.text import number, table_text, wrapped
 from ..results import Result, largest_heads
-from ..results.table import ComparedMaps
+from ..results.table import ComparedMaps, frozen_result
 from ..scorers.components import thirds_of
 from .salient_operations import Vocabulary, failure_lines, salient_operations
 
@@ -35,7 +34,7 @@ PUBLISHED_COVERAGE = (
 )
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@frozen_result
 class HeadNames(Result):
     """Names of all heads, by layer and head.
 
@@ -74,21 +73,22 @@ class HeadNames(Result):
     @property
     def axes(self) -> dict[str, list[Any]]:
         """Layers, and heads of the layer with most of them."""
-        return {"layer": list(range(len(self.names))), "head": list(range(self._width))}
-
-    @property
-    def _width(self) -> int:
-        return max(map(len, self.names))
+        return {"layer": list(range(len(self.names))), "head": list(range(max(map(len, self.names))))}
 
     def _map(self, column: str) -> Float[Tensor, "layer head"]:
-        values = torch.full((len(self.names), self._width), torch.nan)
+        values = torch.full([len(labels) for labels in self.axes.values()], torch.nan)
         for head, entry in self._entries():
             values[head.layer, head.head] = getattr(entry, column)
         return values
 
+    def _entries(self) -> Iterator[tuple[HeadIndex, HeadName]]:
+        for layer, row in enumerate(self.names):
+            for head, entry in enumerate(row):
+                yield HeadIndex(layer, head), entry
+
     def name(self, head: HeadLike) -> HeadName:
         """The name of one head, with its evidence."""
-        index = HeadIndex.of(head).check(len(self.names), self._width)
+        index = HeadIndex.of(head).check(*map(len, self.axes.values()))
         if index.head >= len(self.names[index.layer]):
             mixer = self.provenance.mixers.get(str(index.layer), "something else")
             raise UsageError(
@@ -116,16 +116,11 @@ class HeadNames(Result):
                 heads.setdefault(entry.name, []).append(head)
         return dict(sorted(heads.items(), key=lambda item: (-len(item[1]), item[0])))
 
-    def _entries(self) -> Iterator[tuple[HeadIndex, HeadName]]:
-        for layer, row in enumerate(self.names):
-            for head, entry in enumerate(row):
-                yield HeadIndex(layer, head), entry
-
     def coverage(self) -> dict[str, float]:
         """Share of heads with a name: of the whole model, and of the early, middle and late third of its layers."""
-        named: dict[str, list[bool]] = {"all": []}
         thirds = zip(THIRDS, thirds_of(len(self.names)), strict=True)
         third = {layer: name for name, layers in thirds for layer in range(layers.start, layers.stop)}
+        named: dict[str, list[bool]] = {"all": []}
         for head, entry in self._entries():
             for part in ("all", third[head.layer]):
                 named.setdefault(part, []).append(entry.name != UNCLEAR)
@@ -175,55 +170,55 @@ class HeadNames(Result):
         for head, entry in self._entries():
             yield {"layer": head.layer, "head": head.head, **entry.to_dict()}
 
+    @property
+    def _caption(self) -> str:
+        return f"Names of heads, {self.circuit.upper()} circuits, preset {self.provenance.options['preset']}"
+
     def figure(self) -> Figure:
         """The name of each head, or the share of its salient mappings that its best predicate explains."""
-        null, q = self._map("null_mean"), self._map("q_value")
-        rows: list[list[str | None]] = [[None] * self._width for _ in self.names]
+        null, tested = self._map("null_mean"), {"q over all heads and predicates": self._map("q_value")}
+        rows: list[list[str | None]] = [[None] * len(self.axes["head"]) for _ in self.names]
         for head, entry in self._entries():
             rows[head.layer][head.head] = entry.name
-        drill = {str(head): {entry.name: entry.evidence()} for head, entry in self._entries()}
-        parts = []
-        for part, share in self.coverage().items():
-            parts.append(f"{part} {share:.0%}")
-        tested = {"q over all heads and predicates": q}
         details = {"share explained": self.values, "null": null, **tested}
+        covered = ", ".join(f"{part} {share:.0%}" for part, share in self.coverage().items())
         return head_map(
             [
                 name_layer("", rows, unclear=UNCLEAR, group="names", details=details),
                 MapLayer("", self.values, group="share explained", null=null, details=tested),
             ],
-            title=f"Names of heads, {self.circuit.upper()} circuits, preset {self.provenance.options['preset']}",
+            title=self._caption,
             unit="share of mappings explained",
             signed=False,
             switches=("map", "show"),
-            drill=drill,
+            drill={str(head): {entry.name: entry.evidence()} for head, entry in self._entries()},
             empty=self.provenance.short_rows,
-            note=self._noted(f"Heads with a name: {', '.join(parts)}. Search finds a name, such as copy.", " "),
+            note=self._noted(f"Heads with a name: {covered}. Search finds a name, such as copy.", " "),
         )
 
     def __str__(self) -> str:
         """How many heads have a name, which names, and the heads of each with the clearest first."""
-        coverage = self.coverage()
-        shares = [[part, f"{share:.0%}"] for part, share in coverage.items()]
+        shares = [[part, f"{share:.0%}"] for part, share in self.coverage().items()]
         rows = []
         for name, heads in self.named().items():
             ranked = sorted(heads, key=lambda head: (self.name(head).p_value, head))
             shown = " ".join(f"{head} {number(self.name(head).score)}" for head in ranked[:6])
             rows.append([name, len(heads), shown + (" ..." if len(heads) > 6 else "")])
-        title = f"Names of heads by their {self.circuit.upper()} circuits, preset {self.provenance.options['preset']}"
         parts = [
-            title,
+            self._caption,
             table_text([("layers", "left"), ("named", "right")], shares),
             table_text([("name", "left"), ("heads", "right"), ("clearest, with the share explained", "left")], rows),
-            "named: heads whose best predicate explains 15% of their salient mappings or more and beats its null\n"
-            "(false discovery rate 5% over all heads and predicates)",
+            wrapped(
+                "named: heads whose best predicate explains 15% of their salient mappings or more and beats its null "
+                "(false discovery rate 5% over all heads and predicates)"
+            ),
             wrapped(PUBLISHED_COVERAGE),
             *failure_lines(self.failed_predicates),
         ]
         return self._noted("\n\n".join(parts))
 
 
-@steady
+@public
 def name_heads(
     model: Model | HeadWeights,
     *,
@@ -240,14 +235,9 @@ def name_heads(
 
     Args:
         model: A TransformerBridge, a HookedTransformer, or HeadWeights.
-        preset: As for :func:`salient_operations`.
-        circuit: ``"ov"`` or ``"qk"``.
-        vocabulary: As for :func:`salient_operations`.
-        prompts: As for :func:`salient_operations`.
-        prepend_bos: As for :func:`salient_operations`.
-        run_dir: Save finished layers in this folder, so that an interrupted run resumes.
-        executor: Where to compute layers: any ``concurrent.futures.Executor`` (processes, Dask, MPI, Slurm).
-        progress: Show a progress bar on a terminal.
+        preset: ``"context"`` (the whole vocabulary is read, which takes minutes), ``"folded"``: what the model computes
+            for a token without context, or ``"maps"``: the published recipe.
+        vocabulary: ``"all"`` tokens, ``"words"`` among them, or a function of a token's text.
 
     Example:
         >>> from dataclasses import replace

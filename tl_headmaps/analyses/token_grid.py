@@ -1,7 +1,6 @@
 """What one head does with a few chosen tokens: a window on its map, with exact ranks among the whole vocabulary."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -23,12 +22,13 @@ from ..core.vocabulary import TokenLike, near_words, single_id, token_string, wo
 from ..data.relations import MultiToken, RelationLike, resolve
 from ..renderers import heat
 from ..renderers.figure import Figure
-from ..renderers.text import number, table_text, visible
+from ..renderers.text import in_words, number, table_text, visible
 from ..results import Result, cells
+from ..results.table import frozen_result
 from .relation_scores import relation_scores
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@frozen_result
 class TokenGrid(Result):
     """Entries of a head's map and their ranks among all tokens.
 
@@ -99,54 +99,52 @@ class TokenGrid(Result):
                 "rank": int(self.ranks[at]),
             }
 
+    @property
+    def _caption(self) -> str:
+        does = "writes when it attends to" if self.circuit == "ov" else "attends to from"
+        preset = self.provenance.options["preset"]
+        return f"{self.head} {self.circuit.upper()} map, preset {preset}: what it {does} a row"
+
+    @property
+    def _scored(self) -> str:
+        """Of how many pairs the score is the share."""
+        among = "the strongest token" if self.score_k == 1 else f"among the {self.score_k} strongest tokens"
+        return f"share of {self.score_pairs} pairs whose target is {among}"
+
     def figure(self) -> Figure:
         """A heat map of the values, with their ranks among the vocabulary."""
-        does = "writes when it attends to a row" if self.circuit == "ov" else "attends to from a row"
-        rows, columns = ("source", "target") if self.circuit == "ov" else ("query", "key")
         best = ", ".join(f"{source} → {target}" for source, target in self.best()[:8])
-        note = f"largest of each row: {best}" + (", …" if len(self.sources) > 8 else "")
-        own = f"{self.head} {self.circuit.upper()} map, preset {self.provenance.options['preset']}: what it {does}"
+        notes = [f"largest of each row: {best}" + (", …" if len(self.sources) > 8 else "")]
         if self.relation is not None:
-            note = f"share of {self.score_pairs} pairs whose target is {self._among} · {own} · {note}"
+            notes = [self._scored, self._caption, *notes]
+        rows, columns = ("source", "target") if self.circuit == "ov" else ("query", "key")
         return heat.token_grid(
             self.values,
             self.sources,
             self.targets,
-            title=own if self.relation is None else self.relation.replace("_", " "),
+            title=self._caption if self.relation is None else in_words(self.relation),
             unit="entry of the map",
             score=self.score,
             rows=rows,
             columns=columns,
             details={f"rank among {self.n_vocab:,} tokens": self.ranks + 1},
-            note=self._noted(note, " · "),
+            note=self._noted(" · ".join(notes), " · "),
         )
-
-    @property
-    def _among(self) -> str:
-        return "the strongest token" if self.score_k == 1 else f"among the {self.score_k} strongest tokens"
 
     def __str__(self) -> str:
         """Value and rank of each cell, the largest of each row marked."""
-        best = self.values.argmax(1).tolist()
-        rows = [
-            [
-                source,
-                *(
-                    f"{'*' if j == best[i] else ''}{number(float(self.values[i, j]))} #{int(self.ranks[i, j]) + 1:,}"
-                    for j in range(len(self.targets))
-                ),
-            ]
-            for i, source in enumerate(self.sources)
-        ]
-        does = "writes when it attends to" if self.circuit == "ov" else "attends to from"
-        preset = self.provenance.options["preset"]
-        title = f"{self.head} {self.circuit.upper()} map, preset {preset}: what it {does} each row"
+        rows = []
+        for source, values, places, best in zip(
+            self.sources, self.values.tolist(), self.ranks.tolist(), self.values.argmax(1).tolist(), strict=True
+        ):
+            texts = [f"{number(value)} #{rank + 1:,}" for value, rank in zip(values, places, strict=True)]
+            texts[best] = f"*{texts[best]}"
+            rows.append([source, *texts])
         columns = [("", "left"), *((visible(target), "right") for target in self.targets)]
         note = f"value #rank among {self.n_vocab:,} tokens (1 is best); * largest of the row"
         if self.relation is not None:
-            score = f"score {number(self.score)}, the share of {self.score_pairs} pairs whose target is {self._among}"
-            note = f"{self.relation}: {score}\n{note}"
-        return self._noted(f"{title}\n\n{table_text(columns, rows)}\n\n{note}")
+            note = f"{self.relation}: score {number(self.score)}, the {self._scored}\n{note}"
+        return self._noted(f"{self._caption}\n\n{table_text(columns, rows)}\n\n{note}")
 
 
 @public
@@ -198,7 +196,7 @@ def token_grid(
         if isinstance(words, str) or not len(words):
             raise UsageError(f"{name} must be a list of at least one word or token id, not {words!r}.")
     # Sources in context may have several tokens: they are read at their last.
-    ids = [_source_ids(weights, word, several=preset == "context") for word in sources]
+    ids = [_ids(weights, word, weights.n_vocab, several=preset == "context") for word in sources]
     context = ContextSources.of(
         weights, ids, circuit, preset, prompts=prompts, vectors=vectors, prepend_bos=prepend_bos, progress=progress
     )
@@ -206,7 +204,11 @@ def token_grid(
     source_ids = [source[-1] for source in ids]
     plain = None if context is not None else torch.tensor(source_ids, device=weights.device)
     circuits = CircuitMaps(weights, plain, circuit=circuit, preset=preset, context=context)
-    target_ids = [_target_id(weights, word, circuits.n_columns, multi_token) for word in targets]
+    firsts = multi_token == "first"
+    target_ids = [
+        single_id(None, _ids(weights, word, circuits.n_columns, several=firsts)[0], circuits.n_columns)
+        for word in targets
+    ]
     columns = torch.tensor(target_ids, device=weights.device)
     maps = circuits.layer(index.layer, [index.head])
     scored: dict[str, Any] = {}
@@ -223,9 +225,12 @@ def token_grid(
             prepend_bos=prepend_bos,
             progress=progress,
         )
-        score = float(all_pairs.promote[0, index.layer, index.head])
-        scored = {"relation": example_of.name, "score": score, "score_k": all_pairs.k[0]}
-        scored["score_pairs"] = all_pairs.n_kept[0]
+        scored = {
+            "relation": example_of.name,
+            "score": float(all_pairs.promote[0, index.layer, index.head]),
+            "score_k": all_pairs.k[0],
+            "score_pairs": all_pairs.n_kept[0],
+        }
     ranked = ranks(maps, rows.repeat_interleave(len(columns)), columns.repeat(len(rows)))
     return TokenGrid(
         head=index,
@@ -244,16 +249,11 @@ def token_grid(
     )
 
 
-def _source_ids(weights: HeadWeights, word: TokenLike, several: bool) -> Source:
+def _ids(weights: HeadWeights, word: TokenLike, n_tokens: int, several: bool) -> Source:
+    """The tokens of a word; one alone, unless it may have several."""
     if several and isinstance(word, str) and weights.tokenizer is not None and word.strip():
         return tuple(word_ids(weights.tokenizer, word))
-    return (_one_id(weights, word, weights.n_vocab),)
-
-
-def _target_id(weights: HeadWeights, word: TokenLike, n_columns: int, multi_token: MultiToken) -> int:
-    if multi_token == "first" and isinstance(word, str) and weights.tokenizer is not None and word.strip():
-        return single_id(None, word_ids(weights.tokenizer, word)[0], n_columns)
-    return _one_id(weights, word, n_columns)
+    return (_one_id(weights, word, n_tokens),)
 
 
 def _one_id(weights: HeadWeights, word: TokenLike, n_vocab: int) -> int:

@@ -26,7 +26,20 @@ from .formulas import (
     UnicodeNotation,
 )
 from .grids import checked
-from .layout import MARGIN, SIZE, TICK, PrintOptions, fitted, in_rows, inset, lines_of, printed, stacked, width_of
+from .layout import (
+    MARGIN,
+    SIZE,
+    TICK,
+    PrintOptions,
+    fitted,
+    in_rows,
+    inset,
+    lines_of,
+    printed,
+    shortened,
+    stacked,
+    width_of,
+)
 from .page import escaped, figure_body, label
 from .shapes import MIDDLE, Cells, Drawing, Rect, Text
 from .text import latex, markdown, table_text, visible
@@ -42,8 +55,8 @@ _SMALL, _SMALLEST, _LETTER = 12.0, 9.0, 7.2
 _LINE, _INDENT, _GAP, _PAD = 20.0, 22.0, 12.0, 8.0
 """Height of a line; indent of what belongs to a step; space between parts, and around numbers and labels."""
 
-_ROW, _LEAST_CELL, _CELL, _MOST_CELL = 23.0, 12.0, 52.0, 90.0
-"""Height of a matrix' row; widths of its columns: the least, the usual one, and that of long labels."""
+_ROW, _LEAST_CELL, _CELL, _MOST_CELL, _MOST_LABEL = 23.0, 12.0, 52.0, 90.0, 130.0
+"""Height of a matrix' row; widths of its columns: the least, the usual one, that of long labels; longest label."""
 
 
 @dataclass(frozen=True)
@@ -219,50 +232,52 @@ def _latex_matrix(matrix: ExampleMatrix, write: LatexNotation) -> str:
 
 
 def _paragraph(text: str, width: float) -> Drawing:
-    lines = lines_of(text, width, SIZE)
-    shapes = [Text(0.0, SIZE + number * _LINE, line, SIZE) for number, line in enumerate(lines)]
-    return Drawing([*shapes], max(width_of(line, SIZE) for line in lines), len(lines) * _LINE)
+    return stacked([_line([(0.0, line)]) for line in lines_of(text, width, SIZE)])
 
 
 def _equation(equation: Equation, width: float, write: Notation) -> Drawing:
     """An equation with its equals signs below each other."""
-    left = width_of(write.term(equation.left), SIZE)
-    drawing = Drawing()
-    for name, right in write.lines(equation, int((width - left) / _LETTER) - 2):
-        baseline = drawing.height + SIZE
+    left = min(width / 2, width_of(write.term(equation.left), SIZE))
+    drawing = Drawing([], 0.0, _GAP / 3)
+    for name, text in write.lines(equation, int((width - left) / _LETTER) - 1):
+        # Numbers always fit; the words of a caller may not.
+        right = shortened(text.lstrip(), 1.5 * width, SIZE)
         # Viewers leave out spaces at the beginning of a text.
-        x = left + width_of(" " * (len(right) - len(right.lstrip())), SIZE)
-        drawing.add(*([Text(0.0, baseline, name, SIZE)] if name else []), Text(x, baseline, right.lstrip(), SIZE))
-        drawing.width = max(drawing.width, x + width_of(right.lstrip(), SIZE))
-        drawing.height += _LINE
-    drawing.height += _GAP / 3
+        indent = left + width_of(" " * (len(text) - len(text.lstrip())), SIZE)
+        line = _line([(0.0, shortened(name, left, SIZE)), (indent, right)])
+        drawing.add(line.at(0.0, drawing.height - _GAP / 3))
+        drawing.width, drawing.height = max(drawing.width, line.width), drawing.height + line.height
     return drawing
+
+
+def _line(parts: Sequence[tuple[float, str]]) -> Drawing:
+    """A line of text in parts, each at its place."""
+    texts = [Text(x, SIZE, text, SIZE) for x, text in parts if text]
+    return Drawing([*texts], max((x + width_of(text, SIZE) for x, text in parts), default=0.0), _LINE)
 
 
 def _matrix(matrix: ExampleMatrix, width: float, write: Notation) -> Drawing:
     """A matrix under its name; its numbers are written where they fit, its colours always."""
     n_rows, n_columns = matrix.values.shape
-    numbers = matrix.numbers(write)
-    rows, columns = ([str(name) for name in names or ()] for names in (matrix.rows, matrix.columns))
+    numbers, caption = matrix.numbers(write), shortened(matrix.caption(write), width, _SMALL)
+    rows = [shortened(str(name), 0.4 * width, _SMALL) for name in matrix.rows or ()]
+    columns = [shortened(str(name), _MOST_LABEL, _SMALL) for name in matrix.columns or ()]
     left = _longest(rows) + _PAD if rows else 0.0
     longest_column, longest_number = _longest(columns), max(map(_longest, numbers))
     wanted = min(_MOST_CELL, max(_CELL, longest_column + _PAD, longest_number + _PAD))
     cell = max(_LEAST_CELL, min(wanted, (width - left) / n_columns))
     upright = longest_column > cell - 2
     top = _LINE + (longest_column + _PAD if upright else _LINE if columns else 0.0)
-    drawing = Drawing(
-        [], max(left + n_columns * cell, width_of(matrix.caption(write), _SMALL)), top + n_rows * _ROW + _PAD
-    )
-    drawing.add(Text(0.0, SIZE, matrix.caption(write), _SMALL, fill="soft", italic=True))
+    right, bottom = left + n_columns * cell, top + n_rows * _ROW
+    drawing = Drawing([], max(right, width_of(caption, _SMALL)), bottom + _PAD)
+    drawing.add(Text(0.0, SIZE, caption, _SMALL, fill="soft", italic=True))
     drawing.add(Cells(left, top, (cell, _ROW), matrix.scale.pixels(matrix.values)))
     for number, name in enumerate(rows):
-        at = top + (number + 0.5) * _ROW + MIDDLE * _SMALL
-        drawing.add(Text(left - _PAD / 2, at, name, _SMALL, "end", bold=number == matrix.marked))
+        y = top + (number + 0.5) * _ROW + MIDDLE * _SMALL
+        drawing.add(Text(left - _PAD / 2, y, name, _SMALL, "end", bold=number == matrix.marked))
     for number, name in enumerate(columns):
-        x, y = left + (number + 0.5) * cell, top - _PAD / 2
-        drawing.add(
-            Text(x + MIDDLE * _SMALL, y, name, _SMALL, upright=True) if upright else Text(x, y, name, _SMALL, "middle")
-        )
+        x = left + (number + 0.5) * cell + (MIDDLE * _SMALL if upright else 0.0)
+        drawing.add(Text(x, top - _PAD / 2, name, _SMALL, "start" if upright else "middle", upright=upright))
     size = max(_SMALLEST, min(_SMALL, _SMALL * (cell - 2) / longest_number))
     fitting = [at for at in np.ndindex(n_rows, n_columns) if width_of(numbers[at[0]][at[1]], size) < cell]
     # Hardly any numbers but zeros would say nothing.
@@ -273,7 +288,7 @@ def _matrix(matrix: ExampleMatrix, width: float, write: Notation) -> Drawing:
             ink = "soft" if np.isnan(value) else text_on(matrix.scale.colour(value))
             drawing.add(Text(x, y, numbers[row][column], size, "middle", ink))
     if matrix.marked is not None:
-        drawing.add(Rect(left, top + matrix.marked * _ROW, n_columns * cell, _ROW, stroke="mark", line=1.5))
+        drawing.add(Rect(left, top + matrix.marked * _ROW, right - left, _ROW, stroke="mark", line=1.5))
     return drawing
 
 

@@ -49,6 +49,17 @@ MIDDLE = 0.36
 _SIZE = 11.0
 """Of letters, if nothing else is said."""
 
+_DEFAULTS = {
+    "fill": INKS["text"],
+    "stroke": "none",
+    "stroke-width": 1,
+    "opacity": 1,
+    "rx": 0,
+    "text-anchor": "start",
+    "font-size": _SIZE,
+}
+"""Attributes that shapes need not say."""
+
 _FONTS = "DejaVu Sans,Verdana,sans-serif"
 _MONO = "DejaVu Sans Mono,monospace"
 _NAMESPACE = "http://www.w3.org/2000/svg"
@@ -178,24 +189,22 @@ class Drawing:
 
         The style of the page finds it as ``tlhm-drawing`` and by its ``kind`` (``tlhm-`` and the kind).
         """
-        look = f'class="tlhm-drawing{f" tlhm-{kind}" if kind else ""}"'
-        look += f' style="min-width:{_n(least)}px"' if least else ""
-        return self._element(f'{look} width="{_n(self.width)}" height="{_n(self.height)}"', title, vectors=False)
+        kinds, style = "tlhm-drawing" + f" tlhm-{kind}" * bool(kind), f"min-width:{_n(least)}px" * bool(least)
+        return self._element(class_=kinds, style=style, width=self.width, height=self.height, aria_label=title)
 
     def at(self, x: Number, y: Number) -> Group:
         """The whole picture as part of another one."""
         return Group(self.shapes, x, y)
 
-    def _element(self, attributes: str, title: str, *, vectors: bool, about: str = "") -> str:
-        named = f' aria-label="{_text(title)}"' if title else ""
-        return (
-            f'<svg {attributes} viewBox="0 0 {_n(self.width)} {_n(self.height)}" '
-            f'role="img"{named} font-family="{_FONTS}" font-size="{_n(_SIZE)}" fill="{INKS["text"]}" '
-            f'xml:space="preserve">{about}' + "".join(markup(shape, vectors) for shape in self.shapes) + "</svg>"
-        )
+    def _element(self, about: str = "", *, vectors: bool = False, **attributes: Any) -> str:
+        inside = about + "".join(markup(shape, vectors) for shape in self.shapes)
+        attributes["viewBox"] = f"0 0 {_n(self.width)} {_n(self.height)}"
+        letters = {"font_family": _FONTS, "font_size": f"{_n(_SIZE)}px", "xml:space": "preserve"}
+        # All inside has the colour of text if it says nothing else: "#1b1c1e" would be left out here, too.
+        return _tag("svg", inside, role="img", **attributes, **letters, fill=INKS["text"].upper())
 
-    def save(self, path: str | File, *, title: str = "", source: str = "", scale: Number = 1.0) -> None:
-        """Write the picture as .svg, .pdf or .png, ``scale`` times as large; the same values give the same bytes.
+    def save(self, path: str | File, *, title: str = "", source: str = "") -> None:
+        """Write the picture as .svg, .pdf or .png; the same values give the same bytes.
 
         Letters of a .pdf are embedded; ``title`` and ``source`` become the file's metadata.
         """
@@ -203,16 +212,14 @@ class Drawing:
         title, source = (text.encode("utf-8", "backslashreplace").decode() for text in (title, source))
         with replacing(path) as temporary:
             if path.suffix.lower() == ".svg":
-                size = f'xmlns="{_NAMESPACE}" width="{_n(self.width * scale)}pt" height="{_n(self.height * scale)}pt"'
-                about = "".join(
-                    f"<{tag}>{_text(text)}</{tag}>" for tag, text in (("title", title), ("desc", source)) if text
-                )
-                whole = self._element(size, "", vectors=True, about=about)
+                about = "".join(_tag(tag, _text(text)) for tag, text in (("title", title), ("desc", source)) if text)
+                size = {"width": f"{_n(self.width)}pt", "height": f"{_n(self.height)}pt"}
+                whole = self._element(about, vectors=True, xmlns=_NAMESPACE, **size)
                 temporary.write_text(f'<?xml version="1.0" encoding="UTF-8"?>\n{whole}\n', encoding="utf-8")
             else:
-                self._print(temporary, path.suffix.lower()[1:], title, source, scale)
+                self._print(temporary, path.suffix.lower()[1:], title, source)
 
-    def _print(self, path: File, form: str, title: str, source: str, scale: Number) -> None:
+    def _print(self, path: File, form: str, title: str, source: str) -> None:
         # Half a second, which pages do without.
         from matplotlib import rc_context
         from matplotlib.figure import Figure
@@ -221,10 +228,10 @@ class Drawing:
             # Letters that no installed font has are drawn as boxes.
             warnings.filterwarnings("ignore", message="Glyph .* missing from")
             wide, tall = round(self.width, 2), round(self.height, 2)
-            sheet = Figure(figsize=(wide * scale / 72, tall * scale / 72))
+            sheet = Figure(figsize=(wide / 72, tall / 72))
             axes = sheet.add_axes((0, 0, 1, 1), xlim=(0, wide), ylim=(tall, 0))
             axes.axis("off")
-            for number, patch in enumerate(_patches(self.shapes, scale)):
+            for number, patch in enumerate(_patches(self.shapes)):
                 patch.set_zorder(number)
                 axes.add_artist(patch)
             about = {"Title": title, "CreationDate": None, "Producer": None, "Creator": None, "Subject": source}
@@ -261,14 +268,25 @@ def _colour(ink: str) -> str:
     return INKS.get(ink, ink)
 
 
-def _coloured(fill: str = "none", stroke: str = "none", width: Number = 1.0) -> str:
+def _tag(tag: str, inside: str = "", **attributes: Any) -> str:
+    """An element with its attributes; those that are empty, or as they are anyway, are left out."""
+    named = {name.rstrip("_").replace("_", "-"): value for name, value in attributes.items()}
+    start = tag + "".join(
+        f' {name}="{_n(value) if isinstance(value, float | int) else _text(value)}"'
+        for name, value in named.items()
+        if value != "" and _DEFAULTS.get(name) != value
+    )
+    return f"<{start}>{inside}</{tag}>" if inside else f"<{start}/>"
+
+
+def _inks(fill: str, stroke: str = "none") -> dict[str, str]:
     """Attributes for colours; classes let the style of a page replace those of inks."""
-    classes = [f"tlhm-{kind}-{ink}" for kind, ink in (("fill", fill), ("stroke", stroke)) if ink in INKS]
-    text = f' class="{" ".join(classes)}"' if classes else ""
-    text += f' fill="{_colour(fill)}"'
-    if stroke != "none":
-        text += f' stroke="{_colour(stroke)}"' + (f' stroke-width="{_n(width)}"' if width != 1 else "")
-    return text
+    kinds = [f"tlhm-fill-{fill}"] * (fill in INKS and fill != "text") + [f"tlhm-stroke-{stroke}"] * (stroke in INKS)
+    return {"class_": " ".join(kinds), "fill": _colour(fill), "stroke": _colour(stroke)}
+
+
+def _said(text: str) -> str:
+    return _tag("title", _text(text)) if text else ""
 
 
 @singledispatch
@@ -279,44 +297,36 @@ def markup(shape: Shape, vectors: bool) -> str:
 
 @markup.register
 def _(shape: Rect, vectors: bool) -> str:
-    look = _coloured(shape.fill, shape.stroke, shape.line) + _opacity(shape.opacity)
-    end = f"><title>{_text(shape.said)}</title></" if shape.said else "/>"
+    look: dict[str, Any] = {**_inks(shape.fill, shape.stroke), "stroke_width": shape.line, "opacity": shape.opacity}
     if _is_disc(shape):
-        x, y = shape.x + shape.radius, shape.y + shape.radius
-        return f'<circle cx="{_n(x)}" cy="{_n(y)}" r="{_n(shape.radius)}"{look}{end}' + (
-            "circle>" if shape.said else ""
-        )
-    radius = f' rx="{_n(shape.radius)}"' if shape.radius else ""
-    size = f'width="{_n(shape.width)}" height="{_n(shape.height)}"'
-    return f'<rect x="{_n(shape.x)}" y="{_n(shape.y)}" {size}{radius}{look}{end}' + ("rect>" if shape.said else "")
-
-
-def _opacity(opacity: Number) -> str:
-    return f' opacity="{_n(opacity)}"' if opacity != 1 else ""
+        center = {"cx": shape.x + shape.radius, "cy": shape.y + shape.radius}
+        return _tag("circle", _said(shape.said), **center, r=shape.radius, **look)
+    size: dict[str, Any] = {
+        "x": shape.x,
+        "y": shape.y,
+        "width": shape.width,
+        "height": shape.height,
+        "rx": shape.radius,
+    }
+    return _tag("rect", _said(shape.said), **size, **look)
 
 
 @markup.register
 def _(shape: Text, vectors: bool) -> str:
-    x, y = _n(shape.x), _n(shape.y)
-    look = f' font-size="{_n(shape.size)}"' if shape.size != _SIZE else ""
-    look += _coloured(shape.fill) if shape.fill != "text" else ""
-    look += f' text-anchor="{shape.anchor}"' if shape.anchor != "start" else ""
-    look += f' transform="rotate(-90 {x} {y})"' if shape.upright else ""
-    look += ' font-weight="bold"' * shape.bold + ' font-style="italic"' * shape.italic
-    look += f' font-family="{_MONO}"' * shape.mono
-    return f'<text x="{x}" y="{y}"{look}>{_text(shape.text)}</text>'
+    turned = f"rotate(-90 {_n(shape.x)} {_n(shape.y)})" * shape.upright
+    place: dict[str, Any] = {"x": shape.x, "y": shape.y, "text_anchor": shape.anchor, "transform": turned}
+    weight = {"font_weight": "bold" * shape.bold, "font_style": "italic" * shape.italic}
+    letters: dict[str, Any] = {"font_size": shape.size, "font_family": _MONO * shape.mono, **weight}
+    return _tag("text", _text(shape.text), **place, **_inks(shape.fill), **letters)
 
 
 @markup.register
 def _(shape: Path, vectors: bool) -> str:
-    look = _coloured(shape.fill, shape.stroke, shape.width) + _opacity(shape.opacity)
-    look += f' stroke-dasharray="{" ".join(map(_n, shape.dash))}"' if shape.dash else ""
-    look += ' stroke-linecap="round"' * shape.round
+    look: dict[str, Any] = {**_inks(shape.fill, shape.stroke), "stroke_width": shape.width, "opacity": shape.opacity}
+    ends = {"stroke_dasharray": " ".join(map(_n, shape.dash)), "stroke_linecap": "round" * shape.round}
     way = "C" if shape.curved else "L"
-    parts = []
-    for first, *others in shape.lines:
-        parts.append(f"M{_at(first)}" + (f"{way}{' '.join(map(_at, others))}" if others else ""))
-    return f'<path{look} d="{"".join(parts)}"/>'
+    ways = ((_at(first), " ".join(map(_at, others))) for first, *others in shape.lines)
+    return _tag("path", **look, **ends, d="".join(f"M{first}{way * bool(others)}{others}" for first, others in ways))
 
 
 def _at(point: Point) -> str:
@@ -327,13 +337,10 @@ def _at(point: Point) -> str:
 def _(shape: Group, vectors: bool) -> str:
     if shape.hidden and vectors:
         return ""
-    look = f' class="tlhm-{_text(shape.key)}" data-key="{_text(shape.key)}"' if shape.key else ""
-    look += f' transform="translate({_n(shape.x)} {_n(shape.y)})"' if shape.x or shape.y else ""
-    look += ' style="display:none"' if shape.hidden else ""
-    said = ""
-    if shape.said:
-        look, said = f'{look} tabindex="0"', f"<title>{_text(shape.said)}</title>"
-    return f"<g{look}>{said}{''.join(markup(each, vectors) for each in shape.shapes)}</g>"
+    inside = _said(shape.said) + "".join(markup(each, vectors) for each in shape.shapes)
+    moved = f"translate({_n(shape.x)} {_n(shape.y)})" * bool(shape.x or shape.y)
+    key = {"class_": f"tlhm-{shape.key}" * bool(shape.key), "data_key": shape.key, "transform": moved}
+    return _tag("g", inside, **key, style="display:none" * shape.hidden, tabindex="0" * bool(shape.said))
 
 
 @markup.register
@@ -341,17 +348,15 @@ def _(shape: Cells, vectors: bool) -> str:
     width, height = shape.cell
     rows, columns, _ = shape.colours.shape
     if not vectors:
-        key = f' data-key="{_text(shape.key)}"' if shape.key else ""
-        return (
-            f'<image class="tlhm-cells"{key} x="{_n(shape.x)}" y="{_n(shape.y)}" width="{_n(columns * width)}" '
-            f'height="{_n(rows * height)}" preserveAspectRatio="none" image-rendering="pixelated" '
-            f'href="data:image/png;base64,{base64.b64encode(png(shape.colours)).decode()}"/>'
-        )
+        size: dict[str, Any] = {"x": shape.x, "y": shape.y, "width": columns * width, "height": rows * height}
+        image = "data:image/png;base64," + base64.b64encode(png(shape.colours)).decode()
+        looks = {"preserveAspectRatio": "none", "image_rendering": "pixelated", "data_key": shape.key}
+        return _tag("image", **size, **looks, href=image)
     paths = "".join(
-        f'<path stroke="{colour}" d="{"".join(f"M{_at(start)}H{_n(end)}" for start, end in lines)}"/>'
+        _tag("path", stroke=colour, d="".join(f"M{_at(start)}H{_n(end)}" for start, end in lines))
         for colour, lines in _cell_lines(shape)
     )
-    return f'<g stroke-width="{_n(height + _overlap(height))}" fill="none" shape-rendering="crispEdges">{paths}</g>'
+    return _tag("g", paths, stroke_width=height + _overlap(height), fill="none", shape_rendering="crispEdges")
 
 
 def _overlap(side: Number) -> float:
@@ -403,23 +408,23 @@ def png(colours: np.ndarray) -> bytes:
     )
 
 
-def _patches(shapes: Iterable[Shape], scale: Number) -> Iterator[Any]:
-    """What matplotlib draws; widths of lines and sizes of letters are ``scale`` points."""
-    for _, run in itertools.groupby(every_shape(shapes), _look):
+def _patches(shapes: Iterable[Shape]) -> Iterator[Any]:
+    """What matplotlib draws."""
+    for _, run in itertools.groupby(every_shape(shapes), _kind):
         alike = list(run)
         shape, (right, down) = alike[0]
         if isinstance(shape, Text):
-            yield _letters(shape, right, down, scale)
+            yield _letters(shape, right, down)
         elif isinstance(shape, Rect):
             outlines = [_outline(each, *moved) for each, moved in alike if isinstance(each, Rect)]
-            yield _patch(outlines, shape.stroke, shape.line * scale, shape.fill, alpha=shape.opacity)
+            yield _patch(outlines, shape.stroke, shape.line, shape.fill, alpha=shape.opacity)
         elif isinstance(shape, Path):
             way = 4 if shape.curved else 2
             parts = [_lines([(x + right, y + down) for x, y in part], way) for part in shape.lines]
             style: dict[str, Any] = {"alpha": shape.opacity, "capstyle": "round" if shape.round else "butt"}
             if shape.dash:
                 style["linestyle"] = (0, tuple(length / shape.width for length in shape.dash))
-            yield _patch(parts, shape.stroke, shape.width * scale, shape.fill, **style)
+            yield _patch(parts, shape.stroke, shape.width, shape.fill, **style)
         elif isinstance(shape, Cells):
             tall = shape.cell[1]
             for colour, lines in _cell_lines(shape):
@@ -427,10 +432,10 @@ def _patches(shapes: Iterable[Shape], scale: Number) -> Iterator[Any]:
                 digits = 1 if min(shape.cell) > 2 else 2
                 ends = [[round(value, digits) for value in (x + right, end + right, y + down)] for (x, y), end in lines]
                 parts = [_lines([(x, y), (end, y)]) for x, end, y in ends]
-                yield _patch(parts, colour, (tall + _overlap(tall)) * scale)
+                yield _patch(parts, colour, tall + _overlap(tall))
 
 
-def _look(placed: tuple[Shape, Point]) -> Any:
+def _kind(placed: tuple[Shape, Point]) -> Any:
     """What rectangles have in common that are drawn at once, which is many times faster; other shapes are alone."""
     shape, moved = placed
     if isinstance(shape, Rect):
@@ -478,7 +483,7 @@ def _patch(outlines: Sequence[Outline], stroke: str, width: Number, fill: str = 
     )
 
 
-def _letters(shape: Text, right: Number, down: Number, scale: Number) -> Any:
+def _letters(shape: Text, right: Number, down: Number) -> Any:
     from matplotlib.text import Text as Letters
 
     side: Any = {"start": "left", "middle": "center", "end": "right"}[shape.anchor]
@@ -486,7 +491,7 @@ def _letters(shape: Text, right: Number, down: Number, scale: Number) -> Any:
         shape.x + right,
         shape.y + down,
         visible(shape.text),
-        size=shape.size * scale,
+        size=shape.size,
         color=_colour(shape.fill),
         horizontalalignment=side,
         verticalalignment="baseline",

@@ -2,30 +2,52 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ...capture.tensors import arrays_digest, given_tensor
-from ...core.errors import UsageError
-from ...core.provenance import Provenance
-from ...core.types import Combine, GroupMethod, HeadIndex, HeadLike, check_choice
-from ...renderers.figure import Figure
-from ...renderers.flowchart import LabelSide, flow
-from ...renderers.text import word
-from ...renderers.views import token_groups_view
-from ...results import Result, cells, nested, tensor_of
-from ...scorers.groups import THRESHOLD, Grouping, GroupOptions, Groups
-from ...scorers.statistics import q_values
-from .words import ALPHA, PER_HEAD, GroupWords
+from ..capture.running.activations import LayerActivations, run_or_read
+from ..capture.running.text import EncodedText
+from ..capture.tensors import arrays_digest, given_tensor
+from ..capture.weights import HeadWeights
+from ..core.errors import UsageError
+from ..core.options import public
+from ..core.provenance import Provenance
+from ..core.types import Combine, GroupMethod, HeadIndex, HeadLike, LayerLike, Model, check_choice
+from ..renderers.figure import Figure
+from ..renderers.flowchart import LabelSide, flow
+from ..renderers.text import number, table_text, visible, word, wrapped
+from ..renderers.views import token_groups_view
+from ..results import Result, cells
+from ..results.table import frozen_result
+from ..scorers.groups import THRESHOLD, Grouping, GroupOptions, Groups
+from ..scorers.statistics import q_values
 
 if TYPE_CHECKING:
     from typing import Self
 
 View: TypeAlias = Literal["flow", "tokens"]
+
+_PER_HEAD = {
+    "within_share": "within",
+    "distance_within": "by distance",
+    "modularity": "modularity",
+    "null_modularity": "null",
+    "z_score": "z",
+    "p_value": "p",
+    "q_value": "q",
+    "sink_share": "sink",
+    "self_share": "self",
+}
+"""Fields with one value per head, and what a table calls them."""
+
+_PRINTED = ("within_share", "distance_within", "modularity", "null_modularity", "q_value")
+_BY_HEAD = ("head_to_group", "head_groups", "head_shares", "head_sinks")
+"""Fields that JSON has by the names of heads."""
+
+_ALPHA = 0.05
 _MOST_COMBINED = 1024
 """Tokens up to which the mean attention is kept."""
 
@@ -35,8 +57,20 @@ _MOST_DRAWN = 4
 _LEAST_SHARE = 0.02
 """Share of a head's attention from which on a group of its own is drawn."""
 
+_ROUNDING = 1e-9
+_MOST_TOKENS = 40
+_MOST_HEADS = 12
+"""Tokens of a group and heads that are listed."""
 
-@dataclass(frozen=True, eq=False, repr=False)
+_UNTESTED = "No draws were made, so nothing is said about chance."
+_NOTE = (
+    "serves: group whose share of the head's attention exceeds even attention most; within: share of the attention "
+    "between different tokens that stays in the head's own groups, and if it depended on distance alone; null: the "
+    "same steps on draws that keep the head's distance profile and sinks; q: over the heads of this result"
+)
+
+
+@frozen_result
 class AttentionGroups(Result):
     """Token groups of each head and of all heads together; the groups partition the kept tokens.
 
@@ -88,19 +122,21 @@ class AttentionGroups(Result):
     kind: ClassVar[str] = "attention_groups"
     methods: ClassVar[tuple[str, ...]] = ("newman2006modularity", "vonluxburg2007tutorial")
     json_axes: ClassVar[dict[str, str | None]] = {"token": "tokens", "head": "heads", "group": None}
+    nullable: ClassVar[tuple[str, ...]] = ("distance_weights", *_PER_HEAD, "combination")
     tokens: tuple[str, ...]
     heads: tuple[HeadIndex, ...]
+    groups: Groups
+    head_to_group: tuple[int | None, ...]
+    head_groups: tuple[Groups, ...]
+    head_shares: tuple[tuple[float, ...], ...]
+    head_sinks: tuple[tuple[int, ...], ...]
     causal: bool
     method: str
     combine: str
     sink: int | None
     found_sink: int | None
     sinks: tuple[int, ...]
-    groups: Groups
-    head_groups: tuple[Groups, ...]
-    head_shares: tuple[tuple[float, ...], ...]
-    head_sinks: tuple[tuple[int, ...], ...]
-    head_to_group: tuple[int | None, ...]
+    parents: tuple[int | None, ...] | None
     weights: Float[Tensor, "head group"]
     even_weights: Float[Tensor, " group"]
     distance_weights: Float[Tensor, "head group"]
@@ -116,7 +152,6 @@ class AttentionGroups(Result):
     combination: dict[str, float]
     combined: Float[Tensor, "query key"] | None
     patterns: Float[Tensor, "head query key"] | None
-    parents: tuple[int | None, ...] | None
     provenance: Provenance
 
     @classmethod
@@ -173,30 +208,24 @@ class AttentionGroups(Result):
         cls, grouping: Grouping, tokens: tuple[str, ...], heads: Sequence[HeadIndex], provenance: Provenance
     ) -> "Self":
         """The result of a finished :class:`~tl_headmaps.scorers.groups.Grouping`."""
+        same = (
+            *("causal", "method", "sinks", "groups", "head_to_group", "combination", "patterns"),
+            *("weights", "even_weights", "distance_weights"),
+        )
+        given: dict[str, Any] = {name: getattr(grouping, name) for name in same}
+        given |= {name: tuple(getattr(grouping, name)) for name in ("head_groups", "head_shares", "head_sinks")}
+        given |= {name: torch.tensor(values, dtype=torch.float32) for name, values in grouping.per_head.items()}
         return cls(
+            **given,
             tokens=tokens,
             heads=tuple(heads),
-            causal=grouping.causal,
-            method=grouping.method,
             combine=grouping.options["combine"],
             sink=0 if 0 in grouping.sinks else None,
             found_sink=0 if 0 in grouping.found_sinks else None,
-            sinks=grouping.sinks,
-            groups=grouping.groups,
-            head_groups=tuple(grouping.head_groups),
-            head_shares=tuple(grouping.head_shares),
-            head_sinks=tuple(grouping.head_sinks),
-            head_to_group=grouping.head_to_group,
-            weights=grouping.weights,
-            even_weights=grouping.even_weights,
-            distance_weights=grouping.distance_weights,
-            combination=grouping.combination,
             combined=grouping.combined.float() if len(tokens) <= _MOST_COMBINED else None,
-            patterns=grouping.patterns,
             parents=None if grouping.parents is None else tuple(grouping.parents),
             provenance=provenance,
             q_value=q_values(torch.tensor(grouping.per_head["p_value"], dtype=torch.float64)).float(),
-            **{name: torch.tensor(values, dtype=torch.float32) for name, values in grouping.per_head.items()},
         )
 
     @property
@@ -233,7 +262,7 @@ class AttentionGroups(Result):
         order = self.modularity.argsort(descending=True, stable=True)[:n].tolist()
         return [(self.heads[i], float(self.modularity[i])) for i in order]
 
-    def formers(self, q: float = ALPHA) -> list[tuple[HeadIndex, float]]:
+    def formers(self, q: float = _ALPHA) -> list[tuple[HeadIndex, float]]:
         """Heads that form groups which their distance profile does not explain, and their q-values, lowest first.
 
         Among heads found at ``q``, about this share is expected to be there by chance; the family is the heads of this
@@ -263,65 +292,19 @@ class AttentionGroups(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        names = [str(head) for head in self.heads]
-        return {
-            "kind": self.kind,
-            "axes": self.axes,
-            "groups": [list(group) for group in self.groups],
-            "head_to_group": dict(zip(names, self.head_to_group, strict=True)),
-            "head_groups": {
-                name: [list(group) for group in groups] for name, groups in zip(names, self.head_groups, strict=True)
-            },
-            "head_shares": dict(zip(names, map(list, self.head_shares), strict=True)),
-            "head_sinks": dict(zip(names, map(list, self.head_sinks), strict=True)),
-            "causal": self.causal,
-            "method": self.method,
-            "combine": self.combine,
-            "sink": self.sink,
-            "found_sink": self.found_sink,
-            "sinks": list(self.sinks),
-            "parents": None if self.parents is None else list(self.parents),
-            "order": list(self.order),
-            "weights": self.weights.tolist(),
-            "even_weights": self.even_weights.tolist(),
-            "distance_weights": nested(self.distance_weights),
-            **{name: nested(getattr(self, name)) for name in PER_HEAD},
-            "combination": {name: _finite(value) for name, value in self.combination.items()},
-            "combined": None if self.combined is None else self.combined.tolist(),
-            "patterns": None if self.patterns is None else self.patterns.tolist(),
-            "provenance": self.provenance.to_dict(),
-        }
+        heads = list(map(str, self.heads))
+        values: dict[str, Any] = {}
+        for name, value in super().to_dict().items():
+            values[name] = dict(zip(heads, value, strict=True)) if name in _BY_HEAD else value
+            if name == "parents":
+                values["order"] = list(self.order)
+        return values
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Self":
         """Inverse of :meth:`to_dict`."""
-        heads = tuple(HeadIndex.parse(name) for name in values["axes"]["head"])
-        combined, patterns, parents = values["combined"], values["patterns"], values["parents"]
-        n_groups = len(values["groups"])
-        return cls(
-            tokens=tuple(values["axes"]["token"]),
-            heads=heads,
-            causal=values["causal"],
-            method=values["method"],
-            combine=values["combine"],
-            sink=values["sink"],
-            found_sink=values["found_sink"],
-            sinks=tuple(values["sinks"]),
-            head_shares=tuple(tuple(values["head_shares"][str(head)]) for head in heads),
-            head_sinks=tuple(tuple(values["head_sinks"][str(head)]) for head in heads),
-            groups=_groups(values["groups"]),
-            head_groups=tuple(_groups(values["head_groups"][str(head)]) for head in heads),
-            head_to_group=tuple(values["head_to_group"][str(head)] for head in heads),
-            weights=torch.tensor(values["weights"], dtype=torch.float32).view(len(heads), n_groups),
-            even_weights=torch.tensor(values["even_weights"], dtype=torch.float32),
-            distance_weights=tensor_of(values["distance_weights"]).view(len(heads), n_groups),
-            combination={name: _number(value) for name, value in values["combination"].items()},
-            combined=None if combined is None else torch.tensor(combined, dtype=torch.float32),
-            patterns=None if patterns is None else torch.tensor(patterns, dtype=torch.float32),
-            parents=None if parents is None else tuple(parents),
-            provenance=Provenance.from_dict(values["provenance"]),
-            **{name: tensor_of(values[name]) for name in PER_HEAD},
-        )
+        by_head = {name: [values[name][head] for head in values["axes"]["head"]] for name in _BY_HEAD}
+        return super().from_dict({**values, **by_head})
 
     def to_rows(self) -> Iterable[dict[str, Any]]:
         """One record per head and group of the combination."""
@@ -334,7 +317,7 @@ class AttentionGroups(Result):
                 "even_weight": float(self.even_weights[group]),
                 "distance_weight": _finite(float(self.distance_weights[place, group])),
                 "serves": self.head_to_group[place] == group,
-                **{name: _finite(float(getattr(self, name)[place])) for name in PER_HEAD},
+                **{name: _finite(float(getattr(self, name)[place])) for name in _PER_HEAD},
             }
 
     def figure(
@@ -394,7 +377,7 @@ class AttentionGroups(Result):
             labels=labels,
             title="Heads and the tokens they bind together",
             unit=unit,
-            note=GroupWords(self).note(shown, called, head),
+            note=self._in_words(shown, called, head),
         )
 
     def _index(self, head: HeadLike) -> int:
@@ -418,12 +401,157 @@ class AttentionGroups(Result):
     def _drawn(self) -> list[int]:
         """Heads that are drawn: those that pass their null, or else those that come closest to it."""
         binding = [place for place in self._ranked() if self._bound(place)]
-        passing = [place for place in binding if float(self.p_value[place]) <= ALPHA]
+        passing = [place for place in binding if float(self.p_value[place]) <= _ALPHA]
         return (passing or binding)[:_MOST_DRAWN]
+
+    def _in_words(self, shown: list[int], called: list[str], head: HeadLike | None) -> str:
+        """The figure in words: who forms groups, is their separation complete, and who is specialised for which."""
+        notes = []
+        if self.sinks:
+            tokens = ", ".join(f"{visible(self.tokens[token])!r}" for token in self.sinks)
+            notes.append(f"Left out as attention sink{'s' if len(self.sinks) > 1 else ''}: {tokens}.")
+        if head is not None:
+            notes.append(self._tested(shown[0], called))
+        elif len(self.heads) > 1:
+            notes.append(self._formed(shown))
+        if head is None and len(self.groups) == 1 and len(self.heads) > 1:
+            notes.append(f"All heads together ({self.combine}) bind the tokens into one group.")
+        else:
+            notes.append(self._separation(None if head is None else shown[0]))
+        if head is None and len(self.groups) > 1:
+            notes.append(self._specialised(called))
+        if self.parents is not None:
+            notes.append("The mask is a tree: each token sees its ancestors only.")
+        return " ".join(filter(None, notes))
+
+    def _tested(self, place: int, called: list[str]) -> str:
+        p = float(self.p_value[place])
+        if not self._bound(place):
+            return f"{called[place]} binds nothing: its tokens are in one group, or alone."
+        if math.isnan(p):
+            return _UNTESTED
+        verdict = "is not explained" if p <= _ALPHA else "may be explained"
+        return (
+            f"Modularity {number(float(self.modularity[place]))}, which {verdict} by distance between tokens "
+            f"alone (mean of draws {number(float(self.null_modularity[place]))}, p = {p:.2g})."
+        )
+
+    def _formed(self, shown: list[int]) -> str:
+        n = len(self.heads)
+        if bool(self.p_value.isnan().all()):
+            drawn = f"Drawn: {len(shown)} of {n} heads. " if len(shown) < n else ""
+            return f"{drawn}{_UNTESTED}"
+        passing, formers = int((self.p_value <= _ALPHA).sum()), len(self.formers())
+        found = (
+            f"{formers or 'None'} of {n} heads form{'s' * (formers < 2)} groups that distance between tokens does not "
+            f"explain (false discovery rate {_ALPHA:.0%}; {passing} at p ≤ {_ALPHA}, where chance gives up to "
+            f"{math.ceil(_ALPHA * n)})."
+        )
+        if passing > len(shown):
+            return f"{found} Drawn: the {len(shown)} with the lowest p."
+        return found if passing else f"{found} Drawn: the {len(shown)} that come closest."
+
+    def _separation(self, place: int | None) -> str:
+        inside, by_distance = (
+            (self.combination["within_share"], self.combination["distance_within"])
+            if place is None
+            else (float(self.within_share[place]), float(self.distance_within[place]))
+        )
+        if len(self.groups if place is None else self.head_groups[place]) < 2:
+            return ""
+        null = "" if math.isnan(by_distance) else f" ({1 - by_distance:.0%} if it depended on distance alone)"
+        if inside >= 1 - 1e-6:
+            return f"The separation is complete: no attention crosses the groups{null}."
+        return f"The separation is not complete: {1 - inside:.0%} of the attention between tokens crosses groups{null}."
+
+    def _specialised(self, called: list[str]) -> str:
+        parts = []
+        for number_, group in enumerate(self.groups[:6]):
+            serving = self._serving(number_)
+            if serving and len(group) > 1:
+                more = f" and {len(serving) - 4} more" if len(serving) > 4 else ""
+                words = " ".join(word(self.tokens[token]) for token in group[:6]) + (" ..." if len(group) > 6 else "")
+                parts.append(f"{{{words}}}: {', '.join(called[place] for place in serving[:4])}{more}")
+        return f"Specialised for {'; '.join(parts)}." if parts else ""
+
+    def _serving(self, group: int) -> list[int]:
+        """Heads that serve a group, the most specialised first."""
+        serving = [place for place, served in enumerate(self.head_to_group) if served == group]
+        return sorted(serving, key=lambda place: -float(self.weights[place, group] - self.even_weights[group]))
 
     def __str__(self) -> str:
         """The groups, the heads whose groups are least like chance, and what that means."""
-        return GroupWords(self).text()
+        columns = [("group", "right"), ("tokens", "left"), ("served by", "left")]
+        rows = [[place, self._words(group), self._served_by(place)] for place, group in enumerate(self.groups)]
+        said = [self._formed(self._drawn()).partition(" Drawn")[0], self._separation(None)]
+        parts = [self._title(), table_text(columns, rows)]
+        if self.parents is not None:
+            parts.append(self._tree(self.parents))
+        return "\n\n".join([*parts, self._sharpest(), wrapped(" ".join(filter(None, said))), wrapped(_NOTE)])
+
+    def _title(self) -> str:
+        n_heads, n_groups = len(self.heads), len(self.groups)
+        title = (
+            f"{n_groups} group{'' if n_groups == 1 else 's'} of {len(self.kept)} tokens, "
+            f"{n_heads} head{'' if n_heads == 1 else 's'} ({self.method})"
+        )
+        if self.found_sink is not None:
+            share = self.combination["sink_share"]
+            fate = "left out" if self.sink is not None else "kept"
+            token = visible(self.tokens[self.found_sink])
+            title += f"; attention sink {token!r} takes {share:.2f} of the attention and is {fate}"
+        if others := [visible(self.tokens[token]) for token in self.sinks if token]:
+            title += f"; left out as well: {', '.join(map(repr, others))}"
+        return title
+
+    def _words(self, group: tuple[int, ...]) -> str:
+        shown = " | ".join(word(self.tokens[token]) for token in group[:_MOST_TOKENS])
+        return shown if len(group) <= _MOST_TOKENS else f"{shown} | ... ({len(group)} tokens)"
+
+    def _served_by(self, group: int) -> str:
+        serving = self._serving(group)
+        shown = ", ".join(f"{self.heads[place]} {number(float(self.weights[place, group]))}" for place in serving[:6])
+        return shown + (f", {len(serving) - 6} more" if len(serving) > 6 else "") or "no head"
+
+    def _tree(self, parents: tuple[int | None, ...]) -> str:
+        rows = [
+            [
+                token,
+                visible(text),
+                "root" if parent is None else f"{parent} {visible(self.tokens[parent]).strip()}",
+            ]
+            for token, (text, parent) in enumerate(zip(self.tokens, parents, strict=True))
+        ]
+        table = table_text([("token", "right"), ("", "left"), ("parent", "left")], rows)
+        return f"The pattern is a tree: every token sees itself and its ancestors only.\n\n{table}"
+
+    def _sharpest(self) -> str:
+        """The heads whose groups are least like chance, and these groups."""
+        titles = ["head", "serves", *(_PER_HEAD[name] for name in _PRINTED), "its own groups"]
+        rows = []
+        for place in self._ranked()[:_MOST_HEADS]:
+            group = self.head_to_group[place]
+            numbers = [number(self._plain(name, place), 3 if name == "q_value" else 2) for name in _PRINTED]
+            own = self._own(self.head_groups[place])
+            rows.append([str(self.heads[place]), "-" if group is None else group, *numbers, own])
+        left_out = len(self.heads) - len(rows)
+        more = f"\n({left_out} heads whose groups are more like chance are not shown)" if left_out else ""
+        table = table_text([(title, "left" if title in (titles[0], titles[-1]) else "right") for title in titles], rows)
+        return table + more
+
+    def _plain(self, name: str, place: int) -> float:
+        """A number of a head, and zero where only rounding tells it from zero."""
+        exact = float(getattr(self, name)[place])
+        return 0.0 if abs(exact) < _ROUNDING else exact
+
+    def _own(self, groups: Groups) -> str:
+        bound = [group for group in groups if len(group) > 1]
+        single = sum(len(group) == 1 for group in groups)
+        shown = "  ".join(
+            "{" + self._words(group[:8]) + (" ..." if len(group) > 8 else "") + "}" for group in bound[:4]
+        )
+        more = f"  and {len(bound) - 4} more" if len(bound) > 4 else ""
+        return f"{shown}{more}" + (f"  +{single} alone" if single else "")
 
 
 def _as_patterns(pattern: Any) -> Tensor:
@@ -442,13 +570,70 @@ def _as_patterns(pattern: Any) -> Tensor:
     return patterns
 
 
-def _groups(values: list[list[int]]) -> Groups:
-    return tuple(tuple(group) for group in values)
-
-
 def _finite(value: float) -> float | None:
     return None if math.isnan(value) else value
 
 
-def _number(value: float | None) -> float:
-    return math.nan if value is None else float(value)
+@public
+def attention_groups(
+    model: Model,
+    text: Any,
+    *,
+    layers: LayerLike | Iterable[LayerLike] | None = None,
+    heads: HeadLike | Iterable[HeadLike] | None = None,
+    method: GroupMethod = "auto",
+    drop_sink: bool = True,
+    threshold: float = THRESHOLD,
+    n_groups: int | None = None,
+    n_null: int | None = None,
+    combine: Combine = "mean",
+    prepend_bos: bool | None = None,
+    cache: Any = None,
+) -> AttentionGroups:
+    """Groups of tokens that the heads of a model bind together in one text.
+
+    Args:
+        method: ``"spectral"`` (number of groups by the largest eigengap), ``"components"`` (connected by strong edges),
+            or ``"auto"``: components where the matrix is sharp.
+        drop_sink: Leave attention sinks out: the first token, and others on which attention is parked.
+        threshold: Strong edges are at least this share of the strongest edge of one of their tokens.
+        n_groups: Make this many groups instead of letting the eigengap decide (spectral).
+        n_null: Most draws to compare each head's modularity with. They keep its distance profile and its sinks, and end
+            once ten are as modular. By default up to 3,999 for 8 to 32 tokens, 199 up to 64, else none.
+        combine: What the groups of all heads together are found in: the mean over heads, or the maximum.
+
+    Example:
+        >>> from tl_headmaps import attention_groups, load_default_model
+        >>> groups = attention_groups(load_default_model(), "The cat sat on the mat. It was happy.", heads="L13H2")
+        >>> groups.words()
+        (('The', ' cat'), (' sat', ' on', ' the', ' mat'), ('.', ' It', ' was', ' happy', '.'))
+        >>> groups.tokens[groups.sink]  # where attention is parked; left out
+        '<|im_start|>'
+    """
+    chosen_options = GroupOptions(method, drop_sink, threshold, n_groups, n_null, combine)
+    prompt = EncodedText.of(model, text, prepend_bos=prepend_bos, least=2, what="a group needs at least two")
+    weights = HeadWeights.of(model)
+    named = None if heads is None else weights.named_heads(heads)
+    chosen = weights.chosen_heads(named, layers)
+    chosen_layers = sorted({head.layer for head in chosen})
+    index_of = {head: index for index, head in enumerate(chosen)}
+
+    def visit(see: Callable[[int, Tensor], None]) -> None:
+        def reduce(seen: LayerActivations) -> None:
+            for head, pattern in enumerate(seen["pattern"][0]):
+                if (index := index_of.get(HeadIndex(seen.layer, head))) is not None:
+                    see(index, pattern)
+
+        run_or_read(model, prompt.ids, cache, read=("pattern",), reduce=reduce, layers=chosen_layers)
+
+    grouping = Grouping(visit, chosen, len(prompt.tokens), chosen_options)
+    options = {
+        "layers": None if layers is None else chosen_layers,
+        "heads": None if named is None else sorted(map(str, named)),
+        "prepend_bos": prompt.prepend_bos,
+        "from_cache": cache is not None,
+        **grouping.options,
+    }
+    return AttentionGroups.from_grouping(
+        grouping, prompt.tokens, chosen, weights.provenance(runs_model=True, options=options, seed=0)
+    )

@@ -1,1 +1,0 @@
-"""Which tokens attend to each other, and which heads bind them."""
