@@ -31,6 +31,7 @@ from ..renderers.figure import Figure
 from ..renderers.grids import MapLayer
 from ..renderers.heat import head_map, token_grid
 from ..renderers.listing import beside, table_figure
+from ..renderers.tables import Table
 from ..renderers.text import as_words, chance, quoted, table_text, visible
 from ..renderers.text import number as decimal
 from ..renderers.views import top_tokens_view
@@ -307,20 +308,16 @@ class SalientOperations(Result):
         rows, printed = [], []
         for number, (head, entry) in enumerate(zip(self.heads, self.names, strict=True)):
             named = [str(head), entry.name] if several else []
-            listed = self.token_rows(number)
-            rows += [[*(named if place == 0 else [""] * len(named)), *row] for place, row in enumerate(listed)]
+            shown = enumerate(self.token_rows(number))
+            rows += [[*(named if place == 0 else [""] * len(named)), *row] for place, row in shown]
             # What a column of print has room for.
             few = [row[:3] for row in self.token_rows(number, _PRINTED_TARGETS)]
             titles = [("token", "left"), ("salience", "right"), (self.verbs[0], "left")]
             printed.append(f"{head}: {entry.name}\n{table_text(titles, few)}")
-        table = table_figure(
-            [*(("head", "name") if several else ()), "token", "salience", *self.verbs],
-            rows,
-            title="Salient tokens",
-            text="\n\n".join(printed),
-            unbroken=True,
-        )
-        return beside([*map(self._grid, range(len(self.heads))), table], title=self._caption, text=str(self))
+        columns = [*(("head", "name") if several else ()), "token", "salience", *self.verbs]
+        table = Table([(column, "left") for column in columns], rows)
+        listed = table_figure(table, title="Salient tokens", text="\n\n".join(printed))
+        return beside([*map(self._grid, range(len(self.heads))), listed], title=self._caption, text=str(self))
 
     def _grid(self, number: int) -> Figure:
         """A few salient tokens by their targets, with the operation's name and score below."""
