@@ -1,6 +1,5 @@
 """Ablation: against forward passes with heads zeroed by hand, on planted heads, with random heads and controls."""
 
-import inspect
 import json
 import math
 import sys
@@ -14,9 +13,10 @@ from planted import DECODERS, knowing_model, needs_hooked, random_model, shared_
 from torch import Tensor
 
 import tl_headmaps
-from tl_headmaps import AblationCurves, HeadIndex, HeadWeights, Relation, Result, ablate
-from tl_headmaps.analyses.ablate.call import AblationExperiment, AblationSettings
+from tl_headmaps import AblationCurves, HeadIndex, Relation, Result, ablate
+from tl_headmaps.analyses.ablate import Ablation
 from tl_headmaps.analyses.relation_scores import RelationScores
+from tl_headmaps.analyses.study import Study
 from tl_headmaps.capture.anatomy import parameters_digest
 from tl_headmaps.capture.running import last_position
 from tl_headmaps.capture.running.last_position import LastPosition
@@ -37,6 +37,10 @@ HOSTS = [("bridge", kind) for kind in DECODERS] + [
 def named(mapping: dict[int, int], name: str, **details: Any) -> Relation:
     pairs = [(word(s), word(t)) for s, t in mapping.items()]
     return Relation.from_pairs(name, pairs, **{"k": 1, "eliciting_templates": (TEMPLATE,)} | details)
+
+
+def ablation_of(model: Any) -> Ablation:
+    return Ablation(Study(model, prepend_bos=False, fills_prompts=True, preset="folded", progress=False))
 
 
 CAPITAL, FOLLOW = named(CAPITALS, "capital"), named(NEXT, "follow")
@@ -225,9 +229,7 @@ class TestSplit:
         assert (result.n_pairs, result.n_chosen_on) == (4, 4) and result.provenance.options["split"] is True
         assert result.heads == (HeadIndex(0, 1),) and result.curve.accuracy.tolist() == [1.0, 0.0]
         assert "4 pairs in 4 clusters, heads chosen on 4 others" in str(result)
-        experiment = AblationExperiment(
-            model, HeadWeights.from_model(model), AblationSettings("zero", "folded", None, "skip", False, False)
-        )
+        experiment = ablation_of(model)
         chosen, tested = experiment.halves(relation)
         assert sorted(chosen.pairs + tested.pairs) == sorted(relation.pairs)
 
@@ -335,8 +337,7 @@ def test_nothing_known_is_not_testable_and_nothing_lost_is_not_a_number() -> Non
 
 
 def test_a_relation_without_heads_is_said_to_have_none(knowing: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    weights = HeadWeights.from_model(knowing)
-    experiment = AblationExperiment(knowing, weights, AblationSettings("zero", "folded", None, "skip", False, False))
+    experiment = ablation_of(knowing)
     scored = experiment._scores([CAPITAL], None)
     zero = replace(scored, promote=torch.zeros_like(scored.promote))
     monkeypatch.setattr(experiment, "_scores", lambda *_: zero)
@@ -349,10 +350,7 @@ def test_a_relation_without_heads_is_said_to_have_none(knowing: Any, monkeypatch
 
 class TestControls:
     def chosen(self, knowing: Any, own: list[str], static: dict[str, Tensor], others: list[Relation]) -> list[str]:
-        weights = HeadWeights.from_model(knowing)
-        experiment = AblationExperiment(
-            knowing, weights, AblationSettings("zero", "folded", None, "skip", False, False)
-        )
+        experiment = ablation_of(knowing)
         result = experiment.curves(
             experiment.questions(CAPITAL, [TEMPLATE]),
             chosen_on=CAPITAL,
@@ -386,21 +384,18 @@ class TestControls:
         """Meeting the sources of all bundled relations takes minutes in a large model."""
         scored = []
 
-        def watched(experiment: AblationExperiment, relations: list[Relation], heads: Any) -> Any:
+        def watched(experiment: Ablation, relations: list[Relation], heads: Any) -> Any:
             scored.extend(relation.name for relation in relations)
             return scores(experiment, relations, heads)
 
-        scores = AblationExperiment._scores
-        monkeypatch.setattr(AblationExperiment, "_scores", watched)
+        scores = Ablation._scores
+        monkeypatch.setattr(Ablation, "_scores", watched)
         others = [named(NEXT, name) for name in "abcdefghij"]
         assert self.chosen(knowing, ["L0H1"], {"a": torch.zeros(3, 4)}, others) == ["a", "b", "c"]
         assert scored == ["capital", *"bcdef"]
 
     def test_a_few_pairs_tell_whether_heads_are_shared(self, knowing: Any) -> None:
-        weights = HeadWeights.from_model(knowing)
-        experiment = AblationExperiment(
-            knowing, weights, AblationSettings("zero", "folded", None, "skip", False, False)
-        )
+        experiment = ablation_of(knowing)
         many = Relation.from_pairs("many", [(word(i), word(j)) for i in range(3, 10) for j in range(10, 17)])
         sampled = experiment._sample(many).pairs
         assert len(sampled) == 20 and len(set(sampled)) == 20 and set(sampled) <= set(many.pairs)
@@ -495,7 +490,7 @@ def test_bad_input_is_refused_with_a_sentence(
 ) -> None:
     call = {"model": knowing, "relation": CAPITAL, "controls": None, "progress": False} | changes
     with pytest.raises(error, match=sentence):
-        inspect.unwrap(ablate)(**call)
+        ablate(**call)
 
 
 def test_a_model_without_a_tokenizer_is_asked_for_one() -> None:

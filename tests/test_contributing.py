@@ -12,6 +12,10 @@ import pytest
 import torch
 from planted import shared_model, word
 
+import tl_headmaps
+from tl_headmaps.cli.build import Command
+from tl_headmaps.cli.commands import COMMANDS
+from tl_headmaps.cli.signatures import Signature
 from tl_headmaps.results import Result
 
 TEXT = (Path(__file__).parent.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
@@ -59,6 +63,22 @@ def test_all_that_follows_from_its_fields(result: Any, tmp_path: Path) -> None:
     values = result.to_dict()
     assert list(values) == ["kind", "axes", "entropy", "interval_low", "interval_high", "even", "n_texts", "provenance"]
     assert type(result).from_dict(values) == result and result.save(tmp_path / "x.html").stat().st_size > 1000
+
+
+def test_its_command(question: ModuleType, run: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    signature = Signature(Path(question.__file__ or ""), "head_entropy")
+    monkeypatch.setattr(tl_headmaps, "load_model", lambda *_: shared_model("llama"))
+    monkeypatch.setattr(tl_headmaps, "head_entropy", question.head_entropy, raising=False)
+    monkeypatch.setattr(Signature, "of_call", lambda _name: signature)
+    monkeypatch.setitem(COMMANDS, "entropy", Command("head_entropy", ("heads",)))
+    help_page = " ".join(run("entropy", "--help").out.split())
+    assert signature.summary in help_page and "Cut texts to this many tokens. Default: 64." in help_page
+    run("entropy", "--max-tokens", "0").assert_refused(2, "max_tokens=0 is impossible; it must be at least 1")
+    texts, out = tmp_path / "texts.txt", tmp_path / "e.csv"
+    texts.write_text("\n\n".join(TEXTS))
+    done = run("entropy", "L1", "--heads", "L2H3", "--texts", str(texts), "--out", str(out))
+    assert done.code == 0 and "of 5 heads look less than half as widely" in " ".join(done.out.split()), done
+    assert len(out.read_text().splitlines()) == 6
 
 
 def test_bad_input_is_refused_by_what_all_questions_share(question: ModuleType) -> None:

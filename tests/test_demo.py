@@ -150,25 +150,25 @@ def test_every_result_is_beside_the_page_and_loads(toured: Toured) -> None:
         assert isinstance(Result.load(toured.folder / name), Result)
 
 
-@pytest.mark.parametrize("number", range(len(NAMES)), ids=NAMES)
+@pytest.mark.parametrize("name", ["token_grid", "value_mixing", "task_maps"])
 def test_a_command_makes_the_result_it_stands_under(
     toured: Toured,
     run: Callable[..., Run],
     small_model: Any,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
-    number: int,
+    name: str,
 ) -> None:
     asked = []
     monkeypatch.setattr("tl_headmaps.load_model", lambda *arguments: asked.append(arguments) or small_model)
-    program, *arguments = toured.commands[number]
+    program, *arguments = toured.commands[NAMES.index(name)]
     assert program == "tl-headmaps"
-    assert arguments[-2:] == ["--out", f"{NAMES[number]}.html"]
+    assert arguments[-2:] == ["--out", f"{name}.html"]
     picture, values = tmp_path / "result.html", tmp_path / "result.json"
     done = run(*arguments[:-1], str(picture), "--out", str(values))
     assert done.code == 0, done
     assert asked == [("some/name", None)]
-    kept = (toured.folder / f"{NAMES[number]}.json").read_bytes()
+    kept = (toured.folder / f"{name}.json").read_bytes()
     assert CREATED.sub(b"", values.read_bytes()) == CREATED.sub(b"", kept)
     drawn = re.search(r'<body class="tlhm-page">\n(.*?)</div>\n<style>', picture.read_text(encoding="utf-8"), re.S)
     assert drawn is not None and drawn[1] in toured.page, "the figure on the page is the one the command draws"

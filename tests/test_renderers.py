@@ -210,8 +210,15 @@ def words_in(drawing: Drawing) -> str:
         token_grid(np.eye(2) / 7e9, ["a", LONG], [LONG, "b"], title=LONG, score=0.7, note="k = 10"),
         curve([0, 1], [Line("a", [0.2, 0.4])], title=LONG, x_name=LONG, y_name=LONG[:70], note=LONG),
         head_map([name_layer("names", [["copy", LONG]])], title=LONG, note=LONG),
+        flow(["a", LONG], {LONG: [([0, 1], 1.0)]}, matrix=np.eye(2) / 3, title=LONG, note=LONG, unit=LONG[:60]),
+        worked_example(
+            [ExampleStep(LONG, [ExampleMatrix(LONG, np.eye(9), [LONG] * 9)], [Equation(LONG, Sum(0.1, LONG), LONG)])],
+            title=LONG,
+            summary=[(LONG, 0.5)],
+            notes=[LONG],
+        ),
     ],
-    ids=["map", "panels", "grid", "curve", "names"],
+    ids=["map", "panels", "grid", "curve", "names", "flow", "example"],
 )
 def test_nothing_is_cut_in_print(figure: Figure, inches: float) -> None:
     sheet = printed(figure, inches)
@@ -220,7 +227,7 @@ def test_nothing_is_cut_in_print(figure: Figure, inches: float) -> None:
         left, top, right, bottom = box_of(text)
         assert left >= -1 and right <= sheet.width + 1 and top >= -1 and bottom <= sheet.height + 1, text
     words = words_in(sheet)
-    assert LONG in words and figure.data.note in words
+    assert LONG in words and getattr(figure.data, "note", LONG) in words
 
 
 def test_notes_and_scores_are_a_caption_in_print() -> None:
@@ -705,7 +712,7 @@ def test_overlapping_groups_stand_in_lanes_and_alike_ones_share_a_colour() -> No
     assert colours[(0, 1)] == colours[(0, 1, 2)] and colours[(3, 4)] == colours[(3, 4, 5)]
     assert len({colours[group] for group in ((0, 1), (2, 5), (3, 4))}) == 3, "groups of one head differ"
     assert len(stripes_of(figure)) == 2 + 4, "two for a broken group, one for a shared one"
-    paths = shapes_of(chart.drawn(), shapes.Path)
+    paths = [shape for shape, _ in every_shape(chart.drawn().shapes) if isinstance(shape, shapes.Path)]
     assert len(paths) == 6 and all(len(path.lines) == 1 for path in paths), "one line from a head to a group"
     assert {path.width for path in paths} == {1 + 5 * share for share in (0.5, 0.4, 0.1, 0.2, 0.9)}
 
@@ -713,10 +720,6 @@ def test_overlapping_groups_stand_in_lanes_and_alike_ones_share_a_colour() -> No
 def test_groups_that_do_not_overlap_are_joined_to_their_tokens() -> None:
     figure = FIGURES["flow"]
     assert not any(figure.data.lanes) and not stripes_of(figure)
-
-
-def shapes_of(drawing: shapes.Drawing, kind: type) -> list[Any]:
-    return [shape for shape, _ in shapes.every_shape(drawing.shapes) if isinstance(shape, kind)]
 
 
 def stripes_of(figure: Figure) -> list[Any]:
@@ -743,7 +746,7 @@ def test_a_narrow_matrix_does_not_show_its_zeros_alone() -> None:
     example = worked_example([ExampleStep("Attention", [ExampleMatrix("A", wide, list("abcdefghijklmnop"))])]).data
 
     def numbers(width: float) -> list[str]:
-        return [text.text for text in shapes_of(example.drawn(width), shapes.Text) if text.text[:1].isdigit()][1:]
+        return [text.text for text in placed(example.drawn(width), Text) if text.text[:1].isdigit()][1:]
 
     assert numbers(340.0) == [] and len(numbers(1000.0)) == 256
 

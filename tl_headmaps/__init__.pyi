@@ -1,7 +1,7 @@
 """The public names, each beside the module that holds it; ``__init__.py`` loads a name from here on first use."""
 
-from .analyses.ablate.call import ablate as ablate
-from .analyses.ablate.result import AblationCurves as AblationCurves
+from .analyses.ablate import AblationCurves as AblationCurves
+from .analyses.ablate import ablate as ablate
 from .analyses.association_heads import AssociationHeads as AssociationHeads
 from .analyses.association_heads import association_heads as association_heads
 from .analyses.attention_groups import AttentionGroups as AttentionGroups

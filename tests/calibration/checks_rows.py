@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tl_headmaps import HeadIndex
-from tl_headmaps.analyses.ablate.call import AblationExperiment, AblationSettings, Questions
+from tl_headmaps.analyses.ablate import Ablation, Questions
 from tl_headmaps.analyses.study import Study
 from tl_headmaps.analyses.validate import PromptedRelation
 from tl_headmaps.data.relations import resolve
@@ -28,9 +28,9 @@ SIZE = 3
 
 
 @cache
-def _asked(model: Any, weights: Any) -> Questions:
-    settings = AblationSettings("zero", "folded", None, "skip", True, False)
-    return AblationExperiment(model, weights, settings).questions(resolve(RELATION), ["The capital of <X> is"])
+def _asked(model: Any) -> Questions:
+    study = Study(model, prepend_bos=True, fills_prompts=True, preset="folded", progress=False)
+    return Ablation(study).questions(resolve(RELATION), ["The capital of <X> is"])
 
 
 @cache
@@ -38,7 +38,7 @@ def _right(model: Any, weights: Any, layer: int) -> tuple[list[tuple[HeadIndex, 
     """All sets of three heads of a layer, and which pairs are right without each [set, pair]."""
     sets = list(itertools.combinations([HeadIndex(layer, head) for head in range(weights.n_heads)], SIZE))
     off = masks_of(sets, weights.n_layers, weights.n_heads)
-    return sets, _asked(model, weights).last.switched_off(off)[..., 0]
+    return sets, _asked(model).last.switched_off(off)[..., 0]
 
 
 def _ranked(bench: Bench, pairs: Tensor) -> list[float]:
@@ -57,19 +57,19 @@ def _ranked(bench: Bench, pairs: Tensor) -> list[float]:
 
 @row("ablate", "verdict.p_value", null="random heads called own, 39 sets")
 def random_heads(bench: Bench) -> Measured:
-    n_pairs = len(_asked(bench.model, bench.weights).prompts)
+    n_pairs = len(_asked(bench.model).prompts)
     return Measured.of_p_values(_ranked(bench, torch.ones(n_pairs, dtype=torch.bool)))
 
 
 @row("ablate", "verdict.p_value with split", null="random heads called own, on one half of the clusters of pairs")
 def random_heads_on_half(bench: Bench) -> Measured:
-    return Measured.of_p_values(_ranked(bench, ~halves_of(_asked(bench.model, bench.weights).clusters)))
+    return Measured.of_p_values(_ranked(bench, ~halves_of(_asked(bench.model).clusters)))
 
 
 @row("ablate", "accuracy_low, accuracy_high", null="resampled clusters of pairs")
 def accuracies(bench: Bench) -> Measured:
     """Sets of heads of layer 23 leave accuracies between 0.1 and 0.9; whole clusters are drawn again."""
-    clusters = _asked(bench.model, bench.weights).clusters
+    clusters = _asked(bench.model).clusters
     _, right = _right(bench.model, bench.weights, 23)
     truth, generator = right.mean(1), bench.generator()
     n_clusters, covered = int(clusters.max()) + 1, []

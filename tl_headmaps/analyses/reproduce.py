@@ -12,25 +12,24 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
 
 import torch
+from torch import Tensor
 
-from ..capture.weights import HeadWeights
-from ..core.ambient import steady
 from ..core.files import home_expanded, replacing, sha256_of
+from ..core.options import Between, public
 from ..core.provenance import Provenance
 from ..core.store import Store, identity_of, open_run
-from ..core.types import MOST_DRAWS, Model, check_count
+from ..core.types import MOST_DRAWS, Model
 from ..data.relations import Relation, RelationLike, load_relations, relations_in, resolve_relations, writable
 from ..renderers.figure import Figure
-from ..renderers.listing import tables_figure
+from ..renderers.listing import table_figure
 from ..renderers.tables import Table
 from ..renderers.text import number, percent
 from ..results import Result
-from ..scorers.ablation import default_max_heads
-from .ablate.call import AblationExperiment, AblationSettings
-from .ablate.result import AblationCurves
+from ..results.table import frozen_result
+from .ablate import Ablation, AblationCurves
 from .study import Study
 from .validate import Validation, validate
 
@@ -74,24 +73,24 @@ class ReproducedRelation:
 
     relation: str
     n_pairs: int
-    pearson_without: float | None
-    pearson_with: float | None
-    status: str
-    n_heads: int
-    base_accuracy: float | None
-    final_accuracy: float | None
-    random_accuracy: float | None
-    drop: float | None
-    random_drop: float | None
-    control_drop: float | None
-    controls: tuple[str, ...]
-    heads_without: float | None
-    heads_with: float | None
-    n_verdict: int
-    p_value: float | None
+    pearson_without: float | None = None
+    pearson_with: float | None = None
+    status: str = "no template"
+    n_heads: int = 0
+    base_accuracy: float | None = None
+    final_accuracy: float | None = None
+    random_accuracy: float | None = None
+    drop: float | None = None
+    random_drop: float | None = None
+    control_drop: float | None = None
+    controls: tuple[str, ...] = ()
+    heads_without: float | None = None
+    heads_with: float | None = None
+    n_verdict: int = 0
+    p_value: float | None = None
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@frozen_result
 class Reproduction(Result):
     """Tables of a reproduction; the results behind them are files of their own.
 
@@ -168,7 +167,7 @@ class Reproduction(Result):
     def figure(self) -> Figure:
         """Agreement, then what is lost without the heads; one row per relation, the published values below ours."""
         title = f"Published experiments ({self.experiment}) on {self.provenance.model}"
-        return tables_figure([self.agreement_table(), self.drops_table()], title=title, text=str(self))
+        return table_figure(self.agreement_table(), self.drops_table(), title=title, text=str(self))
 
     def __str__(self) -> str:
         return (
@@ -213,13 +212,13 @@ class Reproduction(Result):
         return Table(columns, rows, f"{note} among sets of as many heads of the same layers")
 
 
-@steady
+@public
 def reproduce(
     model: Model,
     out: str | Path,
     *,
     relations: RelationLike | Sequence[RelationLike] | None = None,
-    n_random: int = 99,
+    n_random: Annotated[int, Between(0, MOST_DRAWS)] = 99,
     prepend_bos: bool = False,
     data_dir: str | Path | None = None,
     progress: bool = True,
@@ -238,8 +237,6 @@ def reproduce(
             can write.
         n_random: Number of sets of heads that the verdict on each ablation compares with.
         prepend_bos: Begin each prompt with BOS; published figures are without.
-        data_dir: Folder of relations to use instead of the bundled one.
-        progress: Show progress bars on a terminal.
 
     Example:
         >>> from tl_headmaps import Relation, load_default_model, reproduce
@@ -250,12 +247,11 @@ def reproduce(
         >>> tables.rows[0].relation, tables.rows[0].status
         ('capitals', 'tested')
     """
-    check_count("n_random", n_random, 0, MOST_DRAWS)
-    weights = Study(model, fills_prompts=True, preset="maps").weights
+    study = Study(model, prepend_bos=prepend_bos, fills_prompts=True, preset="maps", progress=progress)
+    weights = study.weights
     weights.require("maps", needs_mlp=max(weights.layers_with_heads) > 0)
     if relations is None:
-        bundled = load_relations(model=weights, data_dir=data_dir)
-        chosen = bundled
+        bundled = chosen = load_relations(model=weights, data_dir=data_dir)
     else:
         # A folder without any has no controls.
         bundled = writable(relations_in(data_dir), weights)
@@ -275,8 +271,18 @@ def reproduce(
     with open_run(folder, identity, provenance) as run:
         # Only a complete folder has a manifest.
         (folder / _MANIFEST).unlink(missing_ok=True)
-        checks = _validations(run, model, chosen, prepend_bos, progress)
-        curves = _ablations(run, model, weights, chosen, candidates, checks, n_random, prepend_bos, progress)
+        checks: dict[str, Validation] = {}
+        for relation in chosen:
+            make = partial(validate, model, relation, preset="maps", prepend_bos=prepend_bos, progress=progress)
+            checks[relation.name] = _finished_or_made(run, _file_stem(relation, "validation"), Validation, make)
+        ablation, curves = Ablation(study), dict[str, AblationCurves]()
+        # Of control relations, the validations have the static scores already.
+        static = {name: check.static_promote[0] for name, check in checks.items()}
+        for relation in chosen:
+            if not relation.eliciting_templates:
+                continue
+            ablated = partial(_ablated, ablation, relation, candidates, n_random, static)
+            curves[relation.name] = _finished_or_made(run, _file_stem(relation, "ablation"), AblationCurves, ablated)
         rows = tuple(_row(name, checks[name], curves.get(name)) for name in names)
         result = Reproduction(rows, replace(provenance, created=run.created))
         results: dict[str, Result] = {}
@@ -307,52 +313,21 @@ def _details(provenance: Provenance, candidates: Sequence[Relation]) -> dict[str
     }
 
 
-def _validations(
-    run: Store, model: Any, relations: Sequence[Relation], prepend_bos: bool, progress: bool
-) -> dict[str, Validation]:
-    checks = {}
-    for relation in relations:
-        make = partial(validate, model, relation, preset="maps", prepend_bos=prepend_bos, progress=progress)
-        checks[relation.name] = _finished_or_made(run, _file_stem(relation, "validation"), Validation, make)
-    return checks
-
-
-def _ablations(
-    run: Store,
-    model: Any,
-    weights: HeadWeights,
-    relations: Sequence[Relation],
+def _ablated(
+    ablation: Ablation,
+    relation: Relation,
     candidates: Sequence[Relation],
-    checks: Mapping[str, Validation],
     n_random: int,
-    prepend_bos: bool,
-    progress: bool,
-) -> dict[str, AblationCurves]:
-    """Ablations of the relations that have a template to ask them with."""
-    settings = AblationSettings("zero", "maps", None, "skip", prepend_bos, progress)
-    experiment = AblationExperiment(model, weights, settings)
-    # Of control relations, the validations have the static scores already.
-    static = {name: check.static_promote[0] for name, check in checks.items()}
-
-    def ablated(relation: Relation) -> AblationCurves:
-        return experiment.curves(
-            experiment.questions(relation, relation.eliciting_templates),
-            chosen_on=relation,
-            heads=None,
-            max_heads=default_max_heads(weights.n_all_heads),
-            candidates=[other for other in candidates if other.name != relation.name],
-            all_candidates=False,
-            n_random=n_random,
-            static=static,
-        )
-
-    return {
-        relation.name: _finished_or_made(
-            run, _file_stem(relation, "ablation"), AblationCurves, partial(ablated, relation)
-        )
-        for relation in relations
-        if relation.eliciting_templates
-    }
+    static: Mapping[str, Tensor],
+) -> AblationCurves:
+    """The ablation of a relation, asked with the template that the model answers best."""
+    return ablation.curves(
+        ablation.questions(relation, relation.eliciting_templates),
+        chosen_on=relation,
+        candidates=[other for other in candidates if other.name != relation.name],
+        n_random=n_random,
+        static=static,
+    )
 
 
 def _finished_or_made(run: Store, stem: str, kind: type[_Piece], make: Callable[[], _Piece]) -> _Piece:
@@ -371,27 +346,27 @@ def _finished_or_made(run: Store, stem: str, kind: type[_Piece], make: Callable[
 
 
 def _row(name: str, check: Validation, curves: AblationCurves | None) -> ReproducedRelation:
-    tested = curves is not None and curves.status == "tested"
-    ends = [float(curve.accuracy[-1]) for curve in curves.random_curves] if curves is not None else []
-    return ReproducedRelation(
-        relation=name,
-        n_pairs=check.n_dynamic[0],
-        pearson_without=_known(check.agreement["pearson_without"][0]),
-        pearson_with=_known(check.agreement["pearson_with"][0]),
-        status="no template" if curves is None else curves.status,
-        n_heads=len(curves.heads) if curves is not None else 0,
-        base_accuracy=None if curves is None else curves.base_accuracy,
-        final_accuracy=float(curves.curve.accuracy[-1]) if curves is not None and tested else None,
-        random_accuracy=sum(ends) / len(ends) if ends else None,
-        drop=_known(curves.curve.drop) if curves is not None and tested else None,
-        random_drop=_known(curves.random_drop) if curves is not None and tested else None,
-        control_drop=_known(curves.control_drop) if curves is not None and tested else None,
-        controls=tuple(control.relation for control in curves.controls) if curves is not None else (),
-        heads_without=_known(check.agreement["heads_without"][0]),
-        heads_with=_known(check.agreement["heads_with"][0]),
-        n_verdict=0 if curves is None else curves.n_verdict,
-        p_value=None if curves is None or curves.verdict is None else _known(curves.verdict.p_value),
-    )
+    measures = ("pearson_without", "pearson_with", "heads_without", "heads_with")
+    row: dict[str, Any] = {measure: _known(check.agreement[measure][0]) for measure in measures}
+    if curves is not None:
+        ends = [float(curve.accuracy[-1]) for curve in curves.random_curves]
+        row |= {
+            "status": curves.status,
+            "n_heads": len(curves.heads),
+            "base_accuracy": curves.base_accuracy,
+            "random_accuracy": sum(ends) / len(ends) if ends else None,
+            "controls": tuple(control.relation for control in curves.controls),
+            "n_verdict": curves.n_verdict,
+            "p_value": None if curves.verdict is None else _known(curves.verdict.p_value),
+        }
+    if curves is not None and curves.status == "tested":
+        row |= {
+            "final_accuracy": float(curves.curve.accuracy[-1]),
+            "drop": _known(curves.curve.drop),
+            "random_drop": _known(curves.random_drop),
+            "control_drop": _known(curves.control_drop),
+        }
+    return ReproducedRelation(name, check.n_dynamic[0], **row)
 
 
 def _known(value: float) -> float | None:

@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from ..core.errors import UsageError
-from ..core.files import SAVED_SUFFIXES
+from ..core.files import SAVED_SUFFIXES, check_text
 from ..core.options import Count, Draws, Seed, Share, checked
 from .forms import FORMS, PHRASES, Form, comma_parts
 from .output import check_outputs, show_and_save
@@ -31,6 +31,9 @@ OPPOSITES = {"drop_sink": "--keep-sink", "prepend_bos": "--no-prepend-bos"}
 
 RANGES = {"Count": Count, "Draws": Draws, "Seed": Seed, "Share": Share}
 """Numbers that are checked here too, before the long work: the call does it after a model was opened."""
+
+HEADS = ("head", "heads")
+"""What is written with its name or without."""
 
 ARGUMENTS = {
     "head": ("HEAD", "The same as --head: L23H4."),
@@ -74,10 +77,6 @@ NO_CHECKPOINT = click.Option(
 """For commands that run the model: refuses the option that other commands have, and names the one to use instead."""
 
 
-HEADS = ("head", "heads")
-"""What is written with its name or without."""
-
-
 def is_set(written: Any) -> bool:
     """Whether something was written on the command line: what was not is left to the call and its default.
 
@@ -89,7 +88,13 @@ def is_set(written: Any) -> bool:
 
 
 def read(parameter: Parameter, written: Any, commas: bool = True) -> Any:
-    """What a call takes for what was written."""
+    """What a call takes for what was written; refused are bytes that no text has, which a shell passes on."""
+    value = _value(parameter, written, commas)
+    check_text(value, _flag(parameter))
+    return value
+
+
+def _value(parameter: Parameter, written: Any, commas: bool) -> Any:
     form = _form(parameter)
     for name in parameter.types & set(RANGES):
         written = checked(parameter.name, written, RANGES[name])
@@ -105,11 +110,14 @@ def read(parameter: Parameter, written: Any, commas: bool = True) -> Any:
     return form.read(parts)
 
 
+def _flag(parameter: Parameter) -> str:
+    return f"--{parameter.name.rstrip('_').replace('_', '-')}"
+
+
 def _form(parameter: Parameter) -> Form | None:
-    if "Mapping" in parameter.types:
-        return PHRASES
-    only_choices = parameter.choices and not parameter.types - {"None"}
-    return None if only_choices else FORMS.get(parameter.name)
+    if parameter.choices and not parameter.types - {"None"}:
+        return None
+    return FORMS.get(parameter.name, PHRASES if "Mapping" in parameter.types else None)
 
 
 def _argument(parameter: Parameter) -> click.Argument:
@@ -131,7 +139,7 @@ def _as_argument(parameter: Parameter) -> tuple[str, str]:
 
 
 def _option(parameter: Parameter) -> click.Option:
-    form, flag = _form(parameter), f"--{parameter.name.rstrip('_').replace('_', '-')}"
+    form, flag = _form(parameter), _flag(parameter)
     text = explained(parameter)
     if form is None and not parameter.choices and "bool" in parameter.types:
         opposite = f"/{OPPOSITES[parameter.name]}" if parameter.name in OPPOSITES else ""
@@ -146,7 +154,7 @@ def _option(parameter: Parameter) -> click.Option:
     )
 
 
-def _type(parameter: Parameter) -> click.ParamType[Any] | None:
+def _type(parameter: Parameter) -> "click.ParamType[Any] | None":
     if parameter.choices:
         return click.Choice(parameter.choices)
     if "Path" in parameter.types:

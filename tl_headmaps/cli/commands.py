@@ -123,7 +123,7 @@ def components(run: Run, *, metric: str | None = None) -> None:
 
 def ablate(run: Run) -> None:
     """Prompts are looked for before the model is opened."""
-    from ..analyses.ablate.call import eliciting_templates
+    from ..analyses.ablate import eliciting_templates
 
     eliciting_templates(run.options["relation"], run.options.get("template"))
     run.show(run.result())

@@ -61,8 +61,7 @@ def replacing(path: Path) -> Iterator[Path]:
         handle, temporary = _open_part(path)
     except (OSError, ValueError) as error:
         raise OutputError(
-            f"Cannot write {path!s:.200}: {getattr(error, 'strerror', None) or error}. Choose a folder you may "
-            "write to."
+            f"Cannot write {path}: {getattr(error, 'strerror', None) or error}. Choose a folder you may write to."
         ) from error
     try:
         yield temporary
@@ -133,8 +132,7 @@ def cache_folder() -> Path:
         reason = error.strerror or str(error)
     if reason:
         raise UsageError(
-            f"The cache folder {folder!s:.200} cannot be used: {reason}. Set TL_HEADMAPS_CACHE to a folder you may "
-            "write to."
+            f"The cache folder {folder} cannot be used: {reason}. Set TL_HEADMAPS_CACHE to a folder you may write to."
         )
     return folder
 

@@ -152,49 +152,31 @@ def checked(name: str, value: Any, hint: Any) -> Any:
         check_choice(value, kind, name)
     if typing.get_origin(kind) is Annotated:
         kind, allowed = typing.get_args(kind)
-    if kind not in _CONVERTED:
+    if kind not in _KINDS:
         return value
-    described, convert = _CONVERTED[kind]
     try:
-        converted = convert(value)
+        converted = _converted(value, kind)
     except (TypeError, ValueError):
-        described = described if allowed is None else f"{described}, {allowed}"
-        raise UsageError(f"{name}={shown(value)} is impossible; it must be {described}.") from None
+        expected = _KINDS[kind] if allowed is None else f"{_KINDS[kind]}, {allowed}"
+        raise UsageError(f"{name}={shown(value)} is impossible; it must be {expected}.") from None
     if allowed is not None and converted not in allowed:
         raise UsageError(f"{name}={shown(value)} is impossible; it must be {allowed}.")
     return converted
 
 
-def _whole(value: Any) -> int:
-    if not is_index(value):
-        raise TypeError
-    return index(value)
+_KINDS = {int: "a whole number", float: "a number", bool: "True or False", str: "a text"}
 
 
-def _real(value: Any) -> float:
-    if isinstance(value, str | bool):
-        raise TypeError
-    return float(value)
-
-
-def _truth(value: Any) -> bool:
-    if type(value).__name__ not in ("bool", "bool_"):  # of Python, and of numpy before and since 2.0
-        raise TypeError
-    return bool(value)
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError
-    return value
-
-
-_CONVERTED: dict[Any, tuple[str, Callable[[Any], Any]]] = {
-    int: ("a whole number", _whole),
-    float: ("a number", _real),
-    bool: ("True or False", _truth),
-    str: ("a text", _text),
-}
+def _converted(value: Any, kind: type) -> Any:
+    if kind is int and is_index(value):
+        return index(value)
+    if kind is float and not isinstance(value, str | bool):
+        return float(value)
+    if kind is bool and type(value).__name__ in ("bool", "bool_"):  # of Python, and of numpy before and since 2.0
+        return bool(value)
+    if kind is str and isinstance(value, str):
+        return value
+    raise TypeError
 
 
 _SECTION = re.compile(r"[A-Z][a-z]+:")
@@ -259,42 +241,34 @@ class _Thread(threading.local):
     """Whether this thread is inside a public call."""
 
 
-class _Process:
-    """Settings of the whole process: the first public call sets them, the last one of all threads sets them back."""
+_THREAD = _Thread()
+_LOCK = threading.Lock()
+_BEFORE: list[tuple[Any, str]] = []
+"""Settings of the whole process, as the public calls under way in all threads met them."""
 
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.n_calls = 0
-        self.before: tuple[Any, ...] = ()
 
-    def enter(self) -> None:
-        import torch
+@contextmanager
+def _process_defaults() -> Iterator[None]:
+    """Default type and precision of products: the first call sets them, the last one of all threads sets them back."""
+    import torch
 
-        with self.lock:
-            if self.n_calls == 0:
-                self.before = (torch.get_default_dtype(), torch.get_float32_matmul_precision())
-                self._set(torch.float32, "highest")
-            self.n_calls += 1
-
-    def leave(self) -> None:
-        with self.lock:
-            self.n_calls -= 1
-            if self.n_calls == 0:
-                self._set(*self.before)
-
-    @staticmethod
-    def _set(dtype: Any, precision: str) -> None:
-        import torch
-
+    def set_to(dtype: Any, precision: str) -> None:
         # Only what differs: setting a precision again resets finer settings of the backends.
         if torch.get_default_dtype() != dtype:
             torch.set_default_dtype(dtype)
         if torch.get_float32_matmul_precision() != precision:
             torch.set_float32_matmul_precision(precision)
 
-
-_THREAD = _Thread()
-_PROCESS = _Process()
+    with _LOCK:
+        _BEFORE.append((torch.get_default_dtype(), torch.get_float32_matmul_precision()))
+        set_to(torch.float32, "highest")
+    try:
+        yield
+    finally:
+        with _LOCK:
+            before = _BEFORE.pop()
+            if not _BEFORE:
+                set_to(*before)
 
 
 @contextmanager
@@ -318,8 +292,7 @@ def with_torch_defaults() -> Iterator[None]:
     import torch
 
     with ExitStack() as stack:
-        _PROCESS.enter()
-        stack.callback(_PROCESS.leave)
+        stack.enter_context(_process_defaults())
         if torch.is_inference_mode_enabled():
             stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.no_grad())

@@ -51,10 +51,6 @@ class DamagedPieceError(ValueError):
     """A piece that is missing, was changed since it was written, or belongs to another run."""
 
 
-class _MissingPieceError(DamagedPieceError):
-    pass
-
-
 def layer_piece(layer: int) -> str:
     """Name of the piece that holds a layer."""
     return f"layer-{layer:04d}"
@@ -123,12 +119,10 @@ class Store:
 
     def finished(self, piece: str, remedy: str = "It is computed again.") -> dict[str, Tensor] | None:
         """A finished piece; None if it has to be computed, because it is missing or damaged (which is reported)."""
-        if self.folder is None:
+        if self.folder is None or not self.path(piece).exists():
             return None
         try:
             return self.load(piece)
-        except _MissingPieceError:
-            return None
         except DamagedPieceError as error:
             tqdm.write(f"{self.path(piece)} is damaged: {error}. {remedy}", file=sys.stderr)
             return None
@@ -138,8 +132,7 @@ class Store:
         try:
             data = self.path(piece).read_bytes()
         except OSError as error:
-            kind = _MissingPieceError if isinstance(error, FileNotFoundError) else DamagedPieceError
-            raise kind(f"it cannot be read ({error.strerror or error})") from error
+            raise DamagedPieceError(f"it cannot be read ({error.strerror or error})") from error
         return unpack(data, piece, self.identity)
 
     def write(self, piece: str, tensors: Mapping[str, Tensor]) -> None:
@@ -367,8 +360,6 @@ def _remove(entry: Path) -> bool:
 
 
 def _delete(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        with suppress(OSError):
-            path.unlink()
+    shutil.rmtree(path, ignore_errors=True)
+    with suppress(OSError):  # it was a folder
+        path.unlink()

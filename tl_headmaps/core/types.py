@@ -110,7 +110,7 @@ class HeadIndex:
             raise UsageError(f"{name!r} is a layer, and one head is needed. Write for example '{name.strip()}H0'.")
         if match is None:
             raise UsageError(
-                f"{name!r:.80} is not the name of a head. Heads are written like 'L23H4': "
+                f"{name!r} is not the name of a head. Heads are written like 'L23H4': "
                 "layer 23, head 4, both counted from 0."
             )
         return cls(int(match[1]), int(match[2]))
@@ -124,7 +124,7 @@ class HeadIndex:
             return cls.parse(head)
         pair = tuple(head) if _is_listed(head) else ()
         if len(pair) != 2 or not all(map(is_index, pair)):
-            raise UsageError(f"{head!r:.80} is not a head. Write 'L23H4' or (23, 4); 'L23' is all heads of layer 23.")
+            raise UsageError(f"{head!r} is not a head. Write 'L23H4' or (23, 4); 'L23' is all heads of layer 23.")
         return cls(*map(index, pair))
 
     def check(self, n_layers: int, n_heads: int) -> "HeadIndex":
@@ -223,7 +223,7 @@ def layer_list(layers: Any) -> list[int]:
     for layer in layers if _is_listed(layers) else [layers]:
         match = _LAYER_NAME.fullmatch(layer.strip()) if isinstance(layer, str) else None
         if match is None and not is_index(layer):
-            raise UsageError(f"{layer!r:.80} is not the number of a layer. Write 12, or 'L12'.")
+            raise UsageError(f"{layer!r} is not the number of a layer. Write 12, or 'L12'.")
         numbers.append(index(layer) if match is None else int(match[1]))
     return numbers
 
@@ -272,4 +272,4 @@ def check_choice(value: object, choices: object, name: str) -> None:
     if not isinstance(value, str) or value not in allowed:
         if name == "preset" and isinstance(value, str) and value == "met":
             raise UsageError("preset='met' is called 'context' now. Give preset='context'.")
-        raise UsageError(f"{name}={value!r:.60} is not known. Choose one of: {', '.join(map(repr, allowed))}.")
+        raise UsageError(f"{name}={value!r} is not known. Choose one of: {', '.join(map(repr, allowed))}.")

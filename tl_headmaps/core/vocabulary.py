@@ -50,9 +50,9 @@ def as_text(text: Any) -> Text:
                 f"{len(listed)} texts were given, and this is about one. Give a string, or the token ids of one text."
             )
         raise UsageError(
-            f"{wrong!r:.60} is not a token id. Give a text as one string, or a list or tensor of integer token ids."
+            f"{wrong!r} is not a token id. Give a text as one string, or a list or tensor of integer token ids."
         )
-    raise UsageError(f"{text!r:.60} is not a text. Give a string, or a list or tensor of integer token ids.")
+    raise UsageError(f"{text!r} is not a text. Give a string, or a list or tensor of integer token ids.")
 
 
 def word_ids(tokenizer: Any, word: str) -> list[int]:
@@ -99,7 +99,7 @@ def single_id(tokenizer: Any, token: TokenLike | SupportsIndex, n_vocab: int) ->
     """The id of a word that is one token, or of an explicit id; raises with the reason otherwise."""
     if not isinstance(token, str):
         if not is_index(token):
-            raise TokenError(f"{token!r:.60} is neither a word nor a token id. Give text or a whole number.")
+            raise TokenError(f"{token!r} is neither a word nor a token id. Give text or a whole number.")
         token_id = index(token)
         if not 0 <= token_id < n_vocab:
             raise TokenError(f"Token id {shown(token_id)} is outside the vocabulary: ids run from 0 to {n_vocab - 1}.")
@@ -152,7 +152,7 @@ def token_position(tokens: Sequence[str], token: TokenLike) -> int:
     if not isinstance(token, str):
         if not is_index(token):
             raise TokenError(
-                f"{token!r:.60} is not a token of this text. Give the text of a token, or an index (a whole number)."
+                f"{token!r} is not a token of this text. Give the text of a token, or an index (a whole number)."
             )
         place, n = index(token), len(tokens)
         if not -n <= place < n:

@@ -105,7 +105,7 @@ def records_of_file(path: Path) -> list[Any]:
         return [_line(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     except UnreadableError as error:
         raise TaskDataError(
-            f"Cannot read the task file {path!s:.200}: {error}. Give JSON, JSON lines, CSV or TSV in UTF-8."
+            f"Cannot read the task file {path}: {error}. Give JSON, JSON lines, CSV or TSV in UTF-8."
         ) from error
 
 

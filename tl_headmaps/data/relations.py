@@ -149,10 +149,10 @@ class Relation:
             content = parse_json(text)
         except UnreadableError as error:
             raise _NoRelationError(
-                f"Cannot read the relation file {path!s:.200}: {error}. Give JSON, CSV or TSV in UTF-8."
+                f"Cannot read the relation file {path}: {error}. Give JSON, CSV or TSV in UTF-8."
             ) from error
         if isinstance(content, list):
-            return cls.from_pairs(path.stem, content)
+            return cls._from_fields({"name": path.stem, "pairs": content})
         if not isinstance(content, dict) or not isinstance(content.get("pairs"), list):
             raise _NoRelationError(
                 f"{path}: a relation file is a list of [source, target], or an object with a field 'pairs'."

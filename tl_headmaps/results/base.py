@@ -320,8 +320,7 @@ class Result(ABC):
             )
         if result_class is None or not issubclass(result_class, cls):
             raise OutputError(
-                f"{path} holds {kind!r:.80}, but {cls.__name__} was expected. Known kinds: "
-                f"{', '.join(sorted(kinds()))}."
+                f"{path} holds {kind!r}, but {cls.__name__} was expected. Known kinds: {', '.join(sorted(kinds()))}."
             )
         try:
             result = result_class.from_dict(values)

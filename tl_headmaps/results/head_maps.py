@@ -48,7 +48,7 @@ class HeadMaps(Result):
         """The map that :meth:`top` ranks; where there are several, that of one name."""
         values: Tensor = getattr(self, "values")  # noqa: B009
         if self.labelled is None and label is not None:
-            raise UsageError(f"This result has one map, and none of a name such as {label!r:.60}. Leave the name out.")
+            raise UsageError(f"This result has one map, and none of a name such as {label!r}. Leave the name out.")
         return values if self.labelled is None else values[self.index_of(label)]
 
     @property

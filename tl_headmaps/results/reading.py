@@ -13,7 +13,7 @@ def read_values(path: Path) -> Any:
     try:
         require_file(path)
     except UnreadableError as error:
-        raise OutputError(f"Cannot read {path!s:.200}: {error}. Check the path.") from error
+        raise OutputError(f"Cannot read {path}: {error}. Check the path.") from error
     try:
         return _load_tensors(path) if path.suffix.lower() == ".safetensors" else parse_json(read_text(path))
     except UnreadableError as error:

@@ -1,1 +1,0 @@
-"""Does a model forget a relation without that relation's heads?"""
