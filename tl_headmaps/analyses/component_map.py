@@ -390,7 +390,7 @@ class HeadComponentMap(HeadMaps, MeasuredComponents):
         options = self._figure_options("by head")
         if bool(self.values.isnan().all(1).any()):
             options["note"] += (
-                " Query heads share keys and values: attn.k and attn.v have one column for each of those."
+                " Query heads share keys and values: attn.k and attn.v have one column for each key/value head."
             )
         layers = [self._layer(name, index) for index, name in enumerate(self.components)]
         return heat.head_map(layers, switches=("component", "map"), empty=self.provenance.short_rows, **options)
