@@ -20,7 +20,7 @@ from ..data.relations import RelationLike, load_relations
 from ..data.texts import Sample
 from ..naming.namer import UNCLEAR
 from ..renderers.figure import Figure
-from ..renderers.listing import noted_table, together
+from ..renderers.listing import table_figure, together
 from ..renderers.tables import Table
 from ..renderers.text import chance, number, sentence, visible, word, wrapped
 from ..results import HeadMaps, Result
@@ -313,9 +313,9 @@ class HeadCard(Result):
     def figure(self) -> Figure:
         """All of it on one page: the sentence, what it writes, where it looks, what it is worth."""
         name = f"{self.head} of {visible(self.provenance.model)}"
-        figures = [noted_table(Table((), (), self.sentence), title=name)]
+        figures = [table_figure(Table((), (), self.sentence), title=name)]
         for title, table in self.sections():
-            figures.append(noted_table(table, title=title))
+            figures.append(table_figure(table, title=title))
             if title == _TITLES["attention"] and self.attention is not None:
                 figures.append(self.attention.figure(head=self.head))
         return together(figures, title=f"What {name} does", text=str(self))

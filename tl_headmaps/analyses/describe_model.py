@@ -18,6 +18,7 @@ from ..core.provenance import Provenance
 from ..core.types import Circuit, HeadIndex, Model, check_choice
 from ..renderers.figure import Figure
 from ..renderers.listing import table_figure
+from ..renderers.tables import Table
 from ..results import Result, largest_heads
 from ..results.table import frozen_result
 from ..scorers.spectra import entropy_rank, product_singular_values, random_matrix
@@ -68,7 +69,8 @@ class ModelDescription(Result):
 
     def figure(self) -> Figure:
         """The facts as a table."""
-        return table_figure(["", ""], list(self.facts.items()), title=f"Model {self.provenance.model}", text=str(self))
+        facts = Table([("", "left"), ("", "left")], list(self.facts.items()))
+        return table_figure(facts, title=f"Model {self.provenance.model}", text=str(self), unbroken=False)
 
     def __str__(self) -> str:
         width = max(len(name) for name in self.facts)
