@@ -473,10 +473,8 @@ def _patch(outlines: Sequence[Outline], stroke: str, width: Number, fill: str = 
 
     points, codes = (np.concatenate(part) for part in zip(*outlines, strict=True))
     colours = {"facecolor": _colour(fill), "edgecolor": _colour(stroke)}
-    width = width if stroke != "none" else 0
-    return PathPatch(
-        whole, linewidth=width, **{"capstyle": "butt", "snap": False, "clip_on": False, **colours, **style}
-    )
+    look = {"linewidth": width if stroke != "none" else 0, "capstyle": "butt", "snap": False, "clip_on": False}
+    return PathPatch(Curve(points, codes), **{**look, **colours, **style})
 
 
 def _letters(shape: Text, right: Number, down: Number) -> Any:
