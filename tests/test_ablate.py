@@ -109,7 +109,7 @@ class TestLastPosition:
     def test_a_host_whose_cache_computes_something_else_is_noticed(self, monkeypatch: pytest.MonkeyPatch) -> None:
         model = shared_model("llama")
         expected = LastPosition(model, PROMPTS, measure).switched_off(OFF)
-        monkeypatch.setattr(last_position._Past, "_run", lambda self, ids, n: self._model(ids))
+        monkeypatch.setattr(last_position.KeptPrefix, "run", lambda self, ids, n, wanted: self._model(ids))
         wrong = LastPosition(model, PROMPTS, measure)
         assert not wrong.continues and not wrong.starts_later
         torch.testing.assert_close(wrong.switched_off(OFF), expected, rtol=1e-4, atol=1e-4)

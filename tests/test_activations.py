@@ -6,7 +6,7 @@ import pytest
 import torch
 from planted import DECODERS, needs_hooked, random_model, shared_model
 
-from tl_headmaps.capture.running.activations import LayerActivations, batches, encode_prompt, gradients, run, sizes_of
+from tl_headmaps.capture.running.activations import LayerActivations, batches, encode_prompt, run, sizes_of
 from tl_headmaps.core.errors import UsageError
 
 PROMPTS = [[1, 2, 3], [4, 5], [3, 1, 2], [7], [6, 2, 2, 1]]
@@ -130,44 +130,11 @@ def test_the_model_is_left_as_found_also_when_a_forward_pass_breaks(model: Any, 
 
             with pytest.raises(error):
                 run(model, PROMPTS, read=("z",), reduce=break_off)
-            with pytest.raises(error):
-                gradients(model, PROMPTS, read=("z",), reduce=lambda *_: break_off(None), loss=lambda x, _: x.sum())
             assert state_of(model) == before
             model(torch.tensor([[1, 2]]))
             assert calls == [1]
     finally:
         model.eval()
-
-
-def test_gradients_are_those_of_a_changed_activation(model: Any) -> None:
-    found: dict[int, torch.Tensor] = {}
-
-    def loss(logits: torch.Tensor, batch: Any) -> torch.Tensor:
-        return logits[:, -1].logsumexp(-1).sum()
-
-    def keep(seen: Any, slope: Any) -> None:
-        found[seen.layer] = (seen["z"] * slope["z"]).sum(dim=(0, 1, 3))
-
-    gradients(model, [[1, 2, 3]], read=("z",), reduce=keep, loss=loss)
-    step = 1e-2
-    for layer, products in found.items():
-        for head in range(len(products)):
-            ends = []
-            for sign in (1, -1):
-
-                def scaled(z: torch.Tensor, batch: Any, factor: float = 1 + sign * step, head: int = head) -> Any:
-                    z = z.clone()
-                    z[:, :, head] *= factor
-                    return z
-
-                run(
-                    model,
-                    [[1, 2, 3]],
-                    edit={(layer, "z"): scaled},
-                    logits=lambda logits, batch, ends=ends: ends.append(float(loss(logits.double(), batch))),
-                )
-            assert (ends[0] - ends[1]) / (2 * step) == pytest.approx(float(products[head]), abs=2e-3)
-    assert all(parameter.grad is None for parameter in model.parameters())
 
 
 def test_a_left_padded_batch_gives_the_numbers_of_the_bare_prompts(default_model: Any) -> None:

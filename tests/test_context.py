@@ -131,12 +131,8 @@ def test_layer_0_of_a_rotary_model_reads_the_embedding(tmp_path: Path) -> None:
 
 def test_a_host_without_a_faithful_cache_runs_whole_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = shared_model("llama")
-    past = last_position._past
-
-    def forgetful(model: Any, prefix: Tensor) -> Any:
-        return past(model, prefix[:, :1])
-
-    monkeypatch.setattr(last_position, "_past", forgetful)
+    kept = last_position.KeptPrefix
+    monkeypatch.setattr(last_position, "KeptPrefix", lambda model, prefix: kept(model, prefix[:, :1]))
     check(model, tmp_path)
 
 

@@ -19,7 +19,7 @@ from tl_headmaps.capture import tensors
 from tl_headmaps.capture.checkpoint.reader import open_tokenizer
 from tl_headmaps.capture.tensors import is_mapped, map_tensor, release_pages, reordered, rows_of
 from tl_headmaps.circuits import cache
-from tl_headmaps.circuits.cache import cache_of
+from tl_headmaps.circuits.vectors import cache_of
 
 ROWS, WIDTH = 3000, 256
 

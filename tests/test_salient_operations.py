@@ -15,9 +15,9 @@ from torch import Tensor
 from tl_headmaps import HeadWeights, Result, name_heads, predicate, salient_operations
 from tl_headmaps.analyses.salient_operations import _grid, _Strings
 from tl_headmaps.circuits.blocks import places_of_true
-from tl_headmaps.circuits.cache import cache_of
 from tl_headmaps.circuits.extremes import top_and_bottom, top_k
 from tl_headmaps.circuits.maps import CircuitMaps
+from tl_headmaps.circuits.vectors import cache_of
 from tl_headmaps.core.errors import OutputError, UsageError
 from tl_headmaps.core.types import HeadIndex
 from tl_headmaps.naming.namer import NAMING_TOKENS, HeadName, Namer

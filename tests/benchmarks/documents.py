@@ -37,6 +37,7 @@ from tl_headmaps.renderers.flowchart import OFF, ON, Flow
 from tl_headmaps.renderers.formulas import TEXT
 from tl_headmaps.renderers.grids import Axis, Heat
 from tl_headmaps.renderers.listing import Beside, table_figure
+from tl_headmaps.renderers.tables import Table
 
 LAYERS = (0, 4, 8, 12, 16, 20, 24, 27)
 CONTRIBUTIONS = (
@@ -315,7 +316,8 @@ def compared(points: tuple[tuple[str, str], ...], figure: Figure) -> Figure:
     rows = [
         [name, *("; ".join(text for own, text in told if own == name) for told in (points, here))] for name in names
     ]
-    return table_figure(["", "the document", "here"], rows, title="Point by point")
+    columns = [(name, "left") for name in ("", "the document", "here")]
+    return table_figure(Table(columns, rows), title="Point by point", unbroken=False)
 
 
 def chapters(model: Any) -> dict[str, list[Figure | str]]:

@@ -43,10 +43,9 @@ from tl_headmaps.capture.running.context import context_vectors
 from tl_headmaps.capture.running.head_features import capture_head_features
 from tl_headmaps.capture.running.prompts import encode_prefixes, fill
 from tl_headmaps.capture.running.text import token_batches
-from tl_headmaps.circuits.cache import cache_of
 from tl_headmaps.circuits.maps import CircuitMaps
 from tl_headmaps.circuits.ranking import ranks
-from tl_headmaps.circuits.vectors import vocabulary_vectors
+from tl_headmaps.circuits.vectors import cache_of, vocabulary_vectors
 from tl_headmaps.core.files import replacing
 from tl_headmaps.core.provenance import package_versions
 from tl_headmaps.data.prompts import neutral_prompts

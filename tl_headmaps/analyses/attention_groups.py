@@ -18,6 +18,7 @@ from ..core.provenance import Provenance
 from ..core.types import Combine, GroupMethod, HeadIndex, HeadLike, LayerLike, Model, check_choice
 from ..renderers.figure import Figure
 from ..renderers.flowchart import LabelSide, flow
+from ..renderers.tables import Table
 from ..renderers.text import number, table_text, visible, word, wrapped
 from ..renderers.views import token_groups_view
 from ..results import Result, cells
@@ -319,6 +320,21 @@ class AttentionGroups(Result):
                 "serves": self.head_to_group[place] == group,
                 **{name: _finite(float(getattr(self, name)[place])) for name in _PER_HEAD},
             }
+
+    def head_rows(self, head: HeadLike, *, full: bool = False, n: int | None = None) -> Table:
+        """What the result says about one head: the pairs of tokens with most attention between them."""
+        place, pairs = self._index(head), []
+        if self.patterns is not None:
+            pattern, kept = self.patterns[place].tolist(), self.kept
+            pairs = [(-pattern[query][key], query, key) for query in kept for key in kept if query != key]
+        tokens = list(map(word, self.tokens))
+        rows = [[tokens[query], tokens[key], number(-share)] for share, query, key in sorted(pairs)[:n]]
+        text = visible("".join(self.tokens)).strip()
+        note = (
+            f"In '{text}': to the first token {self.sink_share[place]:.0%}, to the token itself "
+            f"{self.self_share[place]:.0%}; above, most between others."
+        )
+        return Table([("from", "left"), ("to", "left"), ("attention", "right")], rows, note)
 
     def figure(
         self,

@@ -1,5 +1,6 @@
 """What this package sees in a model, before any analysis."""
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
@@ -18,6 +19,7 @@ from ..core.provenance import Provenance
 from ..core.types import Circuit, HeadIndex, Model, check_choice
 from ..renderers.figure import Figure
 from ..renderers.listing import table_figure
+from ..renderers.tables import Table
 from ..results import Result, largest_heads
 from ..results.table import frozen_result
 from ..scorers.spectra import entropy_rank, product_singular_values, random_matrix
@@ -66,9 +68,21 @@ class ModelDescription(Result):
         """One record per fact."""
         return ({"fact": name, "value": value} for name, value in self.facts.items())
 
+    def head_rows(self, head: HeadIndex) -> Table:
+        """The size of one head."""
+        counts = self.parameters or {}
+        sizes = {"parameters": "head", "parameters of QK": "QK", "parameters of OV": "OV"}
+        rows = [[title, f"{counts[name]:,}"] for title, name in sizes.items() if name in counts]
+        for name, ranks in (("QK", self.qk_rank), ("OV", self.ov_rank)):
+            if ranks is not None and not math.isnan(ranks[head.layer, head.head]):
+                rows.append([f"effective rank of {name}", f"{float(ranks[head.layer, head.head]):.1f}"])
+        note = f"{counts['W_Q']:,} parameters in each of W_Q, W_K, W_V and W_O." if counts else ""
+        return Table([("of the head", "left"), ("number", "right")], rows, note)
+
     def figure(self) -> Figure:
         """The facts as a table."""
-        return table_figure(["", ""], list(self.facts.items()), title=f"Model {self.provenance.model}", text=str(self))
+        facts = Table([("", "left"), ("", "left")], list(self.facts.items()))
+        return table_figure(facts, title=f"Model {self.provenance.model}", text=str(self), unbroken=False)
 
     def __str__(self) -> str:
         width = max(len(name) for name in self.facts)

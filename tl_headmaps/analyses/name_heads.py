@@ -154,16 +154,10 @@ class HeadNames(Result):
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Self":
         """Inverse of :meth:`to_dict`."""
-        rows: list[list[HeadName]] = [[] for _ in values["axes"]["layer"]]
+        rows: list[list[dict[str, Any]]] = [[] for _ in values["axes"]["layer"]]
         for entry in values["heads"]:
-            rows[HeadIndex.parse(entry["head"]).layer].append(HeadName.from_dict(entry))
-        return cls(
-            circuit=values["circuit"],
-            names=tuple(map(tuple, rows)),
-            left_out=dict(values["left_out"]),
-            failed_predicates=dict(values["failed_predicates"]),
-            provenance=Provenance.from_dict(values["provenance"]),
-        )
+            rows[HeadIndex.parse(entry["head"]).layer].append(entry)
+        return super().from_dict({**values, "names": rows})
 
     def to_rows(self) -> Iterable[dict[str, Any]]:
         """One record per head."""

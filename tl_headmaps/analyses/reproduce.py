@@ -24,7 +24,7 @@ from ..core.store import Store, identity_of, open_run
 from ..core.types import MOST_DRAWS, Model
 from ..data.relations import Relation, RelationLike, load_relations, relations_in, resolve_relations, writable
 from ..renderers.figure import Figure
-from ..renderers.listing import tables_figure
+from ..renderers.listing import table_figure
 from ..renderers.tables import Table
 from ..renderers.text import number, percent
 from ..results import Result
@@ -167,7 +167,7 @@ class Reproduction(Result):
     def figure(self) -> Figure:
         """Agreement, then what is lost without the heads; one row per relation, the published values below ours."""
         title = f"Published experiments ({self.experiment}) on {self.provenance.model}"
-        return tables_figure([self.agreement_table(), self.drops_table()], title=title, text=str(self))
+        return table_figure(self.agreement_table(), self.drops_table(), title=title, text=str(self))
 
     def __str__(self) -> str:
         return (

@@ -6,7 +6,6 @@ name if a predicate explains the targets of these tokens better than chance.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
@@ -32,6 +31,7 @@ from ..renderers.figure import Figure
 from ..renderers.grids import MapLayer
 from ..renderers.heat import head_map, token_grid
 from ..renderers.listing import beside, table_figure
+from ..renderers.tables import Table
 from ..renderers.text import as_words, chance, quoted, table_text, visible
 from ..renderers.text import number as decimal
 from ..renderers.views import top_tokens_view
@@ -220,44 +220,31 @@ class SalientOperations(Result):
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Self":
         """Inverse of :meth:`to_dict`."""
-        operations = values["operations"]
-        tokens = [operation["tokens"] for operation in operations]
-        strings: dict[int, str] = {}
+        operations, strings = values["operations"], {}
 
-        def id_of(entry: dict[str, Any]) -> int:
-            strings[entry["id"]] = entry["token"]
-            return int(entry["id"])
+        def ids(entries: list[dict[str, Any]]) -> list[int]:
+            strings.update({entry["id"]: entry["token"] for entry in entries})
+            return [entry["id"] for entry in entries]
 
-        def targets(name: str, read: Callable[[dict[str, Any]], Any], dtype: torch.dtype = torch.int64) -> Tensor:
-            return torch.tensor(
-                [[[read(each) for each in token[name]] for token in listed] for listed in tokens], dtype=dtype
-            )
+        def targets(name: str, read: Callable[[list[dict[str, Any]]], list[Any]]) -> list[list[list[Any]]]:
+            return [[read(token[name]) for token in operation["tokens"]] for operation in operations]
 
-        def grid(entry: dict[str, Any]) -> OperationGrid:
-            return OperationGrid(
-                token_ids=tuple(map(id_of, entry["tokens"])),
-                target_ids=tuple(map(id_of, entry["targets"])),
-                values=tuple(map(tuple, entry["values"])),
-                explained=tuple(map(tuple, entry["explained"])),
-            )
+        def numbers(entries: list[dict[str, Any]]) -> list[float]:
+            return [entry["value"] for entry in entries]
 
-        value = itemgetter("value")
-        return cls(
-            circuit=values["circuit"],
-            heads=tuple(HeadIndex.parse(operation["head"]) for operation in operations),
-            token_ids=torch.tensor([[id_of(token) for token in listed] for listed in tokens]),
-            salience=torch.tensor([[token["salience"] for token in listed] for listed in tokens], dtype=torch.float32),
-            promoted_ids=targets("promotes", id_of),
-            promoted_values=targets("promotes", value, dtype=torch.float32),
-            suppressed_ids=targets("suppresses", id_of),
-            suppressed_values=targets("suppresses", value, dtype=torch.float32),
-            names=tuple(HeadName.from_dict(operation) for operation in operations),
-            grids=tuple(grid(operation["grid"]) for operation in operations),
-            left_out=dict(values["left_out"]),
-            failed_predicates=dict(values["failed_predicates"]),
-            provenance=Provenance.from_dict(values["provenance"]),
-            strings=strings,
-        )
+        grids = [operation["grid"] for operation in operations]
+        fields: dict[str, Any] = {
+            "heads": [operation["head"] for operation in operations],
+            "token_ids": [ids(operation["tokens"]) for operation in operations],
+            "salience": [[token["salience"] for token in operation["tokens"]] for operation in operations],
+            "promoted_ids": targets("promotes", ids),
+            "promoted_values": targets("promotes", numbers),
+            "suppressed_ids": targets("suppresses", ids),
+            "suppressed_values": targets("suppresses", numbers),
+            "grids": [{**each, "token_ids": ids(each["tokens"]), "target_ids": ids(each["targets"])} for each in grids],
+            "names": operations,
+        }
+        return super().from_dict({**values, **fields, "strings": strings})
 
     def to_rows(self) -> Iterable[dict[str, Any]]:
         """One record per head, salient token and target."""
@@ -303,6 +290,11 @@ class SalientOperations(Result):
             for place, token in enumerate(self.token_ids[number].tolist())
         ]
 
+    def head_rows(self, head: HeadLike, *, full: bool = False, n: int | None = None) -> Table:
+        """What the result says about one head: its first tokens with their targets, and the name these earn."""
+        columns = [("token", "left"), ("salience", "right"), *((verb, "left") for verb in self.verbs)]
+        return Table(columns, self.token_rows(self.index_of(head))[:n], _named(self.name(head)))
+
     def figure(self, *, view: View = "auto") -> Figure:
         """The salient tokens of each head with their targets.
 
@@ -321,20 +313,16 @@ class SalientOperations(Result):
         rows, printed = [], []
         for number, (head, entry) in enumerate(zip(self.heads, self.names, strict=True)):
             named = [str(head), entry.name] if several else []
-            listed = self.token_rows(number)
-            rows += [[*(named if place == 0 else [""] * len(named)), *row] for place, row in enumerate(listed)]
+            shown = enumerate(self.token_rows(number))
+            rows += [[*(named if place == 0 else [""] * len(named)), *row] for place, row in shown]
             # What a column of print has room for.
             few = [row[:3] for row in self.token_rows(number, _PRINTED_TARGETS)]
             titles = [("token", "left"), ("salience", "right"), (self.verbs[0], "left")]
             printed.append(f"{head}: {entry.name}\n{table_text(titles, few)}")
-        table = table_figure(
-            [*(("head", "name") if several else ()), "token", "salience", *self.verbs],
-            rows,
-            title="Salient tokens",
-            text="\n\n".join(printed),
-            unbroken=True,
-        )
-        return beside([*map(self._grid, range(len(self.heads))), table], title=self._caption, text=str(self))
+        columns = [*(("head", "name") if several else ()), "token", "salience", *self.verbs]
+        table = Table([(column, "left") for column in columns], rows)
+        listed = table_figure(table, title="Salient tokens", text="\n\n".join(printed))
+        return beside([*map(self._grid, range(len(self.heads))), listed], title=self._caption, text=str(self))
 
     def _grid(self, number: int) -> Figure:
         """A few salient tokens by their targets, with the operation's name and score below."""
@@ -481,24 +469,28 @@ def salient_operations(
         "heads": None if heads is None and layers is None else sorted(map(str, chosen)),
         "predicates": namer.catalogue,
     }
-    n_named = min(n_left, max(n_tokens, NAMING_TOKENS))
-    data: dict[str, str] = {}
-    context = None
+    task = _SalientLayers(
+        weights,
+        by_number,
+        usable.mask.cpu(),
+        circuit,
+        preset,
+        n_tokens=min(n_left, max(n_tokens, NAMING_TOKENS)),
+        n_targets=min(n_columns, max(n_targets, NAMING_TARGETS)),
+    )
     if preset == "context":
-        context = _ContextSalience.of(
-            weights, by_number, usable.mask.cpu(), circuit, n_named, prompts, prepend_bos, progress
-        )
-        options, data = options | context.sources.options, context.sources.data
+        task = task.in_context(prompts, prepend_bos, progress)
     elif prompts is not None or prepend_bos is not None:
         name = "prepend_bos" if prompts is None else "prompts"
         raise UsageError(f"{name}= goes with preset='context'; preset={preset!r} puts tokens behind nothing.")
-    n_listed = min(n_columns, max(n_targets, NAMING_TARGETS))
-    task = _SalientLayers(weights, by_number, usable.mask.cpu(), circuit, preset, n_named, n_listed, context)
     swept = sweep_layers(
         task,
         list(by_number),
         kind=SalientOperations.kind,
-        provenance=weights.provenance(options=options, data=data),
+        provenance=weights.provenance(
+            options=options | ({} if task.context is None else task.context.options),
+            data={} if task.context is None else task.context.data,
+        ),
         details={"circuit": circuit, "token_ids": ids_digest(usable.mask.nonzero()[:, 0])},
         run_dir=run_dir,
         executor=executor,
@@ -571,7 +563,10 @@ def _grid(
 
 @dataclass(frozen=True)
 class _SalientLayers:
-    """Salient tokens and targets of the chosen heads of a layer."""
+    """Salient tokens and targets of the chosen heads of a layer.
+
+    In context, the tokens are known before (with their salience, by layer), and their vectors are the rows of maps.
+    """
 
     weights: HeadWeights
     heads: dict[int, list[int]]
@@ -580,25 +575,24 @@ class _SalientLayers:
     preset: Preset
     n_tokens: int
     n_targets: int
-    context: "_ContextSalience | None" = None
+    context: ContextSources | None = None
+    known: Mapping[int, tuple[Int[Tensor, "head n"], Float[Tensor, "head n"]]] | None = None
 
     def prepare(self) -> LayerStep:
-        context = None if self.context is None else self.context.sources
-        circuits = CircuitMaps(self.weights, circuit=self.circuit, preset=self.preset, context=context)
+        circuits = CircuitMaps(self.weights, circuit=self.circuit, preset=self.preset, context=self.context)
         usable = self.usable.to(self.weights.device)
         return lambda layer: self._layer(circuits, usable, layer)
 
     def _layer(self, circuits: CircuitMaps, usable: Tensor, layer: int) -> dict[str, Tensor]:
-        heads, weights = self.heads[layer], self.weights
         with torch.no_grad():
-            maps = circuits.layer(layer, heads)
-            if self.context is None:
-                vectors = circuits.row_vectors(layer)
-                ratio = salience(weights, weights.layer(layer), maps, vectors, circuit=self.circuit, preset=self.preset)
+            maps = circuits.layer(layer, self.heads[layer])
+            if self.context is None or self.known is None:
+                ratio = self._salience(layer, maps, circuits.row_vectors(layer))
                 tokens, ratios = most_salient(ratio, usable, self.n_tokens)
                 rows = tokens
             else:
-                tokens, ratios, rows = self.context.of_layer(layer)
+                tokens, ratios = self.known[layer]
+                rows = torch.searchsorted(torch.tensor([source[0] for source in self.context.rows.sources]), tokens)
             top, bottom = top_and_bottom(maps.with_own_rows(rows), self.n_targets)
             # What the first tokens have at each other's targets, promoted and suppressed ones.
             first = torch.stack([each.columns[:, :_GRID_TOKENS, :_GRID_TARGETS] for each in (top, bottom)], dim=1)
@@ -615,62 +609,43 @@ class _SalientLayers:
             "suppressed_values": bottom.values,
         }
 
+    def _salience(self, layer: int, maps: Any, vectors: Tensor) -> Float[Tensor, "head token"]:
+        read = self.weights.layer(layer)
+        return salience(self.weights, read, maps, vectors, circuit=self.circuit, preset=self.preset)
 
-@dataclass(frozen=True)
-class _ContextSalience:
-    """The salient tokens of every layer's heads among a vocabulary in context, and their vectors.
+    def in_context(
+        self, prompts: str | Sequence[str] | None, prepend_bos: bool | None, progress: bool
+    ) -> "_SalientLayers":
+        """The same for tokens behind prompts.
 
-    The vocabulary is read part by part and only salience is kept; the few tokens that turn out salient are read again.
-    """
-
-    sources: ContextSources
-    tokens: dict[int, Int[Tensor, "head n"]]
-    ratios: dict[int, Float[Tensor, "head n"]]
-
-    @classmethod
-    def of(
-        cls,
-        weights: HeadWeights,
-        heads: dict[int, list[int]],
-        usable: Bool[Tensor, " token"],
-        circuit: Circuit,
-        n_tokens: int,
-        prompts: str | Sequence[str] | None,
-        prepend_bos: bool | None,
-        progress: bool,
-    ) -> "_ContextSalience":
-        if circuit != "ov":
+        The vocabulary is read part by part and only salience is kept; the few tokens that turn out salient are read
+        again.
+        """
+        if self.circuit != "ov":
             raise UsageError(
                 "preset='context' knows salient operations of OV circuits alone. Use preset='folded' with circuit='qk'."
             )
-        model = runnable(weights)
+        weights, model = self.weights, runnable(self.weights)
         chosen = neutral_prompts()[:VOCABULARY_PROMPTS] if prompts is None else prompts
         listed = (chosen,) if isinstance(chosen, str) else tuple(chosen)
         prefixes = encode_prefixes(model, listed, prepends_bos(model, prepend_bos))
-        ids = usable.nonzero()[:, 0].tolist()
+        ids = self.usable.nonzero()[:, 0]
         print_estimate(weights, len(ids) * len(prefixes))
-        ratio = {layer: torch.zeros(len(numbers), len(ids)) for layer, numbers in heads.items()}
-        everything = [(token,) for token in ids]
+        ratio = {layer: torch.zeros(len(numbers), len(ids)) for layer, numbers in self.heads.items()}
+        everything = [(token,) for token in ids.tolist()]
         for part, means in context_parts(model, everything, prefixes, weights=weights, progress=progress):
-            for layer, numbers in heads.items():
-                read, vectors = weights.layer(layer), means[layer].to(weights.device)
+            for layer, numbers in self.heads.items():
+                vectors = means[layer].to(weights.device)
                 with torch.no_grad():
-                    maps = ov_maps(weights, read, vectors, numbers, "context")
-                    found = salience(weights, read, maps, vectors, circuit="ov", preset="context")
-                ratio[layer][:, part] = found.cpu()
-        everything_counts = torch.ones(len(ids), dtype=torch.bool)
-        best = {layer: most_salient(values, everything_counts, n_tokens) for layer, values in ratio.items()}
-        of_rows = torch.tensor(ids)
-        tokens = {layer: of_rows[rows] for layer, (rows, _) in best.items()}
-        sources = sorted({(token,) for table in tokens.values() for token in table.flatten().tolist()})
-        rows = context_vectors(model, sources, prefixes, weights=weights, keep=("mean",), progress=progress)
-        return cls(ContextSources(rows), tokens, {layer: ratios for layer, (_, ratios) in best.items()})
-
-    def of_layer(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Token ids and salience of a layer's heads, and where the tokens are among the rows of its maps."""
-        known = torch.tensor([source[0] for source in self.sources.rows.sources])
-        rows = torch.searchsorted(known, self.tokens[layer])
-        return self.tokens[layer], self.ratios[layer], rows
+                    maps = ov_maps(weights, weights.layer(layer), vectors, numbers, "context")
+                    ratio[layer][:, part] = self._salience(layer, maps, vectors).cpu()
+        known = {}
+        for layer, values in ratio.items():
+            rows, ratios = most_salient(values, torch.ones(len(ids), dtype=torch.bool), self.n_tokens)
+            known[layer] = (ids[rows], ratios)
+        sources = sorted({(token,) for tokens, _ in known.values() for token in tokens.flatten().tolist()})
+        vectors_read = context_vectors(model, sources, prefixes, weights=weights, keep=("mean",), progress=progress)
+        return replace(self, context=ContextSources(vectors_read), known=known)
 
 
 def _usable(weights: HeadWeights, vocabulary: Any, texts: list[str] | None) -> UsableTokens:

@@ -24,7 +24,7 @@ from ..capture.weights import HeadWeights
 from ..core.errors import UsageError
 from ..core.options import Count, Draws, Seed, public
 from ..core.provenance import Provenance
-from ..core.types import MOST_DRAWS, HeadIndex, Model, check_count
+from ..core.types import HeadIndex, Model
 from ..data.tasks import FUNCTIONS, Tasks, with_alternatives
 from ..renderers import heat
 from ..renderers.figure import Figure
@@ -246,12 +246,6 @@ class TaskVerification(Result):
         if any(self.n_moved):
             notes.append(f"{sum(self.n_moved)} heads had too few others in their layer: neighbouring layers gave them")
         return [f"{note}." for note in notes]
-
-
-def check_verification(**counts: int | None) -> None:
-    """Refuse impossible numbers of items, draws or heads, before the long work whose result is verified."""
-    for name, value in counts.items():
-        check_count(name, value, most=MOST_DRAWS if name == "n_random" else None)
 
 
 @public

@@ -167,7 +167,8 @@ class _Reader:
         residual_scale, beside = measured.residual_scale(first), measured.beside(first)
         self.post_norm = measured.post_norm(first)
         self.score_factor, self.read_scale = measured.score_factor(first), measured.read_scale(first)
-        first_mlp = self.first_mlp(measured.here(0), residual_scale)
+        with weights_loaded(model.blocks[0]):
+            first_mlp = self.first_mlp(model.blocks[0], measured.here(0), residual_scale)
         return {
             "model_name": str(cfg.model_name),
             "architecture": architecture_of(model),
@@ -296,11 +297,7 @@ class _Reader:
         # A bias of values that is all zero now (it may have come from a LayerNorm), and one of the output that is not.
         return self.tensor(block.attn, "_b_V", "b_V") is not None and moved is not None and bool(moved.any())
 
-    def first_mlp(self, here: Mapping[str, Tensor], residual_scale: float) -> _FirstMLP:
-        with weights_loaded(self.model.blocks[0]):
-            return self.mlp_of(self.model.blocks[0], here, residual_scale)
-
-    def mlp_of(self, block: Any, here: Mapping[str, Tensor], residual_scale: float) -> _FirstMLP:
+    def first_mlp(self, block: Any, here: Mapping[str, Tensor], residual_scale: float) -> _FirstMLP:
         if hasattr(block, "post_per_layer_input_norm"):
             return _FirstMLP(None, None, "its layers add an embedding of the token beside their MLP")
         if self.post_norm:
@@ -339,9 +336,6 @@ class _Reader:
                 b_out=self.tensor(module, "b_out"),
                 gate_scale=gate_scale,
             )
-            for name, value in vars(mlp).items():
-                if isinstance(value, Tensor):
-                    check_finite(value, f"{name} of the first MLP")
             if mlp_difference(mlp, ln2, ln2_post, scale * residual_scale, here).fits(self.dtype):
                 return _FirstMLP(ln2, ln2_post, None, mlp, scale * residual_scale)
         if stated not in ACTIVATIONS:

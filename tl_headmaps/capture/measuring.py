@@ -165,6 +165,9 @@ class Measurements:
         """Factor and norm of the embedding, by what enters layer 0; what does not fit is left to the self-check."""
         plain = W_E[self.seen.tokens.to(self.device)].to(torch.float32)
         scale = self.embed_scale()
+        # What the model shows comes first: its embedding module alone, then with the norm that it names (Bloom). Then
+        # what no module shows: a factor between embedding and layer 0 (Granite), and a norm without weights (nanochat).
+        # The first that fits counts, so nothing is invented for a model that needs nothing.
         candidates: list[tuple[float, Norm | None]] = [(scale, None)]
         norm = self.norms.norm(getattr(self.model, "embed_ln", None))
         if norm is not None:

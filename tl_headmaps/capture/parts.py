@@ -103,6 +103,9 @@ class MLP:
             if value is not None:
                 object.__setattr__(self, name, value.T.contiguous().T)
         _drop_zero_biases(self)
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor):
+                check_finite(value, f"{name} of the first MLP")
 
     def __call__(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
         """Output of the MLP in float32, without the residual."""

@@ -23,9 +23,9 @@ logits                 final norm and unembedding with the logits
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -153,6 +153,8 @@ def score_difference(
     queries = torch.stack(layer.queries(x, range(len(layer.W_Q))), 1)
     keys = torch.stack(layer.keys(x, range(len(layer.W_K))), 1).repeat_interleave(per_group, 1)
     scores = queries @ keys.mT * layer.score_scale
+    # A score is a sum of products that may cancel, and in half precision each of them is rounded: differences are
+    # measured against the largest score that such queries and keys could have, not against those they happen to have.
     bound = float((queries.norm(dim=-1).amax() * keys.norm(dim=-1).amax()) * layer.score_scale)
     cap = _score_cap(model, block)
     rounded = model.embed.W_E.dtype in (torch.float16, torch.bfloat16)
@@ -295,43 +297,6 @@ SEAMS = (
 )
 
 
-@runtime_checkable
-class ReadModel(Protocol):
-    """What was read of a model, as far as it is compared here (:class:`.weights.HeadWeights`)."""
-
-    @property
-    def n_layers(self) -> int: ...
-    @property
-    def layers_with_heads(self) -> list[int]: ...
-    @property
-    def device(self) -> torch.device: ...
-    @property
-    def W_E(self) -> Tensor: ...
-    @property
-    def W_U(self) -> Tensor: ...
-    @property
-    def ln_final(self) -> Norm | None: ...
-    @property
-    def ln2(self) -> Norm | None: ...
-    @property
-    def mlp(self) -> MLP | None: ...
-    @property
-    def ln2_post(self) -> Norm | None: ...
-    @property
-    def residual_scale(self) -> float: ...
-    @property
-    def mlp_scale(self) -> float: ...
-    @property
-    def beside(self) -> ParallelMixer | None: ...
-    @property
-    def logit_scale(self) -> float: ...
-    @property
-    def read_layer(self) -> Callable[[int], LayerWeights]: ...
-
-    def embedded(self, ids: Tensor) -> Tensor:
-        """Embeddings as they enter layer 0."""
-
-
 @dataclass(frozen=True)
 class Seam:
     """One comparison.
@@ -397,8 +362,13 @@ class SelfCheck:
         return {seam.name: str(seam) for seam in self.seams}
 
 
-def self_check(weights: ReadModel, model: Model) -> SelfCheck:
-    """Run the model on a few tokens and compare every seam; the caller isolates it from its user's hooks."""
+def self_check(weights: Any, model: Model) -> SelfCheck:
+    """Run a model on a few tokens and compare every seam; the caller isolates it from its user's hooks.
+
+    Args:
+        weights: What was read of it, as :class:`.weights.HeadWeights`.
+        model: The model.
+    """
     seen = forward_pass(model, range(weights.n_layers))
     dtype = weights.W_E.dtype
     seams: dict[str, Seam] = {}
@@ -409,24 +379,18 @@ def self_check(weights: ReadModel, model: Model) -> SelfCheck:
         fits = difference.fits(dtype)
         by_factor = not fits and largest <= TOLERANCE.get(dtype, 1e-3)
         seam = Seam(name, fits, largest, layer, factor=difference.factor if by_factor else 1.0)
-        if name not in seams or _worse(seam, seams[name]):
+        if name not in seams or _badness(seam) > _badness(seams[name]):
             seams[name] = seam
     return SelfCheck(tuple(replace(seams[name], note=notes[name]) for name in SEAMS if name in seams))
 
 
-def _worse(seam: Seam, other: Seam) -> bool:
-    """What does not fit before what does; an entry before a factor; then the larger one."""
-    return _badness(seam) > _badness(other)
-
-
 def _badness(seam: Seam) -> tuple[bool, bool, float]:
+    """What does not fit is worse than what does; an entry worse than a factor; then the larger one."""
     by_factor = seam.factor != 1
     return not seam.fits, not by_factor, abs(seam.factor - 1) if by_factor else seam.difference
 
 
-def _differences(
-    weights: ReadModel, model: Model, seen: ForwardPass
-) -> Iterator[tuple[str, int | None, Difference, str]]:
+def _differences(weights: Any, model: Model, seen: ForwardPass) -> Iterator[tuple[str, int | None, Difference, str]]:
     """Seam, layer, difference and note of every comparison."""
     first = _on(weights.device, seen.layers[0])
     yield "embedding", None, embedding_difference(model, seen, weights.embedded(seen.tokens.to(weights.device))), ""
@@ -473,7 +437,7 @@ def _added(here: Mapping[str, Tensor], beside: ParallelMixer | None) -> Tensor |
     return together
 
 
-def _logit_difference(weights: ReadModel, model: Model, seen: ForwardPass, x: Tensor | None) -> Difference:
+def _logit_difference(weights: Any, model: Model, seen: ForwardPass, x: Tensor | None) -> Difference:
     n_vocab = weights.W_U.shape[0]
     if x is None or seen.logits.shape[-1] != n_vocab or x.shape[-1] != weights.W_U.shape[1]:
         return Difference(math.inf)

@@ -23,8 +23,8 @@ from .blocks import (
     product,
     spans,
 )
-from .cache import TIERS
 from .factored import LayerMaps
+from .vectors import TIERS
 
 
 def entries(maps: LayerMaps, columns: Int[Tensor, " column"]) -> Float[Tensor, "head row column"]:
@@ -91,7 +91,9 @@ def _extremes_of_head(
 ) -> list[tuple[Tensor, Tensor]]:
     """For each sign the ``keep`` largest signed entries of each row and their columns.
 
-    The columns of large norm give a threshold for each row; after them, only the few entries beyond it matter.
+    An entry is at most the norm of its row times the norm of its column (Cauchy-Schwarz), so the largest are sought
+    among the columns of large norm first. They give a threshold for each row; of the others, which are all still
+    looked at, only the few entries beyond it matter.
     """
     left, order = maps.left_of(head), maps.columns.order()
     n_rows, n_columns = left.shape[0], maps.columns.count

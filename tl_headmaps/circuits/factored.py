@@ -82,7 +82,7 @@ _AT_A_TIME = 8192
 """Columns of a mean row multiplied out at a time."""
 
 _FIRST = 2048
-"""So many of the columns with large norms hold the one with the largest (:data:`.cache.TIERS`)."""
+"""So many of the columns with large norms hold the one with the largest (:data:`.vectors.TIERS`)."""
 
 
 def _largest(factor: Tensor) -> float:
@@ -161,6 +161,8 @@ class ProductColumns:
         return rank * d_model * _largest(self.middle) * _largest_token(self.tokens, self.large_first)
 
     def goes_direct(self, n_rows: int) -> bool:
+        # Multiplications per column: n d_model with the rows taken to d_model first, or d_model rank for the factor of
+        # the column and n rank with it.
         _, rank, d_model = self.middle.shape
         return n_rows * (d_model - rank) <= d_model * rank
 

@@ -54,18 +54,12 @@ class ContextSources:
             sources: Token ids of each source.
             circuit: Which circuit reads them.
             preset: The preset asked for.
-            prompts: Prefixes; the bundled ones by default.
-            vectors: Vectors made before, or their folder.
-            prepend_bos: Begin each prefix with BOS; by default as the model does.
-            layers: The layers that will be read; all by default.
-            progress: Show progress bars on a terminal.
+            prompts, vectors, prepend_bos, layers, progress: As in :func:`.collect_inputs`.
         """
         if preset != "context":
             for name, value in (("prompts", prompts), ("vectors", vectors), ("prepend_bos", prepend_bos)):
                 if value is not None:
-                    raise UsageError(
-                        f"{name}= goes with preset='context'; preset={preset!r} puts tokens behind nothing."
-                    )
+                    raise UsageError(f"{name}= goes with preset='context'; preset={preset!r} uses no prompts.")
             return None
         rows = collect_inputs(
             weights,

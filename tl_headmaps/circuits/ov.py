@@ -23,9 +23,8 @@ from torch import Tensor
 from ..capture.parts import LayerWeights
 from ..capture.weights import HeadWeights
 from ..core.types import HeadIndex, Preset
-from .cache import cache_of
 from .factored import LayerMaps, ProductColumns, TokenColumns
-from .vectors import read_by
+from .vectors import cache_of, read_by
 
 
 def ov_maps(

@@ -24,8 +24,8 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from .blocks import DEFAULT_BUDGET, MIN_COLUMNS, MIN_ROWS, Scratch, block_width_for, count_true, product, spans
-from .cache import TIERS
 from .factored import Block, LayerMaps
+from .vectors import TIERS
 
 _TARGET_ROWS = 256
 """Rows whose targets are multiplied out together: every row meets the targets of all the others."""
@@ -48,7 +48,11 @@ class Ranks:
 
 
 class _Targets:
-    """Pairs arranged by row: target ``j`` of a row is in its slot ``j``; rows with most targets come first."""
+    """Pairs arranged by row: target ``j`` of a row is in its slot ``j``; rows with most targets come first.
+
+    So the rows that use a slot are the first ones of all: a block of entries is compared with one target of every row
+    at a time, in one comparison of neighbouring rows, and rows with few targets cost nothing in later slots.
+    """
 
     def __init__(self, rows: Tensor, columns: Tensor) -> None:
         self.n_pairs = rows.shape[0]

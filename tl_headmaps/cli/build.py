@@ -32,6 +32,9 @@ OPPOSITES = {"drop_sink": "--keep-sink", "prepend_bos": "--no-prepend-bos"}
 RANGES = {"Count": Count, "Draws": Draws, "Seed": Seed, "Share": Share}
 """Numbers that are checked here too, before the long work: the call does it after a model was opened."""
 
+HEADS = ("head", "heads")
+"""What is written with its name or without."""
+
 ARGUMENTS = {
     "head": ("HEAD", "The same as --head: L23H4."),
     "heads": ("HEAD|LAYER", "The same as --heads: L23H4 L12."),
@@ -74,10 +77,6 @@ NO_CHECKPOINT = click.Option(
 """For commands that run the model: refuses the option that other commands have, and names the one to use instead."""
 
 
-HEADS = ("head", "heads")
-"""What is written with its name or without."""
-
-
 def is_set(written: Any) -> bool:
     """Whether something was written on the command line: what was not is left to the call and its default.
 
@@ -116,10 +115,9 @@ def _flag(parameter: Parameter) -> str:
 
 
 def _form(parameter: Parameter) -> Form | None:
-    if "Mapping" in parameter.types:
-        return PHRASES
-    only_choices = parameter.choices and not parameter.types - {"None"}
-    return None if only_choices else FORMS.get(parameter.name)
+    if parameter.choices and not parameter.types - {"None"}:
+        return None
+    return FORMS.get(parameter.name, PHRASES if "Mapping" in parameter.types else None)
 
 
 def _argument(parameter: Parameter) -> click.Argument:
@@ -156,7 +154,7 @@ def _option(parameter: Parameter) -> click.Option:
     )
 
 
-def _type(parameter: Parameter) -> click.ParamType[Any] | None:
+def _type(parameter: Parameter) -> "click.ParamType[Any] | None":
     if parameter.choices:
         return click.Choice(parameter.choices)
     if "Path" in parameter.types:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -110,10 +110,8 @@ def _phrase(text: str) -> tuple[str, str | int]:
     return phrase, int(query) if is_index else query
 
 
-PHRASES = Form(
-    "PHRASE=QUERY", _phrases, 'A phrase and its query, "Birds sometimes walk=walk". May be repeated.', commas=False
-)
-"""Of every mapping from phrases to queries."""
+PHRASES = Form("PHRASE=QUERY", _phrases, commas=False)
+"""Of every mapping from phrases to queries, one in each option."""
 
 FORMS = {
     "controls": Form("NAMES", _relations),
@@ -122,6 +120,7 @@ FORMS = {
     "heads": Form("HEADS", _heads),
     "layers": Form("LAYERS", _layers, "Only heads of these layers: 3,4,5."),
     "names": Form("FIRST,SECOND", list),
+    "phrases": replace(PHRASES, help='A phrase and its query: "Birds sometimes walk=walk"; may be repeated.'),
     "prompts": Form(
         "FILE", _prompts, "With --preset context: prefixes, one on each line; default: neutral ones.", many=False
     ),

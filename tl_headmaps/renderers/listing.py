@@ -1,7 +1,7 @@
 """Text and tables as figures, for results that are read rather than looked at; and figures side by side."""
 
 import html
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ from .layout import MARGIN, TICK, PrintOptions, framed, in_rows, line_height, wr
 from .page import escaped, figure_body, table
 from .shapes import Drawing
 from .tables import Table
-from .text import table_text, visible
+from .text import visible
 
 _MOST_LINES = 90
 _MONO_LETTER = 0.61
@@ -76,39 +76,21 @@ def text_figure(text: str, *, title: str) -> Figure:
     return Figure(title=visible(title), body=body, needs=(), text=lines, data=Listing(visible(title), lines))
 
 
-def table_figure(
-    columns: Sequence[str],
-    rows: Iterable[Sequence[object]],
-    *,
-    title: str,
-    text: str | None = None,
-    unbroken: bool = False,
-) -> Figure:
-    """A table; ``text`` is its printed form, if it has one. The cells of an ``unbroken`` table do not wrap."""
-    rows = [list(row) for row in rows]
-    shown = text or table_text([(column, "left") for column in columns], rows)
-    return _listed(title, table(columns, rows), shown, unbroken)
+def table_figure(*tables: Table, title: str, text: str = "", unbroken: bool = True) -> Figure:
+    """Tables below each other, whose cells do not wrap if they are ``unbroken``; ``text`` is their printed form.
 
-
-def tables_figure(tables: Sequence[Table], *, title: str, text: str) -> Figure:
-    """Several tables below each other, the note of each as its caption."""
+    The note of a table is its caption, or stands under the only one; without rows it is all there is.
+    """
     inside = "".join(
-        table([name for name, _ in each.columns], [list(row) for row in each.rows], each.note) for each in tables
+        table([name for name, _ in each.columns], each.rows, each.note if len(tables) > 1 else "")
+        if each.rows
+        else f"<p>{escaped(each.note)}</p>"
+        for each in tables
     )
-    return _listed(title, inside, text, unbroken=True)
-
-
-def noted_table(shown: Table, *, title: str) -> Figure:
-    """A table with its note under it, as wide as the page; one without rows is its note."""
-    if not shown.rows:
-        return _listed(title, f"<p>{escaped(shown.note)}</p>", shown.note, unbroken=False)
-    inside = table([name for name, _ in shown.columns], shown.rows)
-    return _listed(title, inside, shown.text(), unbroken=True, note=shown.note)
-
-
-def _listed(title: str, inside: str, text: str, unbroken: bool, note: str = "") -> Figure:
     if unbroken:
         inside = f'<div class="tlhm-unbroken">{inside}</div>'
+    note = tables[0].note if len(tables) == 1 and tables[0].rows else ""
+    text = text or "\n\n".join(each.text() if each.rows else each.note for each in tables)
     body = figure_body("text", title, inside=inside, note=note)
     return Figure(title=visible(title), body=body, needs=(), text=text, data=Listing(visible(title), text))
 

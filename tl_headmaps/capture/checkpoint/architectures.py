@@ -100,7 +100,12 @@ def _like(base: Architecture, *, defaults: Mapping[str, Any] | None = None, **ch
     return replace(base, defaults={**base.defaults, **(defaults or {})}, **changes)
 
 
-_QKV = {"q": "self_attn.q_proj", "k": "self_attn.k_proj", "v": "self_attn.v_proj", "o": "self_attn.o_proj"}
+def _under(prefix: str, **names: str) -> dict[str, str]:
+    """Names of parts that begin alike."""
+    return {part: prefix + name for part, name in names.items()}
+
+
+_QKV = _under("self_attn.", q="q_proj", k="k_proj", v="v_proj", o="o_proj")
 _NORMS = {"ln1": "input_layernorm", "ln2": "post_attention_layernorm"}
 _GATED = {"mlp_in": "mlp.up_proj", "mlp_gate": "mlp.gate_proj", "mlp_out": "mlp.down_proj"}
 _FUSED_GATED = {"mlp_gate_in": "mlp.gate_up_proj", "mlp_out": "mlp.down_proj"}
@@ -166,23 +171,17 @@ _GRANITE = _like(
         "residual_scale": ("residual_multiplier", 1.0),
         "logit_scale": ("logits_scaling", -1.0),
     },
-    defaults={
-        "attention_multiplier": 1.0,
-        "embedding_multiplier": 1.0,
-        "residual_multiplier": 1.0,
-        "logits_scaling": 1.0,
-    },
+    defaults=dict.fromkeys(
+        ("attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling"), 1.0
+    ),
 )
 _BAMBA = _like(
     _LLAMA,
     shared={"embed": "embed_tokens", "ln_final": "final_layernorm"},
     parts={
         **_QKV,
-        "ln1": "input_layernorm",
-        "ln2": "pre_ff_layernorm",
-        "mlp_in": "feed_forward.up_proj",
-        "mlp_gate": "feed_forward.gate_proj",
-        "mlp_out": "feed_forward.down_proj",
+        **_under("", ln1="input_layernorm", ln2="pre_ff_layernorm"),
+        **_under("feed_forward.", mlp_in="up_proj", mlp_gate="gate_proj", mlp_out="down_proj"),
     },
     mixers={"mamba.": "Mamba"},
     defaults={"rms_norm_eps": 1e-5, "num_key_value_heads": 8},
@@ -216,12 +215,9 @@ _GPT2 = Architecture(
     layer="h.{layer}.",
     shared={"embed": "wte", "ln_final": "ln_f"},
     parts={
-        "qkv": "attn.c_attn",
-        "o": "attn.c_proj",
-        "ln1": "ln_1",
-        "ln2": "ln_2",
-        "mlp_in": "mlp.c_fc",
-        "mlp_out": "mlp.c_proj",
+        **_under("attn.", qkv="c_attn", o="c_proj"),
+        **_under("", ln1="ln_1", ln2="ln_2"),
+        **_under("mlp.", mlp_in="c_fc", mlp_out="c_proj"),
     },
     norm="layer",
     eps="layer_norm_epsilon",
@@ -320,14 +316,9 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         shared={"embed": "embed_tokens", "ln_final": "embedding_norm"},
         parts={
             **_QKV,
-            "o": "self_attn.out_proj",
-            "q_norm": "self_attn.q_layernorm",
-            "k_norm": "self_attn.k_layernorm",
-            "ln1": "operator_norm",
-            "ln2": "ffn_norm",
-            "mlp_gate": "feed_forward.w1",
-            "mlp_in": "feed_forward.w3",
-            "mlp_out": "feed_forward.w2",
+            **_under("self_attn.", o="out_proj", q_norm="q_layernorm", k_norm="k_layernorm"),
+            **_under("", ln1="operator_norm", ln2="ffn_norm"),
+            **_under("feed_forward.", mlp_gate="w1", mlp_in="w3", mlp_out="w2"),
         },
         eps="norm_eps",
         mixers={"conv.": "convolution"},
@@ -408,14 +399,9 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "gptj": _like(
         _GPT2,
         parts={
-            "q": "attn.q_proj",
-            "k": "attn.k_proj",
-            "v": "attn.v_proj",
-            "o": "attn.out_proj",
-            "ln1": "ln_1",
-            "ln2": "ln_1",
-            "mlp_in": "mlp.fc_in",
-            "mlp_out": "mlp.fc_out",
+            **_under("attn.", q="q_proj", k="k_proj", v="v_proj", o="out_proj"),
+            **_under("", ln1="ln_1", ln2="ln_1"),
+            **_under("mlp.", mlp_in="fc_in", mlp_out="fc_out"),
         },
         inputs_first=False,
         refused={},
@@ -425,14 +411,9 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "gpt_neo": _like(
         _GPT2,
         parts={
-            "q": "attn.attention.q_proj",
-            "k": "attn.attention.k_proj",
-            "v": "attn.attention.v_proj",
-            "o": "attn.attention.out_proj",
-            "ln1": "ln_1",
-            "ln2": "ln_2",
-            "mlp_in": "mlp.c_fc",
-            "mlp_out": "mlp.c_proj",
+            **_under("attn.attention.", q="q_proj", k="k_proj", v="v_proj", o="out_proj"),
+            **_under("", ln1="ln_1", ln2="ln_2"),
+            **_under("mlp.", mlp_in="c_fc", mlp_out="c_proj"),
         },
         inputs_first=False,
         ignored=("attn.attention.bias", "attn.attention.masked_bias"),
@@ -445,11 +426,9 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         layer="layers.{layer}.",
         shared={"embed": "embed_in", "ln_final": "final_layer_norm"},
         parts={
-            "qkv": "attention.query_key_value",
-            "o": "attention.dense",
+            **_under("attention.", qkv="query_key_value", o="dense"),
             **_NORMS,
-            "mlp_in": "mlp.dense_h_to_4h",
-            "mlp_out": "mlp.dense_4h_to_h",
+            **_under("mlp.", mlp_in="dense_h_to_4h", mlp_out="dense_4h_to_h"),
         },
         unembed=("embed_out", "lm_head"),
         norm="layer",
@@ -457,23 +436,16 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         fused="by group",
         ignored=("attention.bias", "attention.masked_bias", "attention.rotary_emb.inv_freq"),
         biases={**dict.fromkeys(("qkv", "o"), "attention_bias"), **dict.fromkeys(_MLP, True), **_NORM_BIASES},
-        defaults={
-            "layer_norm_eps": 1e-5,
-            "hidden_act": "gelu",
-            "tie_word_embeddings": False,
-            "attention_bias": True,
-        },
+        defaults={"layer_norm_eps": 1e-5, "hidden_act": "gelu", "tie_word_embeddings": False, "attention_bias": True},
     ),
     "falcon": Architecture(
         bodies=("transformer.",),
         layer="h.{layer}.",
         shared={"embed": "word_embeddings", "ln_final": "ln_f"},
         parts={
-            "qkv": "self_attention.query_key_value",
-            "o": "self_attention.dense",
+            **_under("self_attention.", qkv="query_key_value", o="dense"),
             **_NORMS,
-            "mlp_in": "mlp.dense_h_to_4h",
-            "mlp_out": "mlp.dense_4h_to_h",
+            **_under("mlp.", mlp_in="dense_h_to_4h", mlp_out="dense_4h_to_h"),
         },
         norm="layer",
         eps="layer_norm_epsilon",
@@ -509,11 +481,8 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         shared={"embed": "embed_tokens", "ln_final": "final_layernorm"},
         parts={
             **_QKV,
-            "o": "self_attn.dense",
-            "ln1": "input_layernorm",
-            "ln2": "input_layernorm",
-            "mlp_in": "mlp.fc1",
-            "mlp_out": "mlp.fc2",
+            **_under("", o="self_attn.dense", ln1="input_layernorm", ln2="input_layernorm"),
+            **_under("mlp.", mlp_in="fc1", mlp_out="fc2"),
         },
         norm="layer",
         eps="layer_norm_eps",

@@ -24,7 +24,7 @@ from .architectures import Architecture, architecture_of
 from .shards import Shards, fetched, local_folder, require_config
 
 _LARGEST_EPS = 0.1
-"""Models have 1e-12 to 1e-3; from here on a norm is no norm any more."""
+"""Models have 1e-12 to 1e-3; beyond this, it is too large to be the epsilon of a norm."""
 
 _LARGEST_FACTOR = 1e6
 """Factors of embeddings, scores and logits are between its inverse and this."""
@@ -252,7 +252,7 @@ def validate_checkpoint(name: str) -> Path:
             "them, save the model, and give that folder."
         )
     shards = Shards(name, folder)
-    shards.require_all()
+    shards.require()
     require_layers(folder / "config.json", config, len(shards.files))
     return folder
 

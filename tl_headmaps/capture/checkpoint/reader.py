@@ -380,9 +380,6 @@ class _Checkpoint:
             b_gate=self.bias("mlp_gate", 0) if gated else None,
             b_out=self.bias("mlp_out", 0),
         )
-        for name, value in vars(mlp).items():
-            if isinstance(value, Tensor):
-                check_finite(value, f"{name} of the first MLP")
         return mlp, None
 
     def vocabulary_matrix(self, name: str | None, called: str) -> Tensor:

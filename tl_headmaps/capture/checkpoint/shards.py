@@ -15,10 +15,11 @@ touched in any way is hashed again.
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -53,12 +54,8 @@ class Shards:
             return read_index(index)
         if not path.is_file():
             raise self._no_safetensors()
-        self._existing(SINGLE)
-        try:
-            with safe_open(path, framework="pt") as stream:
-                return dict.fromkeys(stream.keys(), SINGLE)
-        except (SafetensorError, OSError) as error:
-            raise _unreadable(path, error) from error
+        with self._opened(SINGLE) as stream:
+            return dict.fromkeys(stream.keys(), SINGLE)
 
     def __contains__(self, tensor: str) -> bool:
         return tensor in self.files
@@ -67,30 +64,30 @@ class Shards:
         """The files that contain these tensors."""
         return sorted({self.files[tensor] for tensor in tensors})
 
-    def require_all(self) -> None:
-        """Refuse a folder in which a file is missing, cut off, or lacks a tensor that the index says it has."""
-        for file in self.holding(self.files):
-            path = self._existing(file)
-            try:
-                with safe_open(path, framework="pt") as stream:
-                    stored = set(stream.keys())
-            except (SafetensorError, OSError) as error:
-                raise _unreadable(path, error) from error
-            absent = [tensor for tensor, where in self.files.items() if where == file and tensor not in stored]
+    def require(self, tensors: Iterable[str] | None = None) -> None:
+        """Refuse a folder in which a file with some tensors (default: all) is missing or cut off, or lacks one."""
+        tensors = list(self.files if tensors is None else tensors)
+        for file in self.holding(tensors):
+            with self._opened(file) as stream:
+                stored = set(stream.keys())
+            absent = [tensor for tensor in tensors if self.files[tensor] == file and tensor not in stored]
             if absent:
                 raise ModelLoadError(
-                    f"{path} has no tensor {absent[0]!r}, but {INDEX} says that it does. Fetch both files again."
+                    f"{self.folder / file} has no tensor {absent[0]!r}, but {INDEX} says that it does. Fetch both "
+                    "files again."
                 )
 
-    def require(self, tensors: Iterable[str]) -> None:
-        """Refuse a folder in which a file with one of these tensors is missing or cut off."""
-        for file in self.holding(tensors):
-            path = self._existing(file)
-            try:
-                with safe_open(path, framework="pt"):
-                    pass
-            except (SafetensorError, OSError) as error:
-                raise _unreadable(path, error) from error
+    @contextmanager
+    def _opened(self, file: str) -> Iterator[Any]:
+        """A file, opened by its library, which checks the header against the size of the file."""
+        path = self._existing(file)
+        try:
+            with safe_open(path, framework="pt") as stream:
+                yield stream
+        except (SafetensorError, OSError) as error:
+            raise ModelLoadError(
+                f"{path} cannot be read as safetensors ({error}): it is damaged or incomplete. Fetch that file again."
+            ) from error
 
     def _existing(self, file: str) -> Path:
         path = self.folder / file
@@ -110,16 +107,12 @@ class Shards:
         """A tensor in its stored type, mapped."""
         if tensor not in self.files:
             raise UnsupportedModelError(f"{self.name!r} has no tensor {tensor!r}. Use a complete checkpoint.")
-        path = self._existing(self.files[tensor])
-        try:
-            # Opened by its library first, which checks the header against the size of the file.
-            with safe_open(path, framework="pt") as stream:
-                stored_as = stream.get_slice(tensor).get_dtype()
+        with self._opened(self.files[tensor]) as stream:
+            stored_as = stream.get_slice(tensor).get_dtype()
             if stored_as in _TYPES:
+                path = self.folder / self.files[tensor]
                 offset, shape = _place(path, tensor)
                 return map_tensor(path, offset, _TYPES[stored_as], shape)
-        except (SafetensorError, OSError) as error:
-            raise _unreadable(path, error) from error
         raise UnsupportedModelError(
             f"{tensor} of {self.name!r} is stored as {stored_as}, a quantised type. Use the checkpoint in float32, "
             "bfloat16 or float16."
@@ -178,12 +171,6 @@ def _place(path: Path, tensor: str) -> tuple[int, tuple[int, ...]]:
         n_bytes = int.from_bytes(stream.read(8), "little")
         entry = json.loads(stream.read(n_bytes))[tensor]
     return 8 + n_bytes + entry["data_offsets"][0], tuple(entry["shape"])
-
-
-def _unreadable(path: Path, error: Exception) -> ModelLoadError:
-    return ModelLoadError(
-        f"{path} cannot be read as safetensors ({error}): it is damaged or incomplete. Fetch that file again."
-    )
 
 
 _TOKENIZER = (
@@ -264,7 +251,7 @@ _FORMAT = "2"
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
-class DigestFile(MutableMapping[str, str]):
+class DigestFile(dict[str, str]):
     """Digests by the name of the part; a cache that cannot be read or written only costs time."""
 
     def __init__(self, files: list[Path]) -> None:
@@ -274,7 +261,7 @@ class DigestFile(MutableMapping[str, str]):
             times = (state.st_mtime_ns, state.st_ctime_ns)
             key.update(repr((str(file.absolute()), state.st_size, *times, state.st_ino)).encode())
         self.path = cache_folder() / "fingerprints" / f"{key.hexdigest()}.json"
-        self._known = self._read()
+        super().__init__(self._read())
 
     def _read(self) -> dict[str, str]:
         try:
@@ -286,22 +273,10 @@ class DigestFile(MutableMapping[str, str]):
         return known
 
     def __setitem__(self, part: str, digest: str) -> None:
-        self._known[part] = digest
+        super().__setitem__(part, digest)
         # A read-only home or a full disk is no reason to stop: the digest is then computed again next time.
         with suppress(OutputError), replacing(self.path) as temporary:
-            temporary.write_text(json.dumps(self._known), encoding="utf-8")
-
-    def __getitem__(self, part: str) -> str:
-        return self._known[part]
-
-    def __delitem__(self, part: str) -> None:
-        del self._known[part]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._known)
-
-    def __len__(self) -> int:
-        return len(self._known)
+            temporary.write_text(json.dumps(self), encoding="utf-8")
 
 
 _LONGEST_NAME = 96

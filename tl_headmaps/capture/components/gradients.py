@@ -64,7 +64,7 @@ def component_gradients(
         )
         for component in source.components
     }
-    with _only_gradients(source.model, places) as collect:
+    with lock_of(source.model), _only_gradients(source.model, places) as collect:
         shown = Progress(total=len(batches.items), desc="gradients", unit="batch", show=progress)
         for number, batch in enumerate(shown.over(batches.items)):
             arrived: set[tuple[int, str]] = set()
@@ -102,14 +102,10 @@ Reducer = Callable[[tuple[int, str], Tensor], None]
 
 @contextmanager
 def _only_gradients(model: Model, places: dict[tuple[int, str], Location]) -> Iterator[Any]:
-    """Enable gradients of the components alone; yields a context manager that reduces them."""
-    # Noted and restored under the lock: another thread would take what is set here for the user's.
-    with lock_of(model), _gradients_alone(model, places) as collect:
-        yield collect
+    """Enable gradients of the components alone; yields a context manager that reduces them.
 
-
-@contextmanager
-def _gradients_alone(model: Model, places: dict[tuple[int, str], Location]) -> Iterator[Any]:
+    The caller holds the model's lock: another thread would take what is set here for the user's.
+    """
     wanted: dict[int, list[tuple[int, str]]] = {}
     for key, place in places.items():
         wanted.setdefault(id(place.parameter), []).append(key)

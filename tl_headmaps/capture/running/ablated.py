@@ -337,8 +337,7 @@ def run_replacing_each(
     with state_restored(model):
         shortest = min(prompts, key=len)
         begins = _begins(model, torch.tensor([list(shortest)], device=device), layers)
-        for batch in batches(prompts, lambda length: sizes.bytes_of(length) + kept * length, budget):
-            batch = PromptBatch(batch.ids.to(device), batch.rows)
+        for batch in batches(prompts, lambda length: sizes.bytes_of(length) + kept * length, budget, device):
             streams = Streams(model)
             with streams.seen(layers) as keeping:
                 logits(0, _logits(model, batch.ids, keeping), batch)

@@ -17,7 +17,8 @@ Example:
 
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -144,7 +145,12 @@ def prepends_bos(model: Any, prepend_bos: bool | None, preset: Preset | None = N
     return begins == [int(tokenizer.bos_token_id)]
 
 
-def batches(prompts: Sequence[Sequence[int]], bytes_of: Callable[[int], int], budget: int) -> Iterator[PromptBatch]:
+def batches(
+    prompts: Sequence[Sequence[int]],
+    bytes_of: Callable[[int], int],
+    budget: int,
+    device: torch.device | None = None,
+) -> Iterator[PromptBatch]:
     """Batches of equally long prompts, shortest first, none above the budget (but one prompt always runs)."""
     by_length: dict[int, list[int]] = {}
     for row, prompt in enumerate(prompts):
@@ -154,7 +160,7 @@ def batches(prompts: Sequence[Sequence[int]], bytes_of: Callable[[int], int], bu
         rows = by_length[length]
         for start in range(0, len(rows), size):
             chosen = rows[start : start + size]
-            yield PromptBatch(torch.tensor([list(prompts[row]) for row in chosen]), tuple(chosen))
+            yield PromptBatch(torch.tensor([list(prompts[row]) for row in chosen], device=device), tuple(chosen))
 
 
 def run(
@@ -185,7 +191,6 @@ def run(
         progress: Called after each batch with the number of prompts in it.
     """
     check_prompts(model, prompts)
-    device = model_device(model)
     sizes = sizes_of(model)
     chosen = None if layers is None else list(layers)
     ending: dict[str, int] = {}
@@ -194,8 +199,7 @@ def run(
         if chosen and read and max(chosen) + 1 < len(model.blocks):
             ending["stop_at_layer"] = max(chosen) + 1
     with state_restored(model):
-        for batch in batches(prompts, lambda length: sizes.bytes_of(length, last), budget):
-            batch = PromptBatch(batch.ids.to(device), batch.rows)
+        for batch in batches(prompts, lambda length: sizes.bytes_of(length, last), budget, model_device(model)):
             hooks = _hooks(model, batch, tuple(read), reduce, chosen, edit or {})
             if last is not None and not ending:
                 hooks.append(only_last(model, last))
@@ -205,59 +209,6 @@ def run(
                 logits(output, batch)
             if progress is not None:
                 progress(len(batch.rows))
-
-
-def gradients(
-    model: Model,
-    prompts: Sequence[Sequence[int]],
-    *,
-    read: Sequence[Activation],
-    reduce: Callable[[LayerActivations, Mapping[str, Tensor]], None],
-    loss: Callable[[Float[Tensor, "batch pos vocab"], PromptBatch], Tensor],
-    layers: Iterable[int] | None = None,
-    budget: int = DEFAULT_BUDGET,
-) -> None:
-    """Run prompts and pass activations and the gradients of ``loss`` at them to ``reduce``, layer by layer.
-
-    Gradients of parameters are neither computed nor changed.
-    """
-    check_prompts(model, prompts)
-    device = model_device(model)
-    sizes = sizes_of(model)
-    chosen = readable_layers(model, read) if layers is None else list(layers)
-    with state_restored(model), torch.enable_grad():
-        trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        try:
-            for parameter in trainable:
-                parameter.requires_grad_(False)
-            for batch in batches(prompts, sizes.bytes_of, budget // 4):
-                batch = PromptBatch(batch.ids.to(device), batch.rows)
-                kept: dict[int, LayerActivations] = {}
-
-                def keep(seen: LayerActivations, kept: dict[int, LayerActivations] = kept) -> None:
-                    for value in seen.values.values():
-                        value.retain_grad()
-                    kept[seen.layer] = seen
-
-                hooks = [("hook_embed", _as_leaf), *_hooks(model, batch, tuple(read), keep, chosen, {})]
-                with model.hooks(fwd_hooks=hooks):
-                    loss(model(batch.ids, return_type="logits"), batch).backward()
-                for layer in chosen:
-                    seen = kept.pop(layer)
-                    with torch.no_grad():
-                        reduce(seen, {name: _gradient_of(value) for name, value in seen.values.items()})
-        finally:
-            for parameter in trainable:
-                parameter.requires_grad_(True)
-
-
-def _as_leaf(value: Tensor, hook: Any) -> Tensor:
-    """Start gradients here: with frozen parameters nothing else requires them."""
-    return value.detach().requires_grad_()
-
-
-def _gradient_of(value: Tensor) -> Tensor:
-    return torch.zeros_like(value) if value.grad is None else value.grad
 
 
 def check_prompts(model: Model, prompts: Sequence[Sequence[int]]) -> None:
@@ -323,29 +274,6 @@ def only_last(model: Model, n: int, rows: slice = slice(None)) -> tuple[str, Cal
     return name, cut
 
 
-@dataclass
-class _Collector:
-    """Gathers the activations of one layer and calls the reducer when it has all of them."""
-
-    layer: int
-    batch: PromptBatch
-    wanted: tuple[str, ...]
-    reduce: Callable[[LayerActivations], None]
-    values: dict[str, Tensor] = field(default_factory=dict)
-
-    def taker(self, name: str) -> Callable[..., Tensor | None]:
-        def take(value: Tensor, hook: Any) -> Tensor | None:
-            self.values[name] = value
-            if len(self.values) == len(self.wanted):
-                seen = LayerActivations(self.layer, self.batch, self.values)
-                self.values = {}
-                self.reduce(seen)
-            # A bridge passes hooks a reshaped view; for gradients the model must continue with that same tensor.
-            return value if torch.is_grad_enabled() else None
-
-        return take
-
-
 def _hooks(
     model: Model,
     batch: PromptBatch,
@@ -365,8 +293,17 @@ def _hooks(
     if reduce is not None and read:
         known = model.hook_dict if "v" in read else {}
         for layer in readable_layers(model, read) if layers is None else layers:
-            collector = _Collector(layer, batch, read, reduce)
-            hooks += [(shown_at(known, layer, name), collector.taker(name)) for name in read]
+            values: dict[str, Tensor] = {}
+
+            def take(name: str, value: Tensor, hook: Any, layer: int = layer, values: dict[str, Any] = values) -> None:
+                values[name] = value
+                if len(values) == len(read):
+                    seen = LayerActivations(layer, batch, dict(values))
+                    # Dropped here, so that the reducer alone decides what is kept.
+                    values.clear()
+                    reduce(seen)
+
+            hooks += [(shown_at(known, layer, name), partial(take, name)) for name in read]
     return hooks
 
 

@@ -57,10 +57,7 @@ class LastPosition:
         check_prompts(model, prompts)
         self._model, self._measure, self._n, self._budget = model, measure, len(prompts), budget
         self._device, self._sizes = model_device(model), sizes_of(model)
-        self._batches = [
-            PromptBatch(batch.ids.to(self._device), batch.rows)
-            for batch in batches(prompts, lambda length: self._sizes.bytes_of(length, 1), budget)
-        ]
+        self._batches = list(batches(prompts, lambda length: self._sizes.bytes_of(length, 1), budget, self._device))
         cfg = model.cfg
         d_kept = 2 * int(getattr(cfg, "n_key_value_heads", None) or cfg.n_heads) * int(cfg.d_head)
         self._bytes_of_token = 4 * d_kept * len(model.blocks)
@@ -138,7 +135,8 @@ class LastPosition:
         length = batch.ids.shape[1]
         bytes_of_one = self._sizes.bytes_of(1 if self.continues else length, 1)
         if self.continues:
-            # Keys and values are copied for each set, and copied again when the new ones are put behind them.
+            # A set costs one position of logits and of the stream, and a copy of its prompt's keys and values, which is
+            # copied again when the new ones are put behind it.
             bytes_of_one += 2 * length * self._bytes_of_token
         size = max(1, self._budget // (bytes_of_one * len(batch.rows)))
         for start in sorted(set(starts)):
@@ -184,22 +182,11 @@ class _Past:
     """Kept keys and values of a batch of prompts, and the stream of every layer at their last position."""
 
     def __init__(self, model: Model, ids: Int[Tensor, "batch pos"]) -> None:
-        self._model = model
-        self._streams = Streams(model)
-        if type(model).__name__.startswith("Hooked"):
-            from transformer_lens.cache.key_value_cache import TransformerLensKeyValueCache
-
-            self._kept: Any = TransformerLensKeyValueCache.init_cache(model.cfg, ids.device, len(ids))
-            model(ids[:, :-1], return_type=None, past_kv_cache=self._kept)
-        else:
-            _, self._kept = model(ids[:, :-1], return_type="logits_and_cache", use_cache=True)
+        self._model, self._streams = model, Streams(model)
+        self._kept = KeptPrefix(model, ids[:, :-1])
+        self.repeats = self._kept.repeats
         with self._streams.seen(range(len(model.blocks))) as keeping:
             self.logits(ids[:, -1:], 1, 0, keeping)
-
-    @property
-    def repeats(self) -> bool:
-        """Whether the host can repeat what it kept for many sets."""
-        return hasattr(self._kept, "entries") or hasattr(self._kept, "batch_repeat_interleave")
 
     @property
     def can_begin(self) -> bool:
@@ -208,23 +195,42 @@ class _Past:
 
     def logits(self, last: Int[Tensor, "batch one"], n: int, start: int, hooks: Hooks) -> Float[Tensor, "row vocab"]:
         """Logits behind the kept keys and values, each prompt ``n`` times in a row, from a layer on."""
-        ids = last.repeat_interleave(n, 0)
         with self._streams.starting_at(start, n) as putting_in, self._model.hooks(fwd_hooks=[*putting_in, *hooks]):
-            logits: Tensor = self._run(ids, n)
+            logits: Tensor = self._kept.run(last.repeat_interleave(n, 0), n, "logits")
         return logits[:, -1]
 
-    def _run(self, ids: Int[Tensor, "row one"], n: int) -> Tensor:
+
+class KeptPrefix:
+    """Keys and values of a batch of equally long prefixes, behind which tokens run without them."""
+
+    def __init__(self, model: Model, ids: Int[Tensor, "batch pos"]) -> None:
+        self._model, self._hooked = model, type(model).__name__.startswith("Hooked")
+        if self._hooked:
+            from transformer_lens.cache.key_value_cache import TransformerLensKeyValueCache
+
+            self._cache: Any = TransformerLensKeyValueCache.init_cache(model.cfg, ids.device, len(ids))
+            model(ids, return_type=None, past_kv_cache=self._cache)
+        else:
+            _, self._cache = model(ids, return_type="logits_and_cache", use_cache=True)
+
+    @property
+    def repeats(self) -> bool:
+        """Whether the host can repeat what it kept for many rows; some hosts keep nothing (GPT-1)."""
+        return hasattr(self._cache, "entries" if self._hooked else "batch_repeat_interleave")
+
+    def run(self, ids: Int[Tensor, "row pos"], n: int, return_type: str | None = None) -> Any:
+        """Run tokens behind the prefixes, each of which stands for ``n`` rows in turn."""
         # A run appends to the cache it is given, so each gets its own copy.
-        repeated = copy.deepcopy(self._kept)
-        if type(self._model).__name__.startswith("Hooked"):
+        repeated = copy.deepcopy(self._cache)
+        if self._hooked:
             for entry in repeated.entries:
                 entry.past_keys = entry.past_keys.repeat_interleave(n, 0)
                 entry.past_values = entry.past_values.repeat_interleave(n, 0)
             repeated.previous_attention_mask = repeated.previous_attention_mask.repeat_interleave(n, 0)
-            return self._model(ids, return_type="logits", past_kv_cache=repeated)  # type: ignore[no-any-return]
+            return self._model(ids, return_type=return_type, past_kv_cache=repeated)
         if n > 1:
             repeated.batch_repeat_interleave(n)
-        return self._model(ids, return_type="logits", past_key_values=repeated)  # type: ignore[no-any-return]
+        return self._model(ids, return_type=return_type, past_key_values=repeated)
 
 
 def _replacing(
@@ -247,8 +253,10 @@ class PrefixRunner:
     def __init__(self, model: Any, prefix: Sequence[int], weights: HeadWeights) -> None:
         self.model, self.prefix, self.layers = model, list(prefix), weights.layers_with_heads
         # A state that is not keys and values (Mamba, ...) is not copied for many sources: whole passes.
-        continues = bool(prefix) and not keeps_states(model)
-        self._past = _past(model, torch.tensor([self.prefix], device=model_device(model))) if continues else None
+        self._past: KeptPrefix | None = None
+        if self.prefix and not keeps_states(model):
+            past = KeptPrefix(model, torch.tensor([self.prefix], device=model_device(model)))
+            self._past = past if past.repeats else None
         self._checked = self._past is None
 
     def batches(self, sources: Sequence[Source]) -> Iterator[list[int]]:
@@ -275,7 +283,7 @@ class PrefixRunner:
                 whole = torch.tensor([self.prefix], dtype=ids.dtype, device=ids.device).expand(len(ids), -1)
                 self.model(torch.cat([whole, ids], 1), return_type=None)
             else:
-                self._past(ids)
+                self._past.run(ids, len(ids))
 
     def _check(self, ids: Tensor) -> None:
         """Leave the kept keys and values if they do not give what a whole pass gives."""
@@ -304,33 +312,3 @@ class PrefixRunner:
         # Nobody reads these logits: one row is enough.
         with self.model.hooks(fwd_hooks=[*hooks, only_last(self.model, 1, slice(1))]):
             yield
-
-
-def _past(model: Any, prefix: Tensor) -> Callable[[Tensor], Any] | None:
-    """Run a prefix and give back what runs a batch of tokens behind it; None if its model keeps nothing (GPT-1)."""
-    if type(model).__name__.startswith("Hooked"):
-        from transformer_lens.cache.key_value_cache import TransformerLensKeyValueCache
-
-        kept = TransformerLensKeyValueCache.init_cache(model.cfg, prefix.device, 1)
-        model(prefix, return_type=None, past_kv_cache=kept)
-
-        def behind(ids: Tensor) -> Any:
-            repeated = copy.deepcopy(kept)
-            for entry in repeated.entries:
-                entry.past_keys = entry.past_keys.expand(len(ids), *entry.past_keys.shape[1:])
-                entry.past_values = entry.past_values.expand(len(ids), *entry.past_values.shape[1:])
-            mask = repeated.previous_attention_mask
-            repeated.previous_attention_mask = mask.expand(len(ids), *mask.shape[1:])
-            return model(ids, return_type=None, past_kv_cache=repeated)
-
-        return behind
-    _, cache = model(prefix, return_type="logits_and_cache", use_cache=True)
-    if cache is None:
-        return None
-
-    def continued(ids: Tensor) -> Any:
-        repeated = copy.deepcopy(cache)
-        repeated.batch_repeat_interleave(len(ids))
-        return model(ids, return_type=None, past_key_values=repeated)
-
-    return continued

@@ -25,7 +25,7 @@ from .activations import check_prompts, encode_prompt, prepends_bos
 
 
 def check_runs(model: Model) -> None:
-    """Refuse weights without a model, and what is no model of TransformerLens."""
+    """Refuse weights without a model, and what is not a model of TransformerLens."""
     require_host(model)
     if isinstance(model, HeadWeights):
         raise UsageError("This analysis runs the model, and HeadWeights cannot run. Pass the model itself.")
