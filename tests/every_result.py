@@ -88,9 +88,6 @@ ANALYSES: dict[str, Callable[[Any], Result]] = {
     "relation_scores of QK": lambda model: relation_scores(model, NEXT, circuit="qk", progress=False, preset="folded"),
     "attention_groups": lambda model: attention_groups(model, TEXT),
     "value_mixing": lambda model: value_mixing(model, TEXT, "L1H0"),
-    "dimensions": lambda model: value_mixing(model, TEXT, "L1H0").dimensions(
-        "word9", "word5", against="word8", control="word7"
-    ),
     "grouping_profile": lambda model: grouping_profile(model, [TEXT], progress=False),
     "component_map": lambda model: component_map(model, "stable_rank", progress=False),
     "component_map of gradients": lambda model: component_map(model, "contribution", [TEXT], progress=False),

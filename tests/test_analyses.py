@@ -11,8 +11,8 @@ from tl_headmaps.results import Result
 
 PACKAGE = Path(tl_headmaps.__file__).parent
 
-NOT_A_QUESTION = {"study", "sweep"}
-"""The study is how all of them begin; the sweep works on many layers."""
+NOT_A_QUESTION = {"study", "sweep", "worked_example"}
+"""The study is how all of them begin; the sweep works on many layers; a worked example is a part of value mixing."""
 
 QUESTIONS = sorted({path.stem for path in (PACKAGE / "analyses").iterdir() if not path.name.startswith("__")})
 

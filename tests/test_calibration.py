@@ -23,7 +23,6 @@ STATEMENT = re.compile(r"(^|_)(p_value|q_value|p_values|low|high)$")
 """Fields of a result that say how sure it is."""
 
 WITHOUT_A_ROW = {
-    "value_mixing": "turned_low and turned_high are where counts in turned bases lie, no statement of how sure one is",
     "compare": "shows the intervals of the two results beside each other",
     "reproduce": "repeats the statements of relation_scores, validate and ablate",
 }

@@ -106,9 +106,12 @@ def test_a_model_tells_what_was_detected_and_has_a_page(run: Any, loaded: Any, t
     assert all(path.stat().st_size > 500 for path in files)
 
 
-def test_relations_have_a_page(run: Any, loaded: Any, tmp_path: Path) -> None:
+def test_relations_have_a_page_and_further_columns(run: Any, loaded: Any, tmp_path: Path) -> None:
     page = tmp_path / "scores.html"
-    assert run("relations", "country_to_capital", "--heads", "L23H4,L23H5", "--out", str(page)).code == 0
+    command = ("relations", "country_to_capital", "--heads", "L23H4,L23H5", "--out", str(page))
+    done, full = run(*command), run(*command, "--full")
+    assert done.code == full.code == 0
+    assert "neighbour" in full.out.splitlines()[2] and "neighbour" not in done.out.splitlines()[2]
     assert "Highest: L23H4 0.7381" in page.read_text(encoding="utf-8")
 
 
@@ -170,9 +173,10 @@ class TestAttention:
         assert done.code == 0 and "Control: 'walk' and 'math'" in " ".join(done.out.split()), done
         assert json.loads(file.read_text("utf-8"))["axes"]["word"] == ["walk", "flying", "math"]
         arguments = ("--text", "But birds walk or go flying, not math", "--query", "walk", "--key", "birds")
-        done = run("mixing", "L13H8", *arguments, "--against", "flying", "--control", "math", "--out", str(file))
+        done = run("mixing", "L13H8", *arguments, "--against", "flying", "--control", "math")
         assert done.code == 0 and "of their 8 strongest dimensions" in done.out, done
-        assert json.loads(file.read_text("utf-8"))["kind"] == "value_dimensions"
+        again = run("mixing", "L13H8", *arguments, "--against", "flying", "--out", str(file))
+        again.assert_refused(2, "Leave --out out")
 
     @pytest.mark.parametrize(
         ("arguments", "parts"),
@@ -225,6 +229,9 @@ class TestWrongUsage:
             (grid_with(out="grid.txt"), ["--out grid.txt", ".json, .csv"]),
             (grid_with(out="grid"), ["--out grid:", ".json, .csv"]),
             (["model", "--out", "model.xlsx"], ["--out model.xlsx", ".json, .csv"]),
+            (["model", "--out", "x" * 300 + ".json"], ["--out"]),
+            *(([name, "--out", out], [out]) for name in ("demo", "reproduce") for out in ("~no/x", "/dev/null")),
+            (["tasks", "--verify", "--n-items", "0"], ["n_items=0 is impossible; it must be at least 1"]),
             (["groups", "--text", TEXT, "--heads", "5.3"], ["'5.3' is not the name of a head"]),
             (["groups", "--text", TEXT, "--layers", "x"], ["'x' is not the number of a layer"]),
             (["profile", "--texts", "missing.txt"], ["There is no file missing.txt"]),
@@ -244,7 +251,7 @@ class TestWrongUsage:
                 for option in (["--category", "linguistic"], ["--list"])
             ),
         ],
-        ids=lambda value: " ".join(value)[:40] if isinstance(value, list) and value[0] in COMMANDS else "",
+        ids=lambda value: " ".join(value)[:40] if isinstance(value, list) and value[0] in COMMANDS else "-",
     )
     def test_is_seen_before_the_model_is_loaded(self, run: Any, arguments: list[str], parts: list[str]) -> None:
         run(*arguments).assert_refused(2, *parts)

@@ -155,7 +155,8 @@ def test_every_field_is_described(name: str) -> None:
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="pdoc looks for typing.Self; build the site on Python 3.11")
 def test_the_reference_holds_every_public_name_and_asks_no_network(tmp_path: Path) -> None:
     page = website.reference(tmp_path).read_text(encoding="utf-8")
-    assert [name for name in PUBLIC if f'<section id="{name}">' not in page] == []
+    own_names = {getattr(tl_headmaps, name).__name__ for name in PUBLIC}  # a former name stands for the present one
+    assert [name for name in own_names if f'<section id="{name}">' not in page] == []
     drawings = (tmp_path / "tl_headmaps" / "renderers.html").read_text(encoding="utf-8")
     assert [name for name in tl_headmaps.renderers.__all__ if f'<section id="{name}">' not in drawings] == []
     assert page.count("&gt;&gt;&gt;") >= len(PUBLIC)

@@ -2,8 +2,6 @@
 
 from .analyses.ablate import AblationCurves as AblationCurves
 from .analyses.ablate import ablate as ablate
-from .analyses.association_heads import AssociationHeads as AssociationHeads
-from .analyses.association_heads import association_heads as association_heads
 from .analyses.attention_groups import AttentionGroups as AttentionGroups
 from .analyses.attention_groups import attention_groups as attention_groups
 from .analyses.compare_attention import AttentionComparison as AttentionComparison
@@ -35,12 +33,13 @@ from .analyses.token_grid import TokenGrid as TokenGrid
 from .analyses.token_grid import token_grid as token_grid
 from .analyses.validate import Validation as Validation
 from .analyses.validate import validate as validate
-from .analyses.value_mixing.call import value_mixing as value_mixing
-from .analyses.value_mixing.explanations import ValueDimensions as ValueDimensions
-from .analyses.value_mixing.explanations import WorkedExample as WorkedExample
-from .analyses.value_mixing.result import ValueMixing as ValueMixing
+from .analyses.value_mixing import AssociationHeads as AssociationHeads
+from .analyses.value_mixing import ValueMixing as ValueMixing
+from .analyses.value_mixing import association_heads as association_heads
+from .analyses.value_mixing import value_mixing as value_mixing
 from .analyses.verify_tasks import TaskVerification as TaskVerification
 from .analyses.verify_tasks import verify_tasks as verify_tasks
+from .analyses.worked_example import WorkedExample as WorkedExample
 from .capture.bundled import default_model_folder as default_model_folder
 from .capture.loading import load_default_model as load_default_model
 from .capture.loading import load_model as load_model

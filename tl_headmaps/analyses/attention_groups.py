@@ -18,7 +18,8 @@ from ..core.provenance import Provenance
 from ..core.types import Combine, GroupMethod, HeadIndex, HeadLike, LayerLike, Model, check_choice
 from ..renderers.figure import Figure
 from ..renderers.flowchart import LabelSide, flow
-from ..renderers.text import number, table_text, visible, word, wrapped
+from ..renderers.tables import Table
+from ..renderers.text import few, number, table_text, visible, word, wrapped
 from ..renderers.views import token_groups_view
 from ..results import Result, cells
 from ..results.table import frozen_result
@@ -30,20 +31,21 @@ if TYPE_CHECKING:
 
 View: TypeAlias = Literal["flow", "tokens"]
 
-_PER_HEAD = {
+_PER_HEAD = (
+    *("within_share", "distance_within", "modularity", "null_modularity", "z_score", "p_value", "q_value"),
+    *("sink_share", "self_share"),
+)
+"""Fields with one value per head."""
+
+_PRINTED = {
     "within_share": "within",
     "distance_within": "by distance",
     "modularity": "modularity",
     "null_modularity": "null",
-    "z_score": "z",
-    "p_value": "p",
     "q_value": "q",
-    "sink_share": "sink",
-    "self_share": "self",
 }
-"""Fields with one value per head, and what a table calls them."""
+"""Those that a printed table has."""
 
-_PRINTED = ("within_share", "distance_within", "modularity", "null_modularity", "q_value")
 _BY_HEAD = ("head_to_group", "head_groups", "head_shares", "head_sinks")
 """Fields that JSON has by the names of heads."""
 
@@ -58,9 +60,9 @@ _LEAST_SHARE = 0.02
 """Share of a head's attention from which on a group of its own is drawn."""
 
 _ROUNDING = 1e-9
-_MOST_TOKENS = 40
+_MOST_TOKENS, _BRACED = 40, 8
 _MOST_HEADS = 12
-"""Tokens of a group and heads that are listed."""
+"""Tokens of a group (in a table, in braces) and heads that are listed."""
 
 _UNTESTED = "No draws were made, so nothing is said about chance."
 _NOTE = (
@@ -320,6 +322,21 @@ class AttentionGroups(Result):
                 **{name: _finite(float(getattr(self, name)[place])) for name in _PER_HEAD},
             }
 
+    def head_rows(self, head: HeadLike, *, full: bool = False, n: int | None = None) -> Table:
+        """What the result says about one head: the pairs of tokens with most attention between them."""
+        place, pairs = self._index(head), []
+        if self.patterns is not None:
+            pattern, kept = self.patterns[place].tolist(), self.kept
+            pairs = [(-pattern[query][key], query, key) for query in kept for key in kept if query != key]
+        tokens = list(map(word, self.tokens))
+        rows = [[tokens[query], tokens[key], number(-share)] for share, query, key in sorted(pairs)[:n]]
+        text = visible("".join(self.tokens)).strip()
+        note = (
+            f"In '{text}': to the first token {self.sink_share[place]:.0%}, to the token itself "
+            f"{self.self_share[place]:.0%}; above, most between others."
+        )
+        return Table([("from", "left"), ("to", "left"), ("attention", "right")], rows, note)
+
     def figure(
         self,
         *,
@@ -465,14 +482,17 @@ class AttentionGroups(Result):
         return f"The separation is not complete: {1 - inside:.0%} of the attention between tokens crosses groups{null}."
 
     def _specialised(self, called: list[str]) -> str:
-        parts = []
-        for number_, group in enumerate(self.groups[:6]):
-            serving = self._serving(number_)
-            if serving and len(group) > 1:
-                more = f" and {len(serving) - 4} more" if len(serving) > 4 else ""
-                words = " ".join(word(self.tokens[token]) for token in group[:6]) + (" ..." if len(group) > 6 else "")
-                parts.append(f"{{{words}}}: {', '.join(called[place] for place in serving[:4])}{more}")
+        serving = {group: self._serving(place) for place, group in enumerate(self.groups[:6]) if len(group) > 1}
+        parts = [
+            f"{self._braced(group)}: {few([called[place] for place in heads], 4)}"
+            for group, heads in serving.items()
+            if heads
+        ]
         return f"Specialised for {'; '.join(parts)}." if parts else ""
+
+    def _braced(self, group: Sequence[int]) -> str:
+        words = " ".join(word(self.tokens[token]) for token in group[:_BRACED])
+        return f"{{{words}{' ...' * (len(group) > _BRACED)}}}"
 
     def _serving(self, group: int) -> list[int]:
         """Heads that serve a group, the most specialised first."""
@@ -481,77 +501,57 @@ class AttentionGroups(Result):
 
     def __str__(self) -> str:
         """The groups, the heads whose groups are least like chance, and what that means."""
-        columns = [("group", "right"), ("tokens", "left"), ("served by", "left")]
-        rows = [[place, self._words(group), self._served_by(place)] for place, group in enumerate(self.groups)]
-        said = [self._formed(self._drawn()).partition(" Drawn")[0], self._separation(None)]
-        parts = [self._title(), table_text(columns, rows)]
+        rows = []
+        for place, group in enumerate(self.groups):
+            serving = [f"{self.heads[i]} {number(float(self.weights[i, place]))}" for i in self._serving(place)]
+            tokens = few([word(self.tokens[token]) for token in group], _MOST_TOKENS, " | ")
+            rows.append([place, tokens, few(serving, 6) or "no head"])
+        parts = [self._title(), table_text([("group", "right"), ("tokens", "left"), ("served by", "left")], rows)]
         if self.parents is not None:
-            parts.append(self._tree(self.parents))
+            tree = [
+                [token, visible(text), "root" if parent is None else f"{parent} {word(self.tokens[parent])}"]
+                for token, (text, parent) in enumerate(zip(self.tokens, self.parents, strict=True))
+            ]
+            parts.append("The pattern is a tree: every token sees itself and its ancestors only.")
+            parts.append(table_text([("token", "right"), ("", "left"), ("parent", "left")], tree))
+        said = [self._formed(self._drawn()).partition(" Drawn")[0], self._separation(None)]
         return "\n\n".join([*parts, self._sharpest(), wrapped(" ".join(filter(None, said))), wrapped(_NOTE)])
 
     def _title(self) -> str:
         n_heads, n_groups = len(self.heads), len(self.groups)
         title = (
-            f"{n_groups} group{'' if n_groups == 1 else 's'} of {len(self.kept)} tokens, "
-            f"{n_heads} head{'' if n_heads == 1 else 's'} ({self.method})"
+            f"{n_groups} group{'s' * (n_groups != 1)} of {len(self.kept)} tokens, "
+            f"{n_heads} head{'s' * (n_heads != 1)} ({self.method})"
         )
         if self.found_sink is not None:
-            share = self.combination["sink_share"]
-            fate = "left out" if self.sink is not None else "kept"
+            share, fate = self.combination["sink_share"], "kept" if self.sink is None else "left out"
             token = visible(self.tokens[self.found_sink])
             title += f"; attention sink {token!r} takes {share:.2f} of the attention and is {fate}"
         if others := [visible(self.tokens[token]) for token in self.sinks if token]:
             title += f"; left out as well: {', '.join(map(repr, others))}"
         return title
 
-    def _words(self, group: tuple[int, ...]) -> str:
-        shown = " | ".join(word(self.tokens[token]) for token in group[:_MOST_TOKENS])
-        return shown if len(group) <= _MOST_TOKENS else f"{shown} | ... ({len(group)} tokens)"
-
-    def _served_by(self, group: int) -> str:
-        serving = self._serving(group)
-        shown = ", ".join(f"{self.heads[place]} {number(float(self.weights[place, group]))}" for place in serving[:6])
-        return shown + (f", {len(serving) - 6} more" if len(serving) > 6 else "") or "no head"
-
-    def _tree(self, parents: tuple[int | None, ...]) -> str:
-        rows = [
-            [
-                token,
-                visible(text),
-                "root" if parent is None else f"{parent} {visible(self.tokens[parent]).strip()}",
-            ]
-            for token, (text, parent) in enumerate(zip(self.tokens, parents, strict=True))
-        ]
-        table = table_text([("token", "right"), ("", "left"), ("parent", "left")], rows)
-        return f"The pattern is a tree: every token sees itself and its ancestors only.\n\n{table}"
-
     def _sharpest(self) -> str:
         """The heads whose groups are least like chance, and these groups."""
-        titles = ["head", "serves", *(_PER_HEAD[name] for name in _PRINTED), "its own groups"]
-        rows = []
+        titles, rows = ["head", "serves", *_PRINTED.values(), "its own groups"], []
         for place in self._ranked()[:_MOST_HEADS]:
-            group = self.head_to_group[place]
-            numbers = [number(self._plain(name, place), 3 if name == "q_value" else 2) for name in _PRINTED]
-            own = self._own(self.head_groups[place])
-            rows.append([str(self.heads[place]), "-" if group is None else group, *numbers, own])
+            served, groups = self.head_to_group[place], self.head_groups[place]
+            values = {name: float(getattr(self, name)[place]) for name in _PRINTED}
+            # Rounding alone tells some values from zero.
+            numbers = [
+                number(0.0 if abs(value) < _ROUNDING else value, 3 if name == "q_value" else 2)
+                for name, value in values.items()
+            ]
+            bound = [self._braced(group) for group in groups if len(group) > 1]
+            alone = f"  +{len(groups) - len(bound)} alone" if len(groups) > len(bound) else ""
+            own = f"{few(bound, 4, '  ')}{alone}"
+            rows.append([str(self.heads[place]), "-" if served is None else served, *numbers, own])
         left_out = len(self.heads) - len(rows)
         more = f"\n({left_out} heads whose groups are more like chance are not shown)" if left_out else ""
-        table = table_text([(title, "left" if title in (titles[0], titles[-1]) else "right") for title in titles], rows)
-        return table + more
-
-    def _plain(self, name: str, place: int) -> float:
-        """A number of a head, and zero where only rounding tells it from zero."""
-        exact = float(getattr(self, name)[place])
-        return 0.0 if abs(exact) < _ROUNDING else exact
-
-    def _own(self, groups: Groups) -> str:
-        bound = [group for group in groups if len(group) > 1]
-        single = sum(len(group) == 1 for group in groups)
-        shown = "  ".join(
-            "{" + self._words(group[:8]) + (" ..." if len(group) > 8 else "") + "}" for group in bound[:4]
+        return (
+            table_text([(title, "left" if title in (titles[0], titles[-1]) else "right") for title in titles], rows)
+            + more
         )
-        more = f"  and {len(bound) - 4} more" if len(bound) > 4 else ""
-        return f"{shown}{more}" + (f"  +{single} alone" if single else "")
 
 
 def _as_patterns(pattern: Any) -> Tensor:

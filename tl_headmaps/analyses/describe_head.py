@@ -3,11 +3,10 @@
 A card holds the results it was made from, and says nothing that none of them says.
 """
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 from ..capture.running.text import check_runs
 from ..capture.weights import HeadWeights
@@ -20,9 +19,9 @@ from ..data.relations import RelationLike, load_relations
 from ..data.texts import Sample
 from ..naming.namer import UNCLEAR
 from ..renderers.figure import Figure
-from ..renderers.listing import table_figure, together
+from ..renderers.listing import stacked, table_figure
 from ..renderers.tables import Table
-from ..renderers.text import chance, number, sentence, visible, word, wrapped
+from ..renderers.text import sentence, visible, wrapped
 from ..results import HeadMaps, Result
 from ..results.table import HeadTable, frozen_result
 from .attention_groups import AttentionGroups, attention_groups
@@ -66,6 +65,8 @@ _TITLES = {
 }
 """The fields that hold results about the head, in the order of the card, and what it calls them."""
 
+_Part: TypeAlias = HeadTable | SalientOperations | AttentionGroups
+
 _LOOKS = {
     "previous_token": "it looks at the previous token",
     "duplicate_token": "it looks at the same token earlier in the text",
@@ -77,9 +78,6 @@ _LOOKS = {
 
 _LISTED = 8
 """Relations and tokens that a table lists, at most."""
-
-_PAIRS = 5
-"""Pairs of tokens of the sample sentence that are listed."""
 
 _ALPHA = 0.05
 _CLEARLY = 0.05
@@ -141,7 +139,7 @@ class HeadCard(Result):
         return tuple(dict.fromkeys(key for part in held for key in part.references))
 
     @property
-    def _parts(self) -> dict[str, Result]:
+    def _parts(self) -> dict[str, _Part]:
         return {name: part for name in _TITLES if (part := getattr(self, name)) is not None}
 
     @property
@@ -214,64 +212,16 @@ class HeadCard(Result):
         place = f", rank {rank} of the {n} heads of its layer" if n > 1 else ""
         return f"replaced by its mean it changes the loss on held-out text by {rise} nats a token (95% {known}){place}"
 
-    def _measured(self, name: str, part: HeadTable, full: bool) -> Table:
-        """The rows of a result that are about the head; of what heads are worth, also those of its layer."""
-        if name == "worth":
-            heads = [head for head, _ in part.top(part.values.numel()) if head.layer == self.head.layer]
-            titles = [("head", "left"), *((title, "right") for title, _ in part.headings(full=full))]
-            rows = [
-                [
-                    f"{'>' if head == self.head else ' '} {head}",
-                    *part.cell_texts({"layer": head.layer, "head": head.head}, full=full),
-                ]
-                for head in heads
-            ]
-            return Table(titles, rows, part.caption)
+    def _table(self, part: _Part, full: bool = False) -> Table:
+        """What a result says about the head, with what was measured and which heads were tested together."""
         table = part.head_rows(self.head, full=full, n=_LISTED)
-        family = f"tested together: {self._family(part)}" if "q" in part.families()[part.ranked()] else ""
-        notes = (part.caption, f"{part.labelled}: {len(part.labels)}; {table.note}", family)
+        tested, notes = isinstance(part, SalientOperations), [table.note]
+        if isinstance(part, HeadTable):
+            count = "" if part.labelled is None else f"{part.labelled}: {len(part.labels)}; "
+            notes = [part.caption, f"{count}{table.note}"]
+            tested = "q" in part.families()[part.ranked()]
+        notes += [f"tested together: {self._family(part)}"] * tested
         return Table(table.columns, table.rows, " ".join(map(sentence, filter(None, notes))))
-
-    def _operation_table(self, operations: SalientOperations) -> Table:
-        index, name = operations.index_of(self.head), operations.name(self.head)
-        rows = operations.token_rows(index)[:_LISTED]
-        best = "no predicate fits" if name.best is None else f"best: {name.best}"
-        named = name.name if name.best == name.name else f"{name.name} ({best})"
-        note = (
-            f"{named}: {name.score:.2f} of its salient mappings, null {name.null_mean:.2f}, q "
-            f"{chance(name.q_value)} over {self._family(operations)} and all predicates."
-        )
-        return _table(["token", "salience", *operations.verbs], rows, note, left=(0, 2, 3))
-
-    def _attention_table(self, groups: AttentionGroups) -> Table:
-        place = groups.heads.index(self.head)
-        rows = []
-        if groups.patterns is not None:
-            pairs = [
-                (float(groups.patterns[place, query, key]), query, key)
-                for query in groups.kept
-                for key in groups.kept
-                if query != key
-            ]
-            for share, query, key in sorted(pairs, key=lambda pair: (-pair[0], pair[1:]))[:_PAIRS]:
-                rows.append([word(groups.tokens[query]), word(groups.tokens[key]), number(share)])
-        text = visible("".join(groups.tokens)).strip()
-        note = (
-            f"In '{text}': to the first token {groups.sink_share[place]:.0%}, to the token itself "
-            f"{groups.self_share[place]:.0%}; above, most between others."
-        )
-        return _table(["from", "to", "attention"], rows, note, left=(0, 1))
-
-    def _size_table(self) -> Table:
-        description, counts = self.description, self.description.parameters or {}
-        sizes = {"parameters": "head", "parameters of QK": "QK", "parameters of OV": "OV"}
-        rows = [[title, f"{counts[name]:,}"] for title, name in sizes.items() if name in counts]
-        for name, ranks in (("QK", description.qk_rank), ("OV", description.ov_rank)):
-            if ranks is not None and not math.isnan(ranks[self._at]):
-                rows.append([f"effective rank of {name}", number(float(ranks[self._at]), 1)])
-        each = counts.get("W_Q", 0)
-        note = f"{each:,} parameters in each of W_Q, W_K, W_V and W_O." if each else ""
-        return _table(["of the head", "number"], rows, note)
 
     def _family(self, result: Result) -> str:
         """Which heads were tested together, in words."""
@@ -284,17 +234,9 @@ class HeadCard(Result):
 
     def sections(self, *, full: bool = False) -> list[tuple[str, Table]]:
         """What the card shows, section by section; ``full`` with all columns of its results."""
-        shown = [(_TITLES[name], self._table(name, part, full)) for name, part in self._parts.items()]
+        shown = [(_TITLES[name], self._table(part, full)) for name, part in self._parts.items()]
         shown += [(_TITLES[name], Table((), (), f"Not here: {why}")) for name, why in self.missing.items()]
-        return [*shown, ("Its size", self._size_table())]
-
-    def _table(self, name: str, part: Result, full: bool) -> Table:
-        if isinstance(part, SalientOperations):
-            return self._operation_table(part)
-        if isinstance(part, AttentionGroups):
-            return self._attention_table(part)
-        assert isinstance(part, HeadTable)
-        return self._measured(name, part, full)
+        return [*shown, ("Its size", self.description.head_rows(self.head))]
 
     def to_rows(self) -> Iterable[dict[str, Any]]:
         """One record per cell of the tables."""
@@ -318,11 +260,7 @@ class HeadCard(Result):
             figures.append(table_figure(table, title=title))
             if title == _TITLES["attention"] and self.attention is not None:
                 figures.append(self.attention.figure(head=self.head))
-        return together(figures, title=f"What {name} does", text=str(self))
-
-
-def _table(titles: list[str], rows: list[list[Any]], note: str, left: tuple[int, ...] = (0,)) -> Table:
-    return Table([(title, "left" if place in left else "right") for place, title in enumerate(titles)], rows, note)
+        return stacked(figures, title=f"What {name} does", text=str(self))
 
 
 @public

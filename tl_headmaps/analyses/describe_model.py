@@ -1,5 +1,6 @@
 """What this package sees in a model, before any analysis."""
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
@@ -66,6 +67,17 @@ class ModelDescription(Result):
     def to_rows(self) -> Iterable[dict[str, Any]]:
         """One record per fact."""
         return ({"fact": name, "value": value} for name, value in self.facts.items())
+
+    def head_rows(self, head: HeadIndex) -> Table:
+        """The size of one head."""
+        counts = self.parameters or {}
+        sizes = {"parameters": "head", "parameters of QK": "QK", "parameters of OV": "OV"}
+        rows = [[title, f"{counts[name]:,}"] for title, name in sizes.items() if name in counts]
+        for name, ranks in (("QK", self.qk_rank), ("OV", self.ov_rank)):
+            if ranks is not None and not math.isnan(ranks[head.layer, head.head]):
+                rows.append([f"effective rank of {name}", f"{float(ranks[head.layer, head.head]):.1f}"])
+        note = f"{counts['W_Q']:,} parameters in each of W_Q, W_K, W_V and W_O." if counts else ""
+        return Table([("of the head", "left"), ("number", "right")], rows, note)
 
     def figure(self) -> Figure:
         """The facts as a table."""

@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 
 from ..capture.running.ablated import mean_outputs, run_replacing_each
 from ..capture.running.activations import PromptBatch
-from ..core.ambient import steady
+from ..core.options import Count, public
 from ..core.provenance import Provenance
 from ..core.types import HeadLike, Model, by_layer
 from ..results.table import HeadTable, frozen_result, measured
@@ -65,14 +65,14 @@ class HeadWorth(HeadTable):
         ]
 
 
-@steady
+@public
 def head_worth(
     model: Model,
     heads: HeadLike | Iterable[HeadLike] | None = None,
     texts: Any = None,
     *,
-    max_texts: int | None = None,
-    max_tokens: int = 64,
+    max_texts: Count | None = None,
+    max_tokens: Count = 64,
     prepend_bos: bool | None = None,
     progress: bool = True,
 ) -> HeadWorth:
@@ -83,13 +83,8 @@ def head_worth(
 
     Args:
         model: A TransformerBridge or HookedTransformer with a tokenizer.
-        heads: Only these heads; all by default.
-        texts: Documents (a list, a file, a dataset); the bundled text by default.
         max_texts: At most this many held-out texts, and twice as many to take means over, evenly spaced; all by
             default.
-        max_tokens: Cut texts to this many tokens.
-        prepend_bos: Begin each text with BOS; by default as the model does.
-        progress: Show a progress bar on a terminal.
 
     Example:
         >>> from tl_headmaps import head_worth, load_default_model

@@ -290,6 +290,11 @@ class SalientOperations(Result):
             for place, token in enumerate(self.token_ids[number].tolist())
         ]
 
+    def head_rows(self, head: HeadLike, *, full: bool = False, n: int | None = None) -> Table:
+        """What the result says about one head: its first tokens with their targets, and the name these earn."""
+        columns = [("token", "left"), ("salience", "right"), *((verb, "left") for verb in self.verbs)]
+        return Table(columns, self.token_rows(self.index_of(head))[:n], _named(self.name(head)))
+
     def figure(self, *, view: View = "auto") -> Figure:
         """The salient tokens of each head with their targets.
 

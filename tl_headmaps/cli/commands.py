@@ -99,7 +99,9 @@ def mixing(run: Run, *, against: str | None = None, control: Sequence[str] = ())
     words = {name: run.options.pop(name, None) for name in ("query", "key")}
     if None in words.values():
         raise UsageError("--against compares two words that are associated with a key. Give --query and --key, too.")
-    run.show(run.result().dimensions(*words.values(), against=against, control=control))
+    if run.outputs:
+        raise UsageError("--against is answered in a sentence, which is printed. Leave --out out.")
+    say(run.result().dimensions(*words.values(), against=against, control=control))
 
 
 def components(run: Run, *, metric: str | None = None) -> None:

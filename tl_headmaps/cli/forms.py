@@ -120,7 +120,7 @@ FORMS = {
     "heads": Form("HEADS", _heads),
     "layers": Form("LAYERS", _layers, "Only heads of these layers: 3,4,5."),
     "names": Form("FIRST,SECOND", list),
-    "phrases": replace(PHRASES, help='A phrase and its query: "Birds sometimes walk=walk". May be repeated.'),
+    "phrases": replace(PHRASES, help='A phrase and its query: "Birds sometimes walk=walk"; may be repeated.'),
     "prompts": Form(
         "FILE", _prompts, "With --preset context: prefixes, one on each line; default: neutral ones.", many=False
     ),

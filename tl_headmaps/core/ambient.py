@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 from .options import with_torch_defaults
-from .types import check_seed
 
 _Public = TypeVar("_Public", bound=Callable[..., Any])
 
@@ -21,7 +20,6 @@ def steady(public: _Public) -> _Public:
 
     @functools.wraps(public)
     def call(*arguments: Any, **options: Any) -> Any:
-        check_seed(options.get("seed"))
         with with_torch_defaults():
             return public(*arguments, **options)
 

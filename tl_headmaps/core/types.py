@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from operator import index
 from typing import Any, Literal, Protocol, SupportsIndex, TypeAlias, get_args, runtime_checkable
 
-from .errors import UsageError, shown
+from .errors import UsageError
 
 Circuit: TypeAlias = Literal["ov", "qk"]
 """Which bilinear map of a head: what it writes (``ov``) or where it looks (``qk``)."""
@@ -241,29 +241,8 @@ def by_layer(heads: Iterable[HeadIndex]) -> dict[int, list[int]]:
     return layers
 
 
-def check_seed(seed: Any) -> None:
-    """Raise a UsageError for a seed that not all generators take."""
-    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63):
-        raise UsageError(f"seed={shown(seed)} is not a seed. Give a whole number from 0 to {2**63 - 1}.")
-
-
 MOST_DRAWS = 100_000
 """Draws of a null, at most: p-values down to 1e-5. More would take days, or all memory, before anything is told."""
-
-
-def check_count(name: str, value: Any, least: int = 1, most: int | None = None) -> None:
-    """Raise a UsageError for a count that is not a whole number, too small, or too large; None is left to the call.
-
-    Example:
-        >>> check_count("n_null", 10**15, most=MOST_DRAWS)
-        Traceback (most recent call last):
-        ...
-        tl_headmaps.core.errors.UsageError: n_null=1000000000000000 is impossible; it must be from 1 to 100,000.
-    """
-    if value is None or (is_index(value) and least <= value and (most is None or value <= most)):
-        return
-    allowed = f"at least {least}" if most is None else f"from {least} to {most:,}"
-    raise UsageError(f"{name}={shown(value)} is impossible; it must be {allowed}.")
 
 
 def check_choice(value: object, choices: object, name: str) -> None:

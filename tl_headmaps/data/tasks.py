@@ -21,7 +21,8 @@ from typing import Any, Literal, TypeAlias
 
 from ..core.errors import TaskDataError
 from ..core.files import check_text
-from ..core.types import check_choice, check_seed
+from ..core.options import Seed, checked
+from ..core.types import check_choice
 from .records import flat_records, item_fields, listed_records, records_of_file
 from .relations import data_folder
 
@@ -257,7 +258,7 @@ class Tasks:
             >>> load_tasks(["retrieval", "inference"]).sample(30).counts
             {'retrieval': 30, 'inference': 30}
         """
-        check_seed(seed)
+        checked("seed", seed, Seed)
         if n < FEWEST_ITEMS:
             raise TaskDataError(f"sample({n}) is too small: a function needs at least {FEWEST_ITEMS} items.")
         # Items are taken set by set, because half a matched set would let words tell functions apart. An item without

@@ -16,7 +16,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 from unicodedata import combining
 
 from .text import latex, markdown, visible
@@ -29,9 +29,6 @@ _SMALLEST, _LARGEST = -4, 6
 
 _NOTHING = 1e-12
 """Less is what rounding leaves of sums that cancel."""
-
-_SUBSCRIPTS = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
-_SUPERSCRIPTS = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")
 
 
 @dataclass(init=False)
@@ -122,8 +119,10 @@ class Notation:
     """How terms are written; this one is plain text of Latin letters, for a terminal."""
 
     times, dot, plus, minus, equals = " × ", " · ", " + ", " - ", " = "
-    negative, nearly_nothing = "-", "~0"
+    negative, nearly_nothing, hat, power = "-", "~0", "_hat", "^"
     space, indent = " ", "   "
+    raised: ClassVar[dict[int, int]] = {}
+    lowered: ClassVar[dict[int, int]] = {}
 
     def __init__(self, digits: int = DIGITS) -> None:
         self.n_digits = digits
@@ -137,10 +136,10 @@ class Notation:
         return sign + (self.scaled(digits, power) if power else digits)
 
     def scaled(self, digits: str, power: int) -> str:
-        return f"{digits}{self.times}10^{power}"
+        return f"{digits}{self.times}10{self.power}{str(power).translate(self.raised)}"
 
     def symbol(self, symbol: Symbol) -> str:
-        return symbol.name + ("_hat" if symbol.hat else "") + ",".join(map(str, symbol.index))
+        return symbol.name + self.hat * symbol.hat + ",".join(map(str, symbol.index)).translate(self.lowered)
 
     def words(self, text: str) -> str:
         return visible(text)
@@ -226,13 +225,9 @@ def broken(term: Term, room: int | None) -> list[Term]:
 class UnicodeNotation(Notation):
     """Letters that look like a formula: subscripts, the minus sign, the hat."""
 
-    minus, negative, nearly_nothing = " − ", "−", "≈0"
-
-    def scaled(self, digits: str, power: int) -> str:
-        return f"{digits}{self.times}10" + str(power).translate(_SUPERSCRIPTS)
-
-    def symbol(self, symbol: Symbol) -> str:
-        return symbol.name + ("\u0302" if symbol.hat else "") + ",".join(map(str, symbol.index)).translate(_SUBSCRIPTS)
+    minus, negative, nearly_nothing, hat, power = " − ", "−", "≈0", "\u0302", ""
+    raised = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")
+    lowered = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
 
 
 class LatexNotation(Notation):

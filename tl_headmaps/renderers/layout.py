@@ -30,8 +30,8 @@ TICK, TITLE, CAPTION = 7.0, 8.0, 6.0
 SIZE = 13.0
 """Letters on a page."""
 
-WIDE, NARROW = 720.0, 340.0
-"""Widths, on a page, of pictures that have one arrangement for screens and another for phones."""
+WIDE, NARROW, _SLIM = 720.0, 340.0, 480.0
+"""Widths, on a page, of pictures that have one arrangement for screens and another for phones; what shrinks before."""
 
 MARGIN = 4.0
 
@@ -224,7 +224,7 @@ class Naming:
 def frame_height(width: Number, *, title: str = "", note: str = "") -> float:
     """What title and caption add to the height of a drawing."""
     above, below = _framing(width, title, note)
-    return len(above) * line_height(TITLE) + len(below) * line_height(CAPTION) + 3 * MARGIN
+    return len(above) * line_height(TITLE) + len(below) * line_height(CAPTION) + (4 if below else 3) * MARGIN
 
 
 def framed(drawing: Drawing, *, title: str = "", note: str = "", width: Number = 0.0) -> Drawing:
@@ -258,4 +258,5 @@ def fitted(drawn: Callable[[float], Drawing], title: str) -> str:
     wide = drawn(WIDE)
     both = [wide] if wide.width <= NARROW else [wide, drawn(NARROW)]
     inside = "".join(f'<div class="tlhm-over">{drawing.svg(title=title)}</div>' for drawing in both)
-    return f'<div class="tlhm-fit">{inside}</div>'
+    slim = " tlhm-slim" if wide.width <= _SLIM else ""
+    return f'<div class="tlhm-fit{slim}">{inside}</div>'

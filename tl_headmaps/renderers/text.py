@@ -37,6 +37,17 @@ def as_words(tokens: Sequence[str]) -> list[str]:
     return [quoted(token) if words.count(one) > 1 else one for token, one in zip(tokens, words, strict=True)]
 
 
+def few(items: Sequence[object], n: int, between: str = ", ") -> str:
+    """The first ``n``, and how many more there are.
+
+    Example:
+        >>> few("abcd", 2), few("ab", 2)
+        ('a, b and 2 more', 'a, b')
+    """
+    shown = between.join(map(str, items[:n]))
+    return f"{shown} and {len(items) - n} more" if len(items) > n else shown
+
+
 def number(value: float | None, digits: int = 2) -> str:
     """A value with this many decimals, or a dash where there is none; a small value is not shown as nothing.
 

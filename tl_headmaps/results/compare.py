@@ -26,7 +26,7 @@ from ..core.types import HeadIndex
 from ..renderers import heat
 from ..renderers.figure import Figure
 from ..renderers.grids import MapLayer
-from ..renderers.text import in_words, number, signed, significant, table_text, visible, wrapped
+from ..renderers.text import few, in_words, number, signed, significant, table_text, visible, wrapped
 from ..scorers.tasks import rank_correlations
 from .base import Result, kinds
 from .cells import cells
@@ -235,7 +235,7 @@ class Comparison(Result):
     def _chosen_table(self) -> str:
         """Which heads are singled out by one of the two and by both."""
         rows = [
-            [name, *(_heads(getattr(self, column)[name]) for column in ("lost", "kept", "gained"))]
+            [name, *(few(getattr(self, column)[name], _NAMED, " ") or "-" for column in ("lost", "kept", "gained"))]
             for name in self.gained
         ]
         titles = [f"heads that {self.chosen_as}", f"only {self.names[0]}", "both", f"only {self.names[1]}"]
@@ -244,11 +244,6 @@ class Comparison(Result):
 
 def _shown(where: Any) -> str:
     return str(where) if isinstance(where, HeadIndex) else f"layer {where[0]} {where[1]}"
-
-
-def _heads(heads: Sequence[HeadIndex]) -> str:
-    listed = " ".join(map(str, heads[:_NAMED]))
-    return f"{listed} and {len(heads) - _NAMED} more" if len(heads) > _NAMED else listed or "-"
 
 
 @public

@@ -254,8 +254,9 @@ class Table(Result):
             return "-" if math.isnan(value) else chance(value)
         return signed(value, 2) if self.signed and role == "value" else number(value)
 
-    def _legend(self, full: bool) -> str:
-        meanings = {title: meaning for title, meaning in self.headings(full=full) if meaning}
+    def _legend(self, full: bool, facts: bool = True) -> str:
+        columns = [self._described[name] for name, role in self._shown(full) if facts or role != "fact"]
+        meanings = {column.title: column.meaning for column in columns if column.meaning}
         return "; ".join(f"{title}: {meaning}" for title, meaning in meanings.items())
 
     def table(self, *, full: bool = False, n: int | None = None) -> str:
@@ -360,17 +361,24 @@ class HeadTable(HeadMaps, Table):
         return torch.stack([values for values in maps if values is not None])
 
     def head_rows(self, head: HeadIndex, *, full: bool = False, n: int | None = None) -> TextTable:
-        """What the result says about one head: a row for each label, best first."""
+        """What the result says about one head: a row for each label, best first, or beside its layer's other heads."""
+        chosen = self.chosen()
+        titles, note = [(title, "right") for title, _ in self.headings(full=full)], self._legend(full)
+        if self.labelled is None:
+            rows = [
+                [f"{'>' if one == head else ' '} {one}", *self.cell_texts(self._place(0, one), full=full)]
+                for one, _ in self.top(self.values.numel())
+                if one.layer == head.layer
+            ]
+            return TextTable([("head", "left"), *titles], rows, note)
         ranked = [self.value_at(self.ranked(), self._place(place, head)) for place in range(len(self.labels))]
         known = [place for place, value in enumerate(ranked) if value is not None and not math.isnan(value)]
-        chosen = self.chosen()
         rows = []
         for place in sorted(known, key=lambda place: -ranked[place])[:n]:
             name = f"{self.labels[place]}{' *' * (head in chosen.get(self.labels[place], ()))}"
-            rows.append([*[name] * (self.labelled is not None), *self.cell_texts(self._place(place, head), full=full)])
-        titles = [(self._axis, "left")] * (self.labelled is not None)
-        note = "; ".join([*[f"* one of the heads that {self.chosen_as} it"] * bool(chosen), self._legend(full)])
-        return TextTable([*titles, *((title, "right") for title, _ in self.headings(full=full))], rows, note)
+            rows.append([name, *self.cell_texts(self._place(place, head), full=full)])
+        mark = [f"* one of the heads that {self.chosen_as} it"] * bool(chosen)
+        return TextTable([(self._axis, "left"), *titles], rows, "; ".join([*mark, note]))
 
     def _listed(self, full: bool, n: int | None) -> tuple[list[str], list[list[str]]]:
         named, chosen, rows = self.labelled is not None, self.chosen(), []
@@ -402,7 +410,7 @@ class HeadTable(HeadMaps, Table):
             if self.map_of(name, place) is not None
         ]
         title, _, about = self.caption.partition(": ")
-        note = [about, self._legend(full=True), *self.notes()]
+        note = [f"{about[:1].upper()}{about[1:]}", self._legend(full=True, facts=False), *self.notes()]
         options: dict[str, Any] = {
             "title": title,
             "unit": self._described[first].unit,

@@ -12,7 +12,7 @@ token x token matrices exist at any time, besides what the visited patterns take
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import numpy as np
 import torch
@@ -20,7 +20,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ..core.errors import UsageError
-from ..core.types import MOST_DRAWS, Combine, GroupMethod, HeadIndex, check_choice, check_count
+from ..core.options import Between, checked
+from ..core.types import MOST_DRAWS, Combine, GroupMethod, HeadIndex
 from .affinity import (
     affinity,
     is_causal,
@@ -80,8 +81,8 @@ class GroupOptions:
     combine: Combine = "mean"
 
     def __post_init__(self) -> None:
-        check_choice(self.method, GroupMethod, "method")
-        check_choice(self.combine, Combine, "combine")
+        checked("method", self.method, GroupMethod)
+        checked("combine", self.combine, Combine)
         if self.n_groups is not None and (self.n_groups < 1 or self.method == "components"):
             raise UsageError(
                 f"n_groups={self.n_groups} with method={self.method!r} is impossible: give 1 or more, and method "
@@ -89,7 +90,7 @@ class GroupOptions:
             )
         if not 0 < self.threshold <= 1:
             raise UsageError(f"threshold={self.threshold} is impossible: it is a share, above 0 and at most 1.")
-        check_count("n_null", self.n_null, 0, MOST_DRAWS)
+        checked("n_null", self.n_null, Annotated[int, Between(0, MOST_DRAWS)] | None)
 
 
 class Grouping:

@@ -1,33 +1,27 @@
-"""One association opened up: worked out by hand, token by token, and told apart by dimensions.
+"""One association worked out by hand, token by token.
 
-Steps of the worked example are built once, as matrices and terms; text, Markdown, LaTeX and figure are forms of that
-one list (:mod:`tl_headmaps.renderers.example`). Of long vectors the dimensions that weigh most are written out, of long
-texts the tokens attended to most; what is left, and terms that are nothing beside the largest, are written as their
-sum, so every line adds up.
+Steps are built once, as matrices and terms; text, Markdown, LaTeX and figure are forms of that one list
+(:mod:`tl_headmaps.renderers.example`). Of long vectors the dimensions that weigh most are written out, of long texts
+the tokens attended to most; what is left, and terms that are nothing beside the largest, are written as their sum, so
+every line adds up.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
-from ...core.provenance import Provenance
-from ...core.types import HeadIndex
-from ...renderers.example import Example, ExampleMatrix, ExampleStep, worked_example
-from ...renderers.figure import Figure
-from ...renderers.formulas import DIGITS, Equation, Gain, Product, Rest, Sentence, Sum, Symbol, Term
-from ...renderers.heat import token_grid
-from ...renderers.text import number, quoted, significant, table_text, word, wrapped
-from ...results import Result, cells
-from ...scorers.mixing import cosines, shared_dimensions, shared_when_turned, strongest_dimensions
+from ..renderers.example import Example, ExampleMatrix, ExampleStep, worked_example
+from ..renderers.figure import Figure
+from ..renderers.formulas import DIGITS, Equation, Gain, Product, Rest, Sentence, Sum, Symbol, Term
+from ..renderers.text import word
 
 if TYPE_CHECKING:
-    from typing import Self
+    pass
 
 _MOST_DIMENSIONS = 6
 _MOST_SOURCES = 6
@@ -36,12 +30,6 @@ MAX_ATTENTION = 16
 
 _WHOLE = 8
 """Vectors up to this length are written out whole."""
-
-_DRAWN = 12
-"""Dimensions that a figure shows: with their numbers."""
-
-_TURNS = 200
-"""Turned bases in which shared dimensions are counted."""
 
 _EXACT = 1e-9
 LEAST = 1e-3
@@ -174,9 +162,9 @@ class WorkedExample:
             v_hat, self.mixed[shown][None], [word(self.tokens[q])], columns, note=note.partition(",")[0]
         )
         before, after = Product(v[q], v[k], sign="dot"), Product(v_hat, v[k], sign="dot")
-        told = self._told(self.split.tolist(), self._sources)
+        told = self._shown_terms(self.split.tolist(), self._sources)
         by_source = [(float(self.row[s]), Product(v[s], v[k], sign="dot")) for s in told]
-        rest_split = self._rest(self.split.tolist(), told, "others")
+        rest_split = self._remainder(self.split.tolist(), told, "others")
         return [
             ExampleStep("The values of the tokens", [values]),
             ExampleStep("The attention of each token (rows) to the tokens (columns)", [self._attention_matrix()]),
@@ -212,15 +200,15 @@ class WorkedExample:
 
     def _mixing(self, v_hat: Symbol, v: Sequence[Symbol]) -> list[Equation]:
         q, sources, row = self.query, self._sources, self.row.tolist()
-        told = self._told(row, sources)
+        told = self._shown_terms(row, sources)
         n_others = len(row) - len(told)
         parts: list[Term] = [Product(Symbol("a", q + 1, s + 1), v[s]) for s in told]
         equations = [Equation(v_hat, Sum(*parts, *([f"... ({n_others} others)"] if n_others else [])))]
         for d in self._dimensions:
             column = self.values[:, d].tolist()
             products = [weight * value for weight, value in zip(row, column, strict=True)]
-            told = self._told(products, sources)
-            rest = self._rest(products, told, "others")
+            told = self._shown_terms(products, sources)
+            rest = self._remainder(products, told, "others")
             equations.append(
                 Equation(
                     Symbol("v", q + 1, d + 1, hat=True),
@@ -234,22 +222,22 @@ class WorkedExample:
     def _dot(self, left: Sequence[float], right: Sequence[float]) -> list[Term]:
         """A dot product in three forms: products, their values, the sum."""
         products = [x * y for x, y in zip(left, right, strict=True)]
-        told = self._told(products, self._dimensions)
-        rest = self._rest(products, told, "more")
+        told = self._shown_terms(products, self._dimensions)
+        rest = self._remainder(products, told, "more")
         return [
             Sum(*(Product(left[d], right[d]) for d in told), *rest),
             Sum(*(products[d] for d in told), *rest),
             math.fsum(products),
         ]
 
-    def _told(self, terms: Sequence[float], shown: Sequence[int]) -> list[int]:
+    def _shown_terms(self, terms: Sequence[float], shown: Sequence[int]) -> list[int]:
         """Those of the terms shown that are told one by one: not several that are nothing beside the largest."""
         least = self.least * max(map(abs, terms))
         told = [place for place in shown if abs(terms[place]) >= least]
         return told if len(told) < len(shown) - 1 else list(shown)
 
     @staticmethod
-    def _rest(terms: Sequence[float], shown: Sequence[int], what: str) -> list[Rest]:
+    def _remainder(terms: Sequence[float], shown: Sequence[int], what: str) -> list[Rest]:
         """The sum of the terms that are not shown, if there are any."""
         left = [term for place, term in enumerate(terms) if place not in set(shown)]
         what = "other" if len(left) == 1 and what == "others" else what
@@ -261,7 +249,7 @@ class WorkedExample:
 
         def parts(what: str, split: Sequence[float]) -> Sentence:
             listed = [(word(self.tokens[s]), split[s]) for s in shown]
-            listed += [(rest.words, rest.value) for rest in self._rest(split, shown, "others")]
+            listed += [(rest.words, rest.value) for rest in self._remainder(split, shown, "others")]
             told = [(", " if place else what) + f"{name} " for place, (name, _) in enumerate(listed)]
             return tuple(part for name, (_, value) in zip(told, listed, strict=True) for part in (name, Gain(value)))
 
@@ -283,151 +271,3 @@ class WorkedExample:
         """Whether the digits shown are all there are, so that what is shown adds up to the last digit."""
         numbers = [*self.values.flatten().tolist(), *self.row.tolist(), *self.mixed.tolist()]
         return all(abs(float(f"{x:.{self.digits - 1}e}") - x) <= _EXACT for x in numbers)
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class ValueDimensions(Result):
-    """Which dimensions of a head's values carry an association, and how many of them other words share.
-
-    The part of a dimension is the product of the mixed value and the key's value there; parts add up to the dot product
-    after attention. A head's dimensions are arbitrary: turn them, and the model computes the same. So the count of
-    shared ones stands beside two numbers that do not depend on them, the cosine of the mixed values, and the mean count
-    over turned bases; and beside the same for control words, since words with the same key share dimensions anyway.
-
-    Attributes:
-        head: The head; None for plain arrays.
-        words: The word that was asked about, the one it is compared with, then the control words.
-        key: The word they are associated with.
-        n: How many of the strongest dimensions are compared.
-        parts: Part of every dimension in each word's association with the key.
-        shared: Strongest dimensions of the first word that are among those of each word.
-        turned: Mean of that count over randomly turned bases.
-        turned_low, turned_high: The middle 95% of these counts.
-        cosine: Cosine of the mixed values of the first word and each word.
-
-    Example:
-        >>> from tl_headmaps import load_default_model, value_mixing
-        >>> text = "But birds walk, and birds are good at flying, not at math"
-        >>> mixing = value_mixing(load_default_model(), text, "L13H8")
-        >>> found = mixing.dimensions("walk", "birds#1", against="flying", control="math")
-        >>> found.words, found.shared.tolist()
-        (('walk', 'flying', 'math'), [8, 6, 5])
-    """
-
-    kind: ClassVar[str] = "value_dimensions"
-    methods: ClassVar[tuple[str, ...]] = ("elhage2021framework",)
-    json_axes: ClassVar[dict[str, str | None]] = {"word": "words", "dimension": None}
-    words: tuple[str, ...]
-    head: HeadIndex | None
-    key: str
-    n: int
-    parts: Float[Tensor, "word dimension"]
-    shared: Int[Tensor, " word"]
-    turned: Float[Tensor, " word"]
-    turned_low: Float[Tensor, " word"]
-    turned_high: Float[Tensor, " word"]
-    cosine: Float[Tensor, " word"]
-    provenance: Provenance
-
-    @classmethod
-    def of(
-        cls,
-        words: Sequence[str],
-        vectors: Float[Tensor, "word d_head"],
-        keys: Float[Tensor, "word d_head"],
-        n: int,
-        **fields: Any,
-    ) -> "Self":
-        """Compare the first word's mixed value with the others', each beside its own key's value."""
-        draws = shared_when_turned(vectors, keys, n, _TURNS).double()
-        low, high = torch.quantile(draws, torch.tensor([0.025, 0.975], dtype=torch.float64), dim=0)
-        parts = vectors * keys
-        return cls(
-            words=tuple(words),
-            n=n,
-            parts=parts.float(),
-            shared=shared_dimensions(parts, n),
-            turned=draws.mean(0).float(),
-            turned_low=low.float(),
-            turned_high=high.float(),
-            cosine=cosines(vectors, vectors)[0].float(),
-            **fields,
-        )
-
-    @property
-    def values(self) -> Float[Tensor, "word dimension"]:
-        """The parts."""
-        return self.parts
-
-    @property
-    def chance(self) -> float:
-        """Dimensions that two random choices of ``n`` would share on average."""
-        return self.n**2 / self.parts.shape[1]
-
-    def top(self, n: int = 8, word: int = 0) -> list[tuple[int, float]]:
-        """The strongest dimensions of a word, counted from 0, with their parts."""
-        own = self.parts[word]
-        return [(place, float(own[place])) for place in strongest_dimensions(own, n).tolist()]
-
-    def verdict(self) -> str:
-        """The answer in words."""
-        own, other, *controls = self.words
-        shared = self.shared.tolist()
-        told = f"{own!r} and {other!r} share {shared[1]} of their {self.n} strongest dimensions"
-        if controls:
-            told += "; " + ", ".join(
-                f"{own!r} and the control {word!r} {count}" for word, count in zip(controls, shared[2:], strict=True)
-            )
-            most = max(shared[2:])
-            more = (
-                f"So {other!r} shares no more of them than a control word does."
-                if shared[1] <= most
-                else f"So {other!r} shares {shared[1] - most} more than any control word does."
-            )
-        else:
-            more = "Without a control word this says little: words with the same key share dimensions anyway."
-        return (
-            f"{told}; two random choices would share {number(self.chance, 1)}. {more} Dimensions of a head are "
-            "arbitrary up to rotation; cosine and the mean over rotated bases do not depend on the choice."
-        )
-
-    def to_rows(self) -> Iterable[dict[str, Any]]:
-        """One record per word and dimension, counted from 0."""
-        for at, labels in cells(self.axes, self.parts):
-            yield {**labels, "part": float(self.parts[at])}
-
-    def figure(self) -> Figure:
-        """Words by the dimensions that are strongest for the first word."""
-        order = strongest_dimensions(self.parts[0], max(self.n, _DRAWN))
-        where = "" if self.head is None else f" of {self.head}"
-        return token_grid(
-            self.parts[:, order],
-            self._labels(),
-            [f"dim {place + 1}" for place in order.tolist()],
-            title=f"Dimensions{where} that associate {quoted(self.words[0])} with {quoted(self.key)}",
-            unit="part of the dot product",
-            rows="word",
-            columns="dimension, strongest first",
-            signed=True,
-            note=f"{len(order)} of {self.parts.shape[1]} dimensions. {self.verdict()}",
-        )
-
-    def _labels(self) -> list[str]:
-        return [f"{word} (control)" if place > 1 else word for place, word in enumerate(self.words)]
-
-    def __str__(self) -> str:
-        whose = "given arrays" if self.head is None else str(self.head)
-        rows = [
-            [f"dim {place + 1}", *(significant(float(part)) for part in self.parts[:, place])]
-            for place, _ in self.top(self.n)
-        ]
-        ranges = zip(self.turned_low.tolist(), self.turned_high.tolist(), strict=True)
-        rows += [
-            [f"shared of {self.n}", *self.shared.tolist()],
-            ["in rotated bases", *(number(float(mean), 1) for mean in self.turned)],
-            ["  middle 95%", *(f"{low:.0f} to {high:.0f}" for low, high in ranges)],
-            ["cosine", *(number(float(value)) for value in self.cosine)],
-        ]
-        columns = [("", "left"), *((label, "right") for label in self._labels())]
-        title = f"Dimensions of {whose} that associate {self.words[0]!r} with {self.key!r} (numbered from 1)"
-        return "\n\n".join([title, table_text(columns, rows), wrapped(self.verdict())])

@@ -1,1 +1,0 @@
-"""How attention mixes value vectors, worked out by hand."""
