@@ -203,7 +203,7 @@ def test_cells_whose_interval_includes_zero_are_marked() -> None:
     assert torch.equal(found.zeros, low == 0)
     shown = str(found)
     assert shown.partition("share of")[0].count("(") == int(found.zeros.sum())
-    assert f"({int(found.zeros.sum())} cells in brackets: the 95% interval includes 0)" in shown
+    assert f"In {int(found.zeros.sum())} cells (in brackets) the 95% interval includes 0." in " ".join(shown.split())
     layer = found.figure().data.layers[0]
     assert layer.marked.tolist() == found.zeros.tolist()
     assert "95% interval includes 0" in found.figure().body

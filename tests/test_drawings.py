@@ -139,8 +139,8 @@ def test_component_maps(model: Any) -> None:
     torch.testing.assert_close(values_of(figure, "stable_rank"), found.values, check_dtype=False)
     assert figure.data.columns.labels == found.components
     assert found.unit in figure.html
-    overlap = component_map(model, "subspace_overlap", against=model, progress=False).figure().data.layers[0]
-    assert overlap.scale.unit.endswith("; random: 0.5")  # sqrt(8 / 32), once
+    overlap = component_map(model, "subspace_overlap", against=model, progress=False).figure().data
+    assert overlap.note.count("Random matrices or subspaces: 0.5.") == 1  # sqrt(8 / 32)
     relative = component_map(model, "stable_rank", relative=True, progress=False)
     # A value that was divided by its baseline is not compared with it again.
     layer = relative.figure().data.layers[0]

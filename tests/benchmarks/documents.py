@@ -36,7 +36,7 @@ from tl_headmaps.renderers.example import Example
 from tl_headmaps.renderers.flowchart import OFF, ON, Flow
 from tl_headmaps.renderers.formulas import TEXT
 from tl_headmaps.renderers.grids import Axis, Heat
-from tl_headmaps.renderers.listing import Beside, table_figure
+from tl_headmaps.renderers.listing import SideBySide, table_figure
 from tl_headmaps.renderers.tables import Table
 
 LAYERS = (0, 4, 8, 12, 16, 20, 24, 27)
@@ -263,7 +263,7 @@ def seen(figure: Figure) -> list[tuple[str, str]]:
         told += [("rows", ", ".join(data.tokens)), ("columns", f"the same, at the {data.labels}")]
         two = f"{_called(ON)} at 1, {_called(OFF)} at 0"
         told += [("colours", two if data.is_binary else "" if data.scale is None else _colours(data.scale))]
-    if isinstance(data, Beside):
+    if isinstance(data, SideBySide):
         data = data.parts[0]
     if isinstance(data, Heat):
         scales = list(dict.fromkeys(layer.scale for layer in data.layers))

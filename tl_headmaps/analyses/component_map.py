@@ -138,61 +138,50 @@ class MeasuredComponents(Result):
         return None if self.interval_low is None else self.interval_low <= 0
 
     @property
-    def _bar_title(self) -> str:
-        """What a value is, and what it would be by chance."""
-        random, metric = self._random, find_metric(self.metric)
-        if metric.normalised:
-            return f"share{self.unit.removeprefix(metric.unit).replace(' over ', ' of ')}"
-        return f"{self.unit}; random: {random}" if random and not self.relative else self.unit
+    def texts_read(self) -> str:
+        """The text in words; empty where none was read."""
+        documents = f"{self.n_documents} document{'' if self.n_documents == 1 else 's'}"
+        return f"{self.n_tokens:,} tokens of {documents}" if self.n_documents else ""
 
-    @property
-    def _note(self) -> str:
-        """What the map was made from."""
-        parts = []
+    def notes(self) -> list[str]:
+        """What values are, what they were made from, and what they would be by chance."""
+        metric, notes = find_metric(self.metric), []
+        if metric.normalised:
+            what = metric.unit.removeprefix("share of ")
+            notes.append(f"{self.metric.capitalize()}: {what} over the entries of a matrix.")
+        if self.n_documents and self.interval_low is None:
+            notes.append(f"No intervals: they need {LEAST_UNITS} documents.")
+        if self.baseline is not None:
+            known = list(dict.fromkeys(map(significant, self.baseline[~self.baseline.isnan()].unique().tolist())))
+            listed = ", ".join(known) if len(known) <= 6 else f"{known[0]} to {known[-1]}"
+            of = "Divided by the values of random" if self.relative else "Random"
+            notes.append(f"{of} matrices or subspaces: {listed}.")
+        if self.zeros is not None and bool(self.zeros.any()):
+            notes.append(f"In {int(self.zeros.sum())} cells (in brackets) the 95% interval includes 0.")
+        return notes
+
+    def _figure_options(self, title: str) -> dict[str, Any]:
+        """What figures of both maps have in common."""
         metric = find_metric(self.metric)
-        if metric.normalised:
-            parts.append(
-                f"{self.metric.capitalize()}: {metric.unit.removeprefix('share of ')} over the entries of a matrix."
-            )
-        if self.n_documents:
-            parts.append(f"{self._read}.{self._no_interval}")
-        if self.relative:
-            parts.append(f"Divided by the values of random matrices or subspaces: {self._random}.")
-        return " ".join(parts)
-
-    @property
-    def _random(self) -> str:
-        known = [] if self.baseline is None else self.baseline[~self.baseline.isnan()].tolist()
-        ends = dict.fromkeys(f"{end(known):.3g}" for end in (min, max)) if known else {}
-        return " to ".join(ends)
-
-    @property
-    def _read(self) -> str:
-        return f"{self.n_tokens:,} tokens of {self.n_documents} document{'' if self.n_documents == 1 else 's'}"
-
-    @property
-    def _no_interval(self) -> str:
-        if self.interval_low is not None:
-            return ""
-        return f" No intervals: they need {LEAST_UNITS} documents."
+        of = self.unit.removeprefix(metric.unit).replace(" over ", " of ")
+        read = [f"{self.texts_read}."] * bool(self.n_documents)
+        return {
+            "title": f"{self.metric.replace('_', ' ').capitalize()} {title} of {self.provenance.model}",
+            "unit": f"share{of}" if metric.normalised else self.unit,
+            "percentile": _SHOWN if metric.normalised else None,
+            "palette": "oranges",
+            "mark": _MARK,
+            "note": " ".join([*self.notes(), *read]),
+        }
 
     def _text(self, what: str, table: str, note: str) -> str:
-        """A table under its title, with the colour bar in words below."""
-        read = f", {self._read}" if self.n_documents else ""
+        """A table under its title, with what its numbers are below."""
+        read = f", {self.texts_read}" if self.n_documents else ""
         title = f"{what} of {visible(self.provenance.model)}: {self.metric}{read}"
         defined = self.values[~self.values.isnan()]
-        parts = [self.unit]
-        if len(defined):
-            parts.append(f"from {significant(float(defined.min()))} to {significant(float(defined.max()))}")
-        if self.baseline is not None:
-            ascending = self.baseline[~self.baseline.isnan()].unique().tolist()
-            known = list(dict.fromkeys(map(significant, ascending)))
-            listed = ", ".join(known) if len(known) <= 6 else f"{known[0]} to {known[-1]}"
-            parts.append(f"{'divided by' if self.relative else 'random:'} {listed}")
-        if self.zeros is not None and bool(self.zeros.any()):
-            parts.append(f"({int(self.zeros.sum())} cells in brackets: the 95% interval includes 0)")
-        below = "; ".join([*parts, note]) + (f".{self._no_interval}" if self.n_documents else "")
-        return f"{title}\n\n{table}\n\n{below}"
+        ends = [significant(float(end)) for end in (defined.min(), defined.max())] if len(defined) else []
+        unit = "; ".join([self.unit, *[f"from {' to '.join(ends)}"] * bool(ends), note])
+        return "\n\n".join([title, table, wrapped(f"{unit}. {' '.join(self.notes())}".rstrip())])
 
     def _cell_text(self, index: tuple[int, ...]) -> str:
         """A value, in brackets if its interval includes 0."""
@@ -282,17 +271,10 @@ class ComponentMap(MeasuredComponents):
 
     def figure(self) -> Figure:
         """Layers by components, each value with its interval and random baseline where there is one."""
-        shares = find_metric(self.metric).normalised
-        return heat.component_map(
-            [self._layer(self.metric)],
-            self.components,
-            title=f"{self.metric.replace('_', ' ').capitalize()} of every matrix of {self.provenance.model}",
-            unit=self._bar_title,
-            percentile=_SHOWN if shares else None,
-            palette="oranges",
-            mark=_MARK,
-            note=" ".join(part for part in (self._note, str(self.shift()) if self._has_shift else "") if part),
-        )
+        options = self._figure_options("of every matrix")
+        if self._has_shift:
+            options["note"] += f" {self.shift()}"
+        return heat.component_map([self._layer(self.metric)], self.components, **options)
 
     def __str__(self) -> str:
         """The map as a table, the largest cell of each column marked."""
@@ -405,20 +387,13 @@ class HeadComponentMap(HeadMaps, MeasuredComponents):
 
     def figure(self) -> Figure:
         """Layers by heads, one map for each attention matrix."""
-        note = self._note
+        options = self._figure_options("by head")
         if bool(self.values.isnan().all(1).any()):
-            note += " Query heads share keys and values: attn.k and attn.v have one column for each key/value head."
-        return heat.head_map(
-            [self._layer(name, index) for index, name in enumerate(self.components)],
-            title=f"{self.metric.replace('_', ' ').capitalize()} by head of {self.provenance.model}",
-            unit=self._bar_title,
-            switches=("component", "map"),
-            empty=self.provenance.short_rows,
-            percentile=_SHOWN if find_metric(self.metric).normalised else None,
-            palette="oranges",
-            mark=_MARK,
-            note=note.strip(),
-        )
+            options["note"] += (
+                " Query heads share keys and values: attn.k and attn.v have one column for each key/value head."
+            )
+        layers = [self._layer(name, index) for index, name in enumerate(self.components)]
+        return heat.head_map(layers, switches=("component", "map"), empty=self.provenance.short_rows, **options)
 
     def __str__(self) -> str:
         """The strongest heads of each component."""

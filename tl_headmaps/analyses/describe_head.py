@@ -19,7 +19,7 @@ from ..data.relations import RelationLike, load_relations
 from ..data.texts import Sample
 from ..naming.namer import UNCLEAR
 from ..renderers.figure import Figure
-from ..renderers.listing import table_figure, together
+from ..renderers.listing import stacked, table_figure
 from ..renderers.tables import Table
 from ..renderers.text import sentence, visible, wrapped
 from ..results import HeadMaps, Result
@@ -260,7 +260,7 @@ class HeadCard(Result):
             figures.append(table_figure(table, title=title))
             if title == _TITLES["attention"] and self.attention is not None:
                 figures.append(self.attention.figure(head=self.head))
-        return together(figures, title=f"What {name} does", text=str(self))
+        return stacked(figures, title=f"What {name} does", text=str(self))
 
 
 @public

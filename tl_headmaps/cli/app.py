@@ -50,6 +50,12 @@ class _Commands(click.Group):
             raise click.UsageError(f"There is no command {cmd_name!r}. {hint}", ctx)
         return self.commands[cmd_name]
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Without building them: a summary is all that is shown."""
+        made = [(name, command.signature.summary) for name, command in COMMANDS.items()]
+        with formatter.section("Commands"):
+            formatter.write_dl([*made, *((name, command.help or "") for name, command in self.commands.items())])
+
 
 def _print_version(context: click.Context, _option: click.Parameter, value: bool | None) -> None:
     if value:

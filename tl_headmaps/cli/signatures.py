@@ -52,7 +52,7 @@ class Signature:
 
     def __init__(self, module: Path, name: str) -> None:
         while (node := _function(module, name)) is None:
-            origin = _names(module).get(name)
+            origin = _names(module, True).get(name)
             assert isinstance(origin, tuple), f"{name} is not a function of {module}"
             module, name = origin
         self.module = module
@@ -102,8 +102,7 @@ def plain(text: str) -> str:
 
 def _function(module: Path, name: str) -> ast.FunctionDef | None:
     """A function of a module; of overloads, what they are overloads of. Only its own lines are parsed: that is fast."""
-    source = module.read_text(encoding="utf-8")
-    blocks = re.findall(rf"^def {name}\(.*?(?=^[@\w]|\Z)", source, re.MULTILINE | re.DOTALL)
+    blocks = re.findall(rf"^def {name}\(.*?(?=^[@\w]|\Z)", _source(module), re.MULTILINE | re.DOTALL)
     node = ast.parse(blocks[-1]).body[0] if blocks else None
     return node if isinstance(node, ast.FunctionDef) else None
 
@@ -116,13 +115,17 @@ def _with_defaults(arguments: ast.arguments) -> Iterator[tuple[ast.arg, Any]]:
 
 
 @lru_cache
-def _names(module: Path) -> dict[str, _Definition]:
-    """What the names of a module stand for."""
+def _source(module: Path) -> str:
+    return module.read_text(encoding="utf-8")
+
+
+@lru_cache
+def _names(module: Path, whole: bool) -> dict[str, _Definition]:
+    """What the imported and the assigned names of a module stand for; in its lines above all code, or in all."""
     found: dict[str, _Definition] = {}
-    for node in ast.parse(module.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            found[node.name] = node
-        elif isinstance(node, ast.Assign | ast.AnnAssign):
+    source = _source(module)
+    for node in ast.parse(source if whole else re.split(r"^(?:@|class |def )", source, flags=re.MULTILINE)[0]).body:
+        if isinstance(node, ast.Assign | ast.AnnAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             found |= {target.id: node.value for target in targets if isinstance(target, ast.Name)}
         elif isinstance(node, ast.ImportFrom):
@@ -138,8 +141,10 @@ def _file(module: Path) -> Path:
 
 
 def _definition(module: Path, name: str) -> tuple[Path, _Definition]:
-    """Where a name is defined, and as what."""
-    found = _names(module).get(name)
+    """Where a name is defined, and as what; as None if it is a class, or comes from outside the package."""
+    found = _names(module, False).get(name)
+    if found is None and re.search(rf"^{name}\b", _source(module), re.MULTILINE):
+        found = _names(module, True).get(name)
     return _definition(*found) if isinstance(found, tuple) else (module, found)
 
 

@@ -38,7 +38,7 @@ class Listing:
 
 
 @dataclass(frozen=True)
-class Beside:
+class SideBySide:
     """The plain values of several figures that are shown together."""
 
     title: str
@@ -47,12 +47,10 @@ class Beside:
     def drawing(self, options: PrintOptions) -> Drawing:
         """All parts for print, beside each other where they fit."""
         options.refuse("height", "columns", "labels")
-        several = sum(not isinstance(part, Listing) for part in self.parts) > 1
-        rooms = [
-            options.width / (1 if isinstance(part, Listing) or options.narrow or not several else 2)
-            for part in self.parts
-        ]
-        drawings = [part.drawing(PrintOptions(room)) for part, room in zip(self.parts, rooms, strict=True)]
+        listed = [isinstance(part, Listing) for part in self.parts]
+        room = options.width / (1 if options.narrow or listed.count(False) < 2 else 2)
+        widths = [options.width if is_listed else room for is_listed in listed]
+        drawings = [part.drawing(PrintOptions(width)) for part, width in zip(self.parts, widths, strict=True)]
         least = options.width if options.exact else 0.0
         return framed(in_rows(drawings, options.width), title=options.title_or(self.title), width=least)
 
@@ -63,9 +61,9 @@ def beside(figures: Sequence[Figure], *, title: str, text: str) -> Figure:
     return Figure(
         title=visible(title),
         body=figure_body("row", title, inside=inside),
-        needs=tuple(dict.fromkeys(need for figure in figures for need in figure.needs)),
+        needs=_needs(figures),
         text=text,
-        data=Beside(visible(title), tuple(figure.data for figure in figures)),
+        data=SideBySide(visible(title), tuple(figure.data for figure in figures)),
     )
 
 
@@ -95,12 +93,16 @@ def table_figure(*tables: Table, title: str, text: str = "", unbroken: bool = Tr
     return Figure(title=visible(title), body=body, needs=(), text=text, data=Listing(visible(title), text))
 
 
-def together(figures: Sequence[Figure], *, title: str, text: str) -> Figure:
+def stacked(figures: Sequence[Figure], *, title: str, text: str) -> Figure:
     """Several figures as one, below each other; in print it is the text."""
     return Figure(
         title=visible(title),
         body="\n".join(figure.body for figure in figures),
-        needs=tuple(dict.fromkeys(need for figure in figures for need in figure.needs)),
+        needs=_needs(figures),
         text=text,
         data=Listing(visible(title), text),
     )
+
+
+def _needs(figures: Sequence[Figure]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(need for figure in figures for need in figure.needs))
