@@ -405,8 +405,7 @@ def test_notes_of_views_are_printed_and_details_of_grids_shown(tmp_path: Path) -
         top_tokens_view({"L0H0": [("a", 0.9)]}, note=note),
     ]
     for view in views:
-        printed_form = view.data.printed
-        assert note in getattr(printed_form, "note", getattr(printed_form, "text", "")), view
+        assert note in getattr(view.data, "note", getattr(view.data, "text", "")), view
     layer = MapLayer("", [[1.0]], details={"rank": [[1.0]]})
     grid = token_grid(layer, ["a"], ["b"], details={"logit": [[2.0]]})
     assert [name for name, _ in grid.data.layers[0].details] == ["rank", "logit"]
