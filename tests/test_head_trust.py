@@ -8,11 +8,12 @@ import torch
 from planted import random_model, shared_model, word
 from torch import Tensor
 
-from tl_headmaps import HeadMapsError, HeadWeights, Relation, Result, head_trust, relation_scores
+from tl_headmaps import HeadIndex, HeadMapsError, HeadWeights, Relation, Result, head_trust, relation_scores
 from tl_headmaps.analyses import head_trust as analysis
 from tl_headmaps.capture.running.context import context_vectors
 from tl_headmaps.circuits.ov import constant_values
 from tl_headmaps.circuits.vectors import token_vectors
+from tl_headmaps.core.errors import UsageError
 from tl_headmaps.scorers.trust import permuted_within_deciles, share_with_interval, sinks
 
 PROMPTS = [" word5 word6", " word7"]
@@ -137,16 +138,17 @@ def test_the_interval_is_that_of_resampled_documents() -> None:
     assert float(low) < float(share) < float(high)
 
 
-def test_saved_and_loaded(tmp_path: Path) -> None:
+def test_maps_are_by_kind_of_vector() -> None:
     result = trust(shared_model("llama"))
-    for suffix in (".json", ".safetensors"):
-        assert Result.load(result.save(tmp_path / f"trust{suffix}")) == result
     values = result.to_dict()
     assert set(values["token_share"]) == set(values["null"]) == {"folded", "context"}
-    assert list(values["axes"]) == ["layer", "head"]
-    assert "held-out documents" in str(result)
+    assert list(values["axes"]) == ["layer", "head"] and "held-out documents" in str(result)
     assert [layer.name for layer in result.figure().data.layers] == ["folded", "context"]
-    assert result.top(1)[0][0].layer == 0
+    assert result.top(1)[0][0].layer == 0 and torch.equal(result.values, result.head_map("context"))
+    alone = result.select("folded", heads="L1H2")
+    assert list(alone.token_share) == ["folded"] and alone.top() == [(HeadIndex(1, 2), alone.head_map()[1, 2].item())]
+    with pytest.raises(UsageError, match="There are no shares of 'context'; there are those of folded"):
+        alone.head_map("context")
 
 
 @pytest.mark.parametrize("preset", ["folded", "context"])

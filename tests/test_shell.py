@@ -1,5 +1,6 @@
 """What surrounds an analysis: torch as the caller left it, other threads, closed pipes, kills, files by others."""
 
+import csv
 import fcntl
 import io
 import json
@@ -19,6 +20,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from every_result import ANALYSES, NEXT, TEXT, plain
@@ -105,6 +107,19 @@ def test_every_result_has_a_table_for_a_paper(analysis: str, results: dict[str, 
     n_columns = len(cells_of(text.splitlines()[2]))
     assert n_columns <= 9
     assert_sound(text, n_columns, min(20, len(list(result.to_rows()))))
+
+
+@pytest.mark.parametrize("analysis", ANALYSES)
+def test_every_result_comes_back_from_its_files(analysis: str, results: dict[str, Result], tmp_path: Path) -> None:
+    result = results[analysis]
+    rows = list(result.to_rows())
+    for suffix in (".json", ".safetensors"):
+        loaded = Result.load(result.save(tmp_path / f"x{suffix}"))
+        assert loaded == result and str(loaded) == str(result) and repr(list(loaded.to_rows())) == repr(rows)
+    text = result.save(tmp_path / "x.csv").read_text(encoding="utf-8")
+    assert len(list(csv.DictReader(io.StringIO(text)))) == len(rows) == result.to_dataset().num_rows
+    frame = pd.read_parquet(result.save(tmp_path / "x.parquet"))
+    assert set(frame.columns) == {name for row in rows for name in row} and len(frame) == len(rows)
 
 
 class TestAmbientState:

@@ -17,12 +17,11 @@ from scipy.stats import pearsonr, spearmanr
 from torch import Tensor
 
 import tl_headmaps
-from tl_headmaps import HeadIndex, HeadWeights, Relation, Result, Validation, relation_scores, validate
+from tl_headmaps import HeadIndex, HeadWeights, Relation, Validation, relation_scores, validate
 from tl_headmaps.analyses.study import Study
 from tl_headmaps.analyses.validate import PromptedRelation
 from tl_headmaps.capture.running.activations import run
 from tl_headmaps.capture.running.prompts import Prompt, fill, read_templates
-from tl_headmaps.cli.app import main
 from tl_headmaps.core.errors import RelationDataError, UsageError, WeightBasisError
 from tl_headmaps.scorers.validation import Agreement, PairHits, agreement
 
@@ -430,18 +429,15 @@ def test_an_interval_that_hangs_on_one_cluster_is_said_to_be_missing() -> None:
     assert "no interval for pairs: in the rows without one, scores do not vary over heads" in str(without)
 
 
-def test_a_saved_validation_loads_back_equal(tmp_path: Path) -> None:
+def test_json_names_the_rows_of_the_agreement(tmp_path: Path) -> None:
     result = validate(shared_model("llama"), RELATION, TEMPLATES, progress=False, preset="folded")
-    for suffix in (".json", ".safetensors"):
-        assert Result.load(result.save(tmp_path / f"v{suffix}")) == result
-    values = json.loads((tmp_path / "v.json").read_text())
+    values = json.loads(result.save(tmp_path / "v.json").read_text())
     assert values["kind"] == "validation"
     assert values["agreement"]["relation"] == ["pairs"]
     assert values["agreement"]["pearson_without"] == list(result.agreement["pearson_without"])
     assert values["agreement"]["pearson_with"] == list(result.agreement["pearson_with"])
     assert values["axes"]["template"] == list(TEMPLATES)
-    rows = result.save(tmp_path / "v.csv").read_text().splitlines()
-    assert len(rows) == 1 + result.promote_with.numel()
+    assert len(list(result.to_rows())) == result.promote_with.numel()
 
 
 def test_undefined_agreement_is_null_in_json_and_a_dash_in_text(tmp_path: Path) -> None:
@@ -525,30 +521,18 @@ def test_templates_come_from_files(tmp_path: Path) -> None:
         read_templates(tmp_path / "bytes.txt")
 
 
-def test_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_command(run: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     model = shared_model("llama")
     monkeypatch.setattr(tl_headmaps, "load_model", lambda *_: model)
     pairs, templates, out = tmp_path / "pairs.json", tmp_path / "t.txt", tmp_path / "v.json"
     pairs.write_text(json.dumps([[word(s), word(t)] for s, t in PAIRS]))
     templates.write_text("\n".join(TEMPLATES))
     arguments = ["validate", str(pairs), "--templates", str(templates), "--preset", "maps", "--out", str(out)]
-    monkeypatch.setattr(sys, "argv", ["tl-headmaps", *arguments])
-    main_exits_with(0)
-    shown = capsys.readouterr()
-    assert "Static against dynamic scores, preset maps, 2 templates" in shown.out
+    done = run(*arguments)
+    assert done.code == 0 and "Static against dynamic scores, preset maps, 2 templates" in done.out
     assert json.loads(out.read_text())["kind"] == "validation"
     templates.write_text("no placeholder")
-    main_exits_with(2)
-    assert capsys.readouterr().err.startswith("tl-headmaps: The template 'no placeholder' must contain <X>")
-
-
-def main_exits_with(code: int) -> None:
-    try:
-        main()
-        found: Any = 0
-    except SystemExit as leaving:
-        found = leaving.code or 0
-    assert found == code
+    run(*arguments).assert_refused(2, "The template 'no placeholder' must contain <X>")
 
 
 @pytest.mark.model

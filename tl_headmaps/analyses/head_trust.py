@@ -64,6 +64,10 @@ class HeadTrust(HeadTable):
     methods: ClassVar[tuple[str, ...]] = ("elhage2021framework",)
     json_axes: ClassVar[Mapping[str, str | None]] = {"layer": None, "head": None}
     labelled: ClassVar[str] = "token_share"
+    paper_columns: ClassVar[tuple[str, ...]] = (
+        *("vectors", "head", "token_share"),
+        *("interval_low", "interval_high", "null"),
+    )
     signed: ClassVar[bool] = False
     limits: ClassVar[tuple[float, float]] = (0.0, 1.0)
     title: ClassVar[str] = (

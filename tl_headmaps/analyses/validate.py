@@ -465,12 +465,12 @@ class PromptedRelation:
         static_targets = torch.tensor(self.static.target_ids, device=weights.device)
         circuits = CircuitMaps(weights, static_ids, preset=preset, context=context)
         for turn, part in enumerate(_parts(weights, n_prompts)):
-            activations = _HeadActivations(self.study, self.prompts[part], progress)
+            activations = _activations(self.study, self.prompts[part], progress)
             # Prompts are template by template, so the targets repeat; each has two rows, its values and its outputs.
             targets = torch.tensor([self.targets[row % self.n_pairs] for row in range(n_prompts)[part]])
             targets = targets.to(weights.device).repeat(2)
             for place, layer in enumerate(layers):
-                maps = output_maps(weights, weights.layer(layer), *activations.of(layer), preset)
+                maps = output_maps(weights, weights.layer(layer), *activations[layer], preset)
                 wanted = targets
                 if turn == 0:
                     # The static rows ride along once: one scan of the vocabulary serves both.
@@ -534,28 +534,25 @@ def _parts(weights: HeadWeights, n_prompts: int) -> Iterator[slice]:
     return (slice(start, min(start + size, n_prompts)) for start in range(0, n_prompts, size))
 
 
-class _HeadActivations:
-    """Values at the source and outputs at the last position of some prompts, from one run of the model."""
+def _activations(
+    study: Study, prompts: Sequence[Prompt], progress: Callable[[int], object]
+) -> dict[int, tuple[Float[Tensor, "prompt kv_head d_head"], Float[Tensor, "prompt head d_head"]]]:
+    """By layer, values at the source and outputs at the last position of some prompts, from one run of the model."""
+    weights = study.weights
+    kept = {}
+    for layer in weights.layers_with_heads:
+        n_heads, n_kv_heads, d_head = weights.shape(layer)
+        values, outputs = (torch.empty(len(prompts), n, d_head, device=weights.device) for n in (n_kv_heads, n_heads))
+        kept[layer] = (values, outputs)
+    source = torch.tensor([prompt.source for prompt in prompts])
 
-    def __init__(self, study: Study, prompts: Sequence[Prompt], progress: Callable[[int], object]) -> None:
-        weights = study.weights
-        self.values, self.outputs = {}, {}
-        for layer in weights.layers_with_heads:
-            n_heads, n_kv_heads, d_head = weights.shape(layer)
-            self.values[layer] = torch.empty(len(prompts), n_kv_heads, d_head, device=weights.device)
-            self.outputs[layer] = torch.empty(len(prompts), n_heads, d_head, device=weights.device)
-        source = torch.tensor([prompt.source for prompt in prompts])
+    def keep(seen: LayerActivations) -> None:
+        rows = torch.tensor(seen.batch.rows)
+        v, z = seen["v"], seen["z"]
+        each = torch.arange(len(rows), device=v.device)
+        values, outputs = kept[seen.layer]
+        values[rows] = v[each, source[rows].to(v.device)].to(values)
+        outputs[rows] = z[:, -1].to(outputs)
 
-        def keep(seen: LayerActivations) -> None:
-            rows = torch.tensor(seen.batch.rows)
-            v, z = seen["v"], seen["z"]
-            each = torch.arange(len(rows), device=v.device)
-            values, outputs = self.of(seen.layer)
-            values[rows] = v[each, source[rows].to(v.device)].to(values)
-            outputs[rows] = z[:, -1].to(outputs)
-
-        run(study.model, [prompt.ids for prompt in prompts], read=("v", "z"), reduce=keep, progress=progress)
-
-    def of(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Values [prompt, kv_head, d_head] and outputs [prompt, head, d_head] of a layer."""
-        return self.values[layer], self.outputs[layer]
+    run(study.model, [prompt.ids for prompt in prompts], read=("v", "z"), reduce=keep, progress=progress)
+    return kept

@@ -144,18 +144,9 @@ def curve(
             raise UsageError(f"The band of {line.name!r} has one edge only; give both low and high, or neither.")
         series.append(_series(line.name, own, _numbers(line.y, f"y of {line.name!r}"), band[0], band[1]))
     heights = [values for one in series for values in (one.y, one.low, one.high) if values is not None]
-    return _figure(
-        Chart(
-            title=visible(title),
-            x_name=visible(x_name),
-            y_name=visible(y_name),
-            series=tuple(series),
-            x_limits=_range([one.x for one in series]),
-            y_limits=y_limits or _range(heights),
-            lines=True,
-            note=note,
-        )
-    )
+    names = visible(title), visible(x_name), visible(y_name)
+    limits = _range([one.x for one in series]), y_limits or _range(heights)
+    return _figure(Chart(*names, tuple(series), *limits, lines=True, note=note))
 
 
 def scatter(
@@ -205,20 +196,10 @@ def scatter(
         if chosen:
             labels = tuple(label(names[i]) for i in chosen)
             series.append(_series(kind, across[chosen], up[chosen], labels=labels))
-    return _figure(
-        Chart(
-            title=visible(title),
-            x_name=visible(x_name),
-            y_name=visible(y_name),
-            series=tuple(series),
-            x_limits=_range([one.x for one in series]),
-            y_limits=_range([one.y for one in series]),
-            lines=False,
-            diagonal=diagonal,
-            drill={label(name): drill_lists(lists) for name, lists in (drill or {}).items()},
-            note=note,
-        )
-    )
+    listed = {label(name): drill_lists(lists) for name, lists in (drill or {}).items()}
+    names = visible(title), visible(x_name), visible(y_name)
+    limits = _range([one.x for one in series]), _range([one.y for one in series])
+    return _figure(Chart(*names, tuple(series), *limits, lines=False, diagonal=diagonal, drill=listed, note=note))
 
 
 def _array(values: Any, what: str) -> np.ndarray:

@@ -60,7 +60,7 @@ _LAST_LATIN = 0x17F
 _LEAST_P = 1e-9
 """Smaller probabilities are not told apart: rounding and the model of chance do not carry that far."""
 
-_TITLES = {"promote": "score", "null_mean": "null", "neighbour": "wrong", "p_value": "p", "q_value": "q"}
+_TITLES = {"promote": "score", "null_mean": "null", "p_value": "p", "q_value": "q"}
 """Columns that the texts of results call otherwise than their fields."""
 
 _NAMES = ("relation", "score", "function")

@@ -7,7 +7,6 @@ may be moved, cleared, or shown in frames of their own.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,10 +16,8 @@ from ..core.types import HeadIndex
 from .colours import SERIES
 from .figure import Figure
 from .grids import MapLayer, heat_of
-from .layout import PrintOptions
 from .listing import Listing
 from .page import escaped, figure_body, label, packed
-from .shapes import Drawing
 from .text import table_text, visible
 
 HEADS_AT_ONCE = 8
@@ -30,20 +27,6 @@ MAX_CELLS = 2_000_000
 MAX_TOKENS = 512
 
 _MARK = "\u200b"
-
-
-@dataclass(frozen=True)
-class View:
-    """What a view shows, as the values handed to circuitsvis, and its form for print."""
-
-    element: str
-    values: Any
-    printed: Any
-
-    def drawing(self, options: PrintOptions) -> Drawing:
-        """Its form for print."""
-        drawing: Drawing = self.printed.drawing(options)
-        return drawing
 
 
 def safe(token: object) -> str:
@@ -210,9 +193,8 @@ def _listing(title: str, text: str, note: str) -> Listing:
 
 
 def _view(data: dict[str, Any], title: str, text: str, printed: Any, note: str) -> Figure:
-    lines = "".join(f"<p>{escaped(line)}</p>" for line in text.splitlines()[:1])
-    alternative = lines + f"<pre>{'<br>'.join(map(escaped, text.splitlines()[1:60]))}</pre>"
+    """The figure of a view: ``data`` is handed to circuitsvis, ``printed`` is drawn in print."""
+    first, *others = text.splitlines()
+    alternative = f"<p>{escaped(first)}</p><pre>{'<br>'.join(map(escaped, others[:59]))}</pre>"
     body = figure_body("circuits", title, data=data, alternative=alternative, note=note)
-    return Figure(
-        title=visible(title), body=body, needs=("circuits",), text=text, data=View(data["element"], data, printed)
-    )
+    return Figure(title=visible(title), body=body, needs=("circuits",), text=text, data=printed)

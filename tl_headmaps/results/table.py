@@ -254,8 +254,9 @@ class Table(Result):
             return "-" if math.isnan(value) else chance(value)
         return signed(value, 2) if self.signed and role == "value" else number(value)
 
-    def _legend(self, full: bool) -> str:
-        meanings = {title: meaning for title, meaning in self.headings(full=full) if meaning}
+    def _legend(self, full: bool, facts: bool = True) -> str:
+        columns = [self._described[name] for name, role in self._shown(full) if facts or role != "fact"]
+        meanings = {column.title: column.meaning for column in columns if column.meaning}
         return "; ".join(f"{title}: {meaning}" for title, meaning in meanings.items())
 
     def table(self, *, full: bool = False, n: int | None = None) -> str:
@@ -409,7 +410,7 @@ class HeadTable(HeadMaps, Table):
             if self.map_of(name, place) is not None
         ]
         title, _, about = self.caption.partition(": ")
-        note = [about, self._legend(full=True), *self.notes()]
+        note = [f"{about[:1].upper()}{about[1:]}", self._legend(full=True, facts=False), *self.notes()]
         options: dict[str, Any] = {
             "title": title,
             "unit": self._described[first].unit,
