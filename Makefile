@@ -44,7 +44,7 @@ wheel: .venv/tested
 		--out dist/grid.json --out dist/grid.html
 	.venv-wheel/bin/tl-headmaps cite dist/grid.json
 
-# Not run twice: what never meets TransformerLens, what it does not decide (checkpoints, run folders, the tour, statistics), examples of
+# Not run twice: what never meets TransformerLens, what it does not decide (checkpoints, run folders, the demo, statistics), examples of
 # docstrings. A new file runs here until it is listed; single tests are marked `once`.
 WITHOUT_HOST = analyses calibration checkpoint checkpoint_families citations cli_checkpoint cli_signatures component_spectra demo docs drawings \
 	examples hub map_shape mapped naming package prompts ranking relations renderers renderers_cli renderers_notebook reproduce results runs statistics \

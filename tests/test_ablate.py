@@ -2,7 +2,6 @@
 
 import json
 import math
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ from tl_headmaps.analyses.study import Study
 from tl_headmaps.capture.anatomy import parameters_digest
 from tl_headmaps.capture.running import last_position
 from tl_headmaps.capture.running.last_position import LastPosition
-from tl_headmaps.cli.app import main
 from tl_headmaps.core.errors import RelationDataError, UsageError
 from tl_headmaps.scorers.ablation import answered, default_max_heads, masks_of, top_heads
 
@@ -494,33 +492,22 @@ def test_a_model_without_a_tokenizer_is_asked_for_one() -> None:
         ablate(random_model("llama", tokenizer=False), CAPITAL, preset="folded")
 
 
-def test_command(knowing: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp_path: Path) -> None:
+def test_command(run: Any, knowing: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tl_headmaps, "load_model", lambda *_: knowing)
     pairs, out = tmp_path / "pairs.csv", tmp_path / "a.json"
     pairs.write_text("source,target\n" + "\n".join(f"{word(s)},{word(t)}" for s, t in CAPITALS.items()))
-
-    def run(*arguments: str) -> int:
-        monkeypatch.setattr(sys, "argv", ["tl-headmaps", "ablate", str(pairs), "--preset", "folded", *arguments])
-        try:
-            main()
-        except SystemExit as leaving:
-            return int(leaving.code or 0)
-        return 0
-
-    assert run("--controls", "none") == 2
-    assert "'pairs' has no template whose next word is the target" in capsys.readouterr().err
-    options = ["--template", TEMPLATE, "--controls", "none", "--k", "1", "--n-random", "2"]
-    assert run(*options, "--max-heads", "1", "--out", str(out)) == 0
-    assert "relative drop: relation 100%, random heads 0%" in capsys.readouterr().out
+    command = ("ablate", str(pairs), "--preset", "folded")
+    refused = run(*command, "--controls", "none")
+    assert refused.code == 2 and "'pairs' has no template whose next word is the target" in refused.err
+    few = (*command, "--template", TEMPLATE, "--controls", "none", "--k", "1", "--n-random", "2")
+    for options in (("--out", str(out)), ("--heads", "top")):
+        done = run(*few, "--max-heads", "1", *options)
+        assert done.code == 0 and "relative drop: relation 100%, random heads 0%" in done.out
     assert json.loads(out.read_text())["accuracy"] == [1.0, 0.0]
-    assert run(*options, "--max-heads", "1", "--heads", "top") == 0
-    assert "relative drop: relation 100%, random heads 0%" in capsys.readouterr().out
-    with monkeypatch.context() as patched:
-        patched.setattr(tl_headmaps, "ablate", lambda **given: (given["heads"], given["controls"]))
-        assert run("--template", TEMPLATE, "--controls", "auto", "--heads", "top") == 0
-        assert capsys.readouterr().out == "('top', 'auto')\n", "what the help calls the default"
-    assert run(*options, "--heads", "L0H0,L2H1") == 0
-    assert "L2H1" in capsys.readouterr().out
+    assert "L2H1" in run(*few, "--heads", "L0H0,L2H1").out
+    monkeypatch.setattr(tl_headmaps, "ablate", lambda **given: (given["heads"], given["controls"]))
+    named = run(*command, "--template", TEMPLATE, "--controls", "auto", "--heads", "top")
+    assert named.out == "('top', 'auto')\n", "what the help calls the default"
 
 
 @pytest.mark.model

@@ -18,7 +18,7 @@ from planted import shared_model
 
 from tl_headmaps import AttentionComparison, Result, association_heads, compare_attention
 from tl_headmaps.core.errors import HeadMapsError
-from tl_headmaps.scorers.attention_comparison import (
+from tl_headmaps.scorers.mixing import (
     difference_of,
     largest_difference_p_values,
     separation_p_value,

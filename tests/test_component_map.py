@@ -3,7 +3,6 @@
 import inspect
 import json
 import math
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +17,6 @@ from torch import Tensor
 import tl_headmaps
 from tl_headmaps import ComponentMap, HeadComponentMap, HeadIndex, HeadWeights, component_map
 from tl_headmaps.capture.components.matrices import ModelComponents, component_source, heads_of
-from tl_headmaps.cli.app import main
 from tl_headmaps.core.errors import UnsupportedModelError, UsageError, WeightBasisError
 from tl_headmaps.scorers.components import METRICS, Change, metric
 from tl_headmaps.scorers.spectra import WeightMatrix
@@ -348,38 +346,23 @@ def test_the_default_map_is_reproducible_to_the_byte(default_model: Any, default
     assert default_map.provenance.fingerprint == again.provenance.fingerprint
 
 
-def test_the_command_writes_json(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_writes_json(run: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tl_headmaps, "load_model", lambda *_: shared_model("llama"))
-
-    def run(*arguments: str) -> int:
-        monkeypatch.setattr(sys, "argv", ["tl-headmaps", "components", *arguments])
-        try:
-            main()
-        except SystemExit as leaving:
-            return int(leaving.code or 0)
-        return 0
-
-    text = tmp_path / "text.txt"
+    text, out = tmp_path / "text.txt", tmp_path / "c.json"
     text.write_text(f" {word(5)} {word(6)}-\n\n {word(9)} {word(8)}\n", encoding="utf-8")
-    out = tmp_path / "c.json"
-    assert run("--texts", str(text), "--metric", "gradient_ratio", "--out", str(out)) == 0
+    done = run("components", "--texts", str(text), "--metric", "gradient_ratio", "--out", str(out))
     saved = json.loads(out.read_text("utf-8"))
     assert saved["kind"] == "component_map" and saved["axes"]["component"] == [*SIX, "mlp.gate"]
-    assert saved["n_batches"] == 2 and "gradient_ratio, 7 tokens" in capsys.readouterr().out
-    assert run("--metric", "frobenius", "--by-head", "--out", str(out)) == 0
+    assert done.code == 0 and saved["n_batches"] == 2 and "gradient_ratio, 7 tokens" in done.out
+    assert run("components", "--metric", "frobenius", "--by-head", "--out", str(out)).code == 0
     assert json.loads(out.read_text("utf-8"))["kind"] == "head_component_map"
-    capsys.readouterr()
     for arguments, message in (
         (["--metric", "loudness"], "There is no metric 'loudness'"),
         (["--metric", "output_share"], "The metric output_share is gone. Choose one, from text: contribution"),
         (["--texts", str(tmp_path / "none.txt")], "There is no file"),
         (["--against", str(tmp_path)], "is not a folder with a checkpoint"),
     ):
-        assert run(*arguments) == 2
-        shown = capsys.readouterr().err
-        assert message in shown and "Traceback" not in shown
+        run("components", *arguments).assert_refused(2, message)
 
 
 def test_results_are_of_their_classes() -> None:

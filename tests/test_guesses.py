@@ -118,8 +118,8 @@ class TestHeads:
             assert expected.code == 0 and run(command, heads, *rest).out == expected.out, command
         run("salient", "12").assert_refused(2, "'12' is not the name of a head")
         run("mixing", *text, "L1").assert_refused(2, "'L1' is a layer, and one head is needed")
-        run("mixing", *text).assert_refused(2, "Say which head: L23H4, or --head L23H4")
-        run("grid", "L1H0", "--head", "L1H1", *grid).assert_refused(2, "L1H0 and --head L1H1 were both given")
+        run("mixing", *text).assert_refused(2, "Give a head, or query and key")
+        run("grid", "L1H0", "--head", "L1H1", *grid).assert_refused(2, "L1H0 and L1H1 were both given")
 
     def test_an_option_that_is_given_twice_adds_up(self, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("tl_headmaps.load_model", lambda *_: shared_model("llama"))
@@ -135,9 +135,7 @@ class TestHeads:
             twice = run(command, option, one, option, other, *rest)
             assert (twice.code, twice.out) == (0, expected.out), (command, option)
         tokens = ("--sources", "#3", "--targets", "#4")
-        run("grid", "--head", "L1H0", "--head", "L1H1", *tokens).assert_refused(
-            2, "--head L1H0 and --head L1H1 were both given"
-        )
+        run("grid", "--head", "L1H0", "--head", "L1H1", *tokens).assert_refused(2, "L1H0 and L1H1 were both given")
 
     @pytest.mark.parametrize(
         ("call", "sentence"),

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tl_headmaps.scorers.map_shape import (
+from tl_headmaps.scorers.tasks import (
     centre_of_mass,
     corner_shares,
     diagonal_correlation,

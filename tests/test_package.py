@@ -33,8 +33,8 @@ LEVEL |= {"__init__": len(ORDER) - 1, "__main__": len(ORDER) - 1}
 """The public names stand on top: only the command line may import them."""
 
 CAPTURE = (
-    *("mapped", "tensors", "parts", "forward", "isolation", "adapters", "anatomy", "seams", "norms", "measuring"),
-    *("requirements", "selfcheck", "host", "checkpoint", "quantisation", "weights"),
+    *("mapped", "tensors", "parts", "forward", "isolation", "adapters", "anatomy", "selfcheck", "norms", "measuring"),
+    *("requirements", "host", "checkpoint", "quantisation", "weights"),
     *("installs", "multimodal", "bundled", "loading", "running", "components"),
 )
 """The same inside ``capture/``."""

@@ -6,7 +6,6 @@ import json
 import math
 import re
 import shutil
-import sys
 import time
 from collections.abc import Callable
 from hashlib import sha256
@@ -19,7 +18,6 @@ from planted import knowing_model, shared_model, word
 
 import tl_headmaps
 from tl_headmaps import Relation, Reproduction, Result, ablate, reproduce, validate
-from tl_headmaps.cli.app import main
 from tl_headmaps.core.errors import OutputError, RelationDataError, UsageError, WeightBasisError
 from tl_headmaps.core.store import Store
 from tl_headmaps.renderers.tables import Table
@@ -309,18 +307,11 @@ class TestTables:
         assert list(csv.reader(io.StringIO(self.TABLE.csv()))) == [["a_b", "50%"], ["x|y & <b>", "1"], ["{\\}", "#2"]]
 
 
-def test_command(
-    model: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, data: Path
-) -> None:
+def test_command(run: Any, model: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, data: Path) -> None:
     monkeypatch.setattr(tl_headmaps, "load_model", lambda *_: model)
     # The tiny model knows no bundled relation; the folder of its own stands in for them.
     monkeypatch.setattr("tl_headmaps.data.relations.data_folder", lambda *_: data)
     out = tmp_path / "out"
-    arguments = ["reproduce", "--relations", "capital,follow", "--n-random", "1", "--out", str(out)]
-    monkeypatch.setattr(sys, "argv", ["tl-headmaps", *arguments])
     for _ in range(2):
-        with pytest.raises(SystemExit) as leaving:
-            main()
-        assert not leaving.value.code
-        shown = capsys.readouterr()
-        assert "published mean, GPT-2 XL" in shown.out and shown.err.endswith(f"Wrote {out}\n")
+        done = run("reproduce", "--relations", "capital,follow", "--n-random", "1", "--out", str(out))
+        assert done.code == 0 and "published mean, GPT-2 XL" in done.out and done.err.endswith(f"Wrote {out}\n")

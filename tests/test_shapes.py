@@ -71,9 +71,9 @@ def test_runs_hold_every_cell_once(kinds: np.ndarray) -> None:
     colours = np.repeat(kinds[..., None] * 80, 4, axis=-1)
     found = np.zeros_like(colours)
     for colour, runs in colour_runs(colours).items():
-        for row, first, n in runs:
-            assert not found[row, first : first + n].any()
-            found[row, first : first + n] = [*bytes.fromhex(colour[1:]), colours[row, first, 3]]
+        for row, first, end in runs:
+            assert not found[row, first:end].any()
+            found[row, first:end] = [*bytes.fromhex(colour[1:]), colours[row, first, 3]]
     np.testing.assert_array_equal(found, colours)
 
 

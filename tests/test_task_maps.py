@@ -830,7 +830,7 @@ def test_tables_selections_and_text(planted: Any, planted_maps: TaskMaps, tmp_pa
     assert "largest by chance" in planted_maps.table(full=True) and "importance" not in text.splitlines()[2]
     assert planted_maps.top(2)[0][1] == float(planted_maps.importance.max())
     said = planted_maps.shape(n_null=99)
-    assert "over 8 tests" in said and "of 8 heads counted alike" in said
+    assert "over 8 tests" in said and "of 8 heads counted alike, around layer 0.0." in said
     with pytest.raises(UsageError, match="n_null=0 is impossible; it must be from 1 to 100,000"):
         planted_maps.shape(n_null=0)
     for name in ("maps.html", "maps.csv"):

@@ -227,65 +227,44 @@ class TestTheResult:
             assert not token_grid(shared_model("llama"), "L1H0", [4], [5], preset="folded").values.requires_grad
 
 
-class TestBadInput:
-    @pytest.fixture
-    def model(self) -> Any:
-        return shared_model("llama")
+NO_HEAD = "There is no head .*: the model has layers 0 to 2 with heads 0 to 3, so the last head is L2H3"
+NO_NAME = "is not the name of a head. Heads are written like 'L23H4': layer 23, head 4, both counted from 0"
+NO_WORDS = "must be a list of at least one word or token id, not"
+OUTSIDE = "is outside the vocabulary: ids run from 0 to 60"
 
-    @pytest.mark.parametrize("head", ["L3H0", (0, 4), (-1, 0), "L99H99"])
-    def test_unknown_head(self, model: Any, head: Any) -> None:
-        sentence = "There is no head .*: the model has layers 0 to 2 with heads 0 to 3, so the last head is L2H3"
-        with pytest.raises(UsageError, match=sentence):
-            token_grid(model, head, ["word4"], ["word5"], preset="folded")
 
-    @pytest.mark.parametrize("head", ["23.4", "", "H3", "L2H3H4", "2,3"])
-    def test_not_the_name_of_a_head(self, model: Any, head: str) -> None:
-        sentence = "is not the name of a head. Heads are written like 'L23H4': layer 23, head 4, both counted from 0"
-        with pytest.raises(UsageError, match=sentence):
-            token_grid(model, head, ["word4"], ["word5"], preset="folded")
+@pytest.mark.parametrize(
+    ("asked", "sentence"),
+    [
+        *(({"head": head}, NO_HEAD) for head in ("L3H0", (0, 4), (-1, 0), "L99H99")),
+        *(({"head": head}, NO_NAME) for head in ("23.4", "", "H3", "L2H3H4", "2,3")),
+        *(({"head": head}, r"is not a head. Write 'L23H4' or \(23, 4\)") for head in ((1,), (1, 2, 3))),
+        ({"sources": ["word4-"]}, r"'word4-' is 2 tokens .*\(' word4', '-'\)"),
+        ({"sources": ["word4-"]}, "Choose a word that is a single token, or give the id of one of its pieces"),
+        *(({"sources": [blank]}, r"is an empty word\. Give a word or a token id") for blank in ("", "  ")),
+        *(({name: [n]}, f"Token id {n} {OUTSIDE}") for name in ("sources", "targets") for n in (-1, 61, 10**9)),
+        ({"sources": ["zebra"]}, "'zebra'"),
+        *(({name: words}, f"{name} {NO_WORDS}") for name in ("sources", "targets") for words in ([], (), "word4")),
+        ({"circuit": "vo"}, "circuit='vo' is not known. Choose one of: 'ov', 'qk'"),
+        ({"preset": "raw"}, "preset='raw' is not known. Choose one of: 'context', 'folded', 'maps'"),
+        ({"preset": ""}, "preset='' is not known. Choose one of: 'context'"),
+    ],
+)
+def test_bad_input_is_refused_with_a_sentence(asked: dict[str, Any], sentence: str) -> None:
+    given = {"head": "L1H0", "sources": ["word4"], "targets": ["word5"], "preset": "folded"}
+    with pytest.raises((TokenError, UsageError), match=sentence):
+        token_grid(shared_model("llama"), **{**given, **asked})
 
-    @pytest.mark.parametrize("head", [(1,), (1, 2, 3)])
-    def test_not_a_pair(self, model: Any, head: Any) -> None:
-        with pytest.raises(UsageError, match=r"is not a head. Write 'L23H4' or \(23, 4\)"):
-            token_grid(model, head, ["word4"], ["word5"], preset="folded")
 
-    def test_word_of_several_tokens(self, model: Any) -> None:
-        with pytest.raises(TokenError) as caught:
-            token_grid(model, "L1H0", ["word4-"], ["word5"], preset="folded")
-        assert "'word4-' is 2 tokens for this model (' word4', '-')" in str(caught.value)
-        assert "Choose a word that is a single token, or give the id of one of its pieces" in str(caught.value)
-
-    @pytest.mark.parametrize("blank", ["", "  "])
-    def test_empty_word(self, model: Any, blank: str) -> None:
-        with pytest.raises(TokenError, match=r"is an empty word\. Give a word or a token id"):
-            token_grid(model, "L1H0", [blank], ["word5"], preset="folded")
-
-    @pytest.mark.parametrize("token_id", [-1, 61, 10**9])
-    def test_id_out_of_range(self, model: Any, token_id: int) -> None:
-        sentence = f"Token id {token_id} is outside the vocabulary: ids run from 0 to 60"
-        with pytest.raises(TokenError, match=sentence):
-            token_grid(model, "L1H0", [token_id], ["word5"], preset="folded")
-        with pytest.raises(TokenError, match=sentence):
-            token_grid(model, "L1H0", ["word5"], [token_id], preset="folded")
-
-    def test_word_the_tokenizer_does_not_know(self, model: Any) -> None:
-        with pytest.raises(TokenError):
-            token_grid(model, "L1H0", ["zebra"], ["word5"], preset="folded")
-
-    @pytest.mark.parametrize("name", ["sources", "targets"])
-    @pytest.mark.parametrize("words", [[], (), "word4"])
-    def test_no_list_of_words(self, model: Any, name: str, words: Any) -> None:
-        arguments = {"sources": ["word4"], "targets": ["word5"], name: words}
-        sentence = f"{name} must be a list of at least one word or token id, not"
-        with pytest.raises(UsageError, match=sentence):
-            token_grid(model, "L1H0", **arguments)
-
+class TestModelsThatCannot:
     def test_model_without_tokenizer(self) -> None:
         model = random_model("llama", tokenizer=False)
-        with pytest.raises(UsageError) as caught:
-            token_grid(model, "L1H0", ["word4"], [5], preset="folded")
-        assert "The model has no tokenizer, so the word 'word4' has no token id" in str(caught.value)
-        assert "Load the model with its tokenizer, or give token ids (integers)" in str(caught.value)
+        for sentence in (
+            "The model has no tokenizer, so the word 'word4' has no token id",
+            r"Load the model with its tokenizer, or give token ids \(integers\)",
+        ):
+            with pytest.raises(UsageError, match=sentence):
+                token_grid(model, "L1H0", ["word4"], [5], preset="folded")
 
     def test_maps_on_a_processed_model(self) -> None:
         with pytest.raises(WeightBasisError, match=r"without enable_compatibility_mode\(\)"):
@@ -301,19 +280,6 @@ class TestBadInput:
         weights = replace(HeadWeights.from_model(shared_model("llama")), tokenizer=word_tokenizer(100))
         with pytest.raises(TokenError, match="'word80' has id 80, but the model embeds only 61 tokens"):
             token_grid(weights, "L1H0", ["word80"], ["word5"], preset="folded")
-
-    @pytest.mark.parametrize(
-        ("option", "value", "choices"),
-        [
-            ("circuit", "vo", "'ov', 'qk'"),
-            ("preset", "raw", "'context', 'folded', 'maps'"),
-            ("preset", "", "'context'"),
-        ],
-    )
-    def test_unknown_option(self, model: Any, option: str, value: str, choices: str) -> None:
-        sentence = f"{option}='{value}' is not known. Choose one of: {choices}"
-        with pytest.raises(UsageError, match=sentence):
-            token_grid(model, "L1H0", ["word4"], ["word5"], **{option: value})
 
 
 def test_every_kind_is_either_grouped_or_not() -> None:

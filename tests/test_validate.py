@@ -22,7 +22,6 @@ from tl_headmaps.analyses.study import Study
 from tl_headmaps.analyses.validate import PromptedRelation
 from tl_headmaps.capture.running.activations import run
 from tl_headmaps.capture.running.prompts import Prompt, fill, read_templates
-from tl_headmaps.cli.app import main
 from tl_headmaps.core.errors import RelationDataError, UsageError, WeightBasisError
 from tl_headmaps.scorers.validation import Agreement, PairHits, agreement
 
@@ -522,30 +521,18 @@ def test_templates_come_from_files(tmp_path: Path) -> None:
         read_templates(tmp_path / "bytes.txt")
 
 
-def test_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_command(run: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     model = shared_model("llama")
     monkeypatch.setattr(tl_headmaps, "load_model", lambda *_: model)
     pairs, templates, out = tmp_path / "pairs.json", tmp_path / "t.txt", tmp_path / "v.json"
     pairs.write_text(json.dumps([[word(s), word(t)] for s, t in PAIRS]))
     templates.write_text("\n".join(TEMPLATES))
     arguments = ["validate", str(pairs), "--templates", str(templates), "--preset", "maps", "--out", str(out)]
-    monkeypatch.setattr(sys, "argv", ["tl-headmaps", *arguments])
-    main_exits_with(0)
-    shown = capsys.readouterr()
-    assert "Static against dynamic scores, preset maps, 2 templates" in shown.out
+    done = run(*arguments)
+    assert done.code == 0 and "Static against dynamic scores, preset maps, 2 templates" in done.out
     assert json.loads(out.read_text())["kind"] == "validation"
     templates.write_text("no placeholder")
-    main_exits_with(2)
-    assert capsys.readouterr().err.startswith("tl-headmaps: The template 'no placeholder' must contain <X>")
-
-
-def main_exits_with(code: int) -> None:
-    try:
-        main()
-        found: Any = 0
-    except SystemExit as leaving:
-        found = leaving.code or 0
-    assert found == code
+    run(*arguments).assert_refused(2, "The template 'no placeholder' must contain <X>")
 
 
 @pytest.mark.model

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tl_headmaps import compare_attention
-from tl_headmaps.scorers.attention_comparison import (
+from tl_headmaps.scorers.mixing import (
     difference_of,
     largest_difference_p_values,
     separation_p_value,

@@ -21,7 +21,7 @@ from ..renderers.figure import Figure
 from ..renderers.text import interval, number, quoted, significant, wrapped
 from ..results import largest_heads
 from ..results.table import HeadTable, frozen_result, measured
-from ..scorers.attention_comparison import (
+from ..scorers.mixing import (
     difference_of,
     largest_difference_p_values,
     separation_p_value,

@@ -34,7 +34,6 @@ from ..renderers.figure import Figure
 from ..renderers.grids import MapLayer
 from ..renderers.text import interval, significant, table_text, wrapped
 from ..results.table import HeadTable, frozen_result, measured
-from ..scorers.map_shape import effective_number, shape_p_values
 from ..scorers.probe import (
     WORD_PENALTY,
     BeyondWords,
@@ -51,12 +50,15 @@ from ..scorers.tasks import (
     Features,
     Probes,
     cells_of,
+    centre_of_mass,
     content_folds,
+    effective_number,
     exchange_groups,
     fit_probes,
     head_importance,
     normalised,
     rank_correlations,
+    shape_p_values,
     wording_folds,
 )
 from .study import Study
@@ -278,7 +280,7 @@ class TaskMaps(HeadTable):
 
     @public
     def shape(self, *, n_null: Draws = 999, seed: Seed = 0) -> str:
-        """Which maps have a diagonal or a full corner beyond chance, and which is the most focused, in a sentence.
+        """Which maps have a diagonal or a full corner beyond chance, and which is the most focused, in words.
 
         Head numbers are arbitrary: a model with its heads renumbered is the same model, so a diagonal or a corner says
         something about layers only as far as permuted heads show it too.
@@ -306,12 +308,13 @@ class TaskMaps(HeadTable):
             said.append(f"{', '.join(names)} {verb} {what}" if names else f"none of {n} maps has {what}")
         if not any(map(any, beyond)):
             said = [f"none of {n} maps has a diagonal or a full corner"]
-        n_effective = effective_number(shares.nan_to_num(nan=0.0))
+        known = shares.nan_to_num(nan=0.0)
+        n_effective = effective_number(known)
         most = int(n_effective.argmin())
         return (
             f"Beyond heads permuted within their layers (false discovery rate {SIGNIFICANT:.0%} over {2 * n} tests), "
             f"{' and '.join(said)}. The most focused is {self.functions[most]}, as if {n_effective[most]:.0f} of "
-            f"{self.n_measured} heads counted alike."
+            f"{self.n_measured} heads counted alike, around layer {centre_of_mass(known)[most]:.1f}."
         )
 
     def _stability_figure(self) -> Figure:

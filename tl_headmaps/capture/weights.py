@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 _Value = TypeVar("_Value")
 
 
-class _remembered(cached_property[_Value]):  # noqa: N801: used as cached_property is
+class _remembered(cached_property[_Value]):  # as cached_property is written
     """A cached property that is remembered with what was read of a model.
 
     Of weights that a caller made, it is taken from there only if the model still is what it was then: it may have been

@@ -22,7 +22,7 @@ from .output import check_outputs, show_and_save
 from .signatures import PACKAGE, REQUIRED, Parameter, Signature, plain
 
 PYTHON_ONLY = frozenset(
-    {"model", "executor", "progress", "data_dir", "cache_dir", "cache", "column", "budget", "describe", "file", "tasks"}
+    {"model", "executor", "progress", "data_dir", "cache_dir", "cache", "column", "budget", "file", "tasks"}
 )
 """Parameters that are never options: the command line has a way of its own, or no use for them."""
 
@@ -172,9 +172,9 @@ def explained(parameter: Parameter) -> str:
         'Count targets of x. Default: 5.'
     """
     form = _form(parameter)
-    text = plain((form and form.help) or parameter.doc)
+    text = plain(parameter.doc)
     if not parameter.choices:
-        text = re.split(r"(?<=[.])\s+(?=[A-Z])", text)[0]
+        text = form.help if form and form.help else re.split(r"(?<=[.])\s+(?=[A-Z])", text)[0]
     shown = parameter.default is not REQUIRED and isinstance(parameter.default, str | int | float)
     is_told = isinstance(parameter.default, bool) or "default" in text
     return text if is_told or not shown else f"{text} Default: {str(parameter.default).rstrip('.')}."

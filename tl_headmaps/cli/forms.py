@@ -17,7 +17,7 @@ class Form:
     Attributes:
         metavar: What a help page calls it.
         read: Turns what was written into what a call takes.
-        help: What a help page says instead of the call's own line, if the two differ.
+        help: What a help page says instead of the call's own line, which stays where it explains choices.
         many: A list, in one option or in several: what came first is not lost when an option comes again.
         commas: The parts of a list may stand in one option, with commas between them.
     """
@@ -116,8 +116,8 @@ PHRASES = Form("PHRASE=QUERY", _phrases, commas=False)
 FORMS = {
     "controls": Form("NAMES", _relations),
     "functions": Form("NAME[,NAME]", list),
-    "head": Form("HEAD", _head),
-    "heads": Form("HEADS", _heads),
+    "head": Form("HEAD", _head, "A head such as L23H4."),
+    "heads": Form("HEADS", _heads, "Only these heads: L23H4,L12 (L12: all of layer 12)."),
     "layers": Form("LAYERS", _layers, "Only heads of these layers: 3,4,5."),
     "names": Form("FIRST,SECOND", list),
     "phrases": replace(PHRASES, help='A phrase and its query: "Birds sometimes walk=walk"; may be repeated.'),
@@ -129,6 +129,7 @@ FORMS = {
     "sources": Form("WORDS", _words, "Row words, separated by commas; #123 is a token id."),
     "targets": Form("WORDS", _words, "Column words, likewise separated by commas."),
     "templates": Form("FILE", _templates, "Prompts, one on each line, <X> in each.", many=False),
+    "text": Form("TEXT", str, "The text whose tokens are looked at.", many=False),
     "texts": Form("FILE", _texts, "Texts separated by blank lines; default: those of the package.", many=False),
 }
 """By the name of the parameter, which means the same in every call."""

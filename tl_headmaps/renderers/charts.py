@@ -15,7 +15,7 @@ from ..core.errors import UsageError
 from ..core.types import HeadIndex
 from .colours import SERIES, Limits
 from .figure import Figure
-from .grids import drill_lists
+from .grids import as_array, drill_lists
 from .layout import (
     MARGIN,
     TICK,
@@ -144,18 +144,9 @@ def curve(
             raise UsageError(f"The band of {line.name!r} has one edge only; give both low and high, or neither.")
         series.append(_series(line.name, own, _numbers(line.y, f"y of {line.name!r}"), band[0], band[1]))
     heights = [values for one in series for values in (one.y, one.low, one.high) if values is not None]
-    return _figure(
-        Chart(
-            title=visible(title),
-            x_name=visible(x_name),
-            y_name=visible(y_name),
-            series=tuple(series),
-            x_limits=_range([one.x for one in series]),
-            y_limits=y_limits or _range(heights),
-            lines=True,
-            note=note,
-        )
-    )
+    names = visible(title), visible(x_name), visible(y_name)
+    limits = _range([one.x for one in series]), y_limits or _range(heights)
+    return _figure(Chart(*names, tuple(series), *limits, lines=True, note=note))
 
 
 def scatter(
@@ -185,7 +176,7 @@ def scatter(
         drill: Lists shown when a point is pinned, as for :func:`~tl_headmaps.renderers.head_map`.
         note: A sentence under the figure.
     """
-    across, up = np.atleast_1d(_array(x, "x")), np.atleast_1d(_array(y, "y"))
+    across, up = np.atleast_1d(as_array(x, "x")), np.atleast_1d(as_array(y, "y"))
     if across.shape != up.shape:
         raise UsageError(f"x has shape {across.shape}, but y has {up.shape}; they must agree.")
     if names is None:
@@ -205,33 +196,14 @@ def scatter(
         if chosen:
             labels = tuple(label(names[i]) for i in chosen)
             series.append(_series(kind, across[chosen], up[chosen], labels=labels))
-    return _figure(
-        Chart(
-            title=visible(title),
-            x_name=visible(x_name),
-            y_name=visible(y_name),
-            series=tuple(series),
-            x_limits=_range([one.x for one in series]),
-            y_limits=_range([one.y for one in series]),
-            lines=False,
-            diagonal=diagonal,
-            drill={label(name): drill_lists(lists) for name, lists in (drill or {}).items()},
-            note=note,
-        )
-    )
-
-
-def _array(values: Any, what: str) -> np.ndarray:
-    if hasattr(values, "detach"):
-        values = values.detach().cpu().double().numpy()
-    try:
-        return np.asarray(values, dtype=float)
-    except (TypeError, ValueError) as error:
-        raise UsageError(f"{what} must be numbers; {error}.") from error
+    listed = {label(name): drill_lists(lists) for name, lists in (drill or {}).items()}
+    names = visible(title), visible(x_name), visible(y_name)
+    limits = _range([one.x for one in series]), _range([one.y for one in series])
+    return _figure(Chart(*names, tuple(series), *limits, lines=False, diagonal=diagonal, drill=listed, note=note))
 
 
 def _numbers(values: Any, what: str) -> np.ndarray:
-    array = _array(values, what)
+    array = as_array(values, what)
     if array.ndim != 1 or not array.size or not np.isfinite(array).all():
         raise UsageError(
             f"{what} has shape {array.shape} and {int((~np.isfinite(array)).sum())} values that are not finite; "

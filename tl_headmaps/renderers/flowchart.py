@@ -46,7 +46,7 @@ _BOX, _STRIPE, _LANE, _GAP = 0.8, 8.0, 14.0, 150.0
 _WIDEST, _TITLED_CELLS, _SMALLEST = 150.0, 1600, 0.72
 """Room of a label, cells up to which each says its value, and how far a phone may shrink it all."""
 
-_BAR = 99.0
+_BAR = 130.0
 """Length of the colour bar."""
 
 _ALIKE = 0.5

@@ -4,7 +4,7 @@ A page has the same maps and bars, one drawing each: there they find their place
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -299,86 +299,108 @@ def cell_size(heat: Heat, room: Number, tallest: Number) -> tuple[float, float]:
     return width, min(width, tallest / rows)
 
 
+@dataclass(frozen=True)
+class _Plan:
+    """How the maps of a sheet are arranged.
+
+    Attributes:
+        across, down: Maps beside and below each other.
+        width: Of the whole sheet.
+        plot: Sizes that all maps have.
+        titles, above: Lines of the title of each map, and what these take.
+        bar: What a colour bar beside maps takes.
+        lying: The one bar that lies below all maps, where every bit of width counts.
+    """
+
+    across: int
+    down: int
+    width: float
+    plot: Plot
+    titles: Sequence[Sequence[str]]
+    above: float
+    bar: float
+    lying: Drawing | None
+
+
 def sheet(heat: Heat, options: PrintOptions) -> Drawing:
     """All maps of a figure (of its first group) for print; their outer axes alone have labels."""
-    shown = first_group(heat)
-    title, note = options.title_or(heat.title), _caption(heat, shown)
-    naming = Naming(
-        [layer.name for layer in shown],
-        options.labels,
-        [heat.rows.name, heat.columns.name, *dict.fromkeys(layer.scale.unit for layer in shown)],
-    )
-    scales = [
-        replace(
-            layer.scale,
-            unit=naming.other(layer.scale.unit),
-            names=tuple((shortened(name, 0.4 * options.width), colour) for name, colour in layer.scale.names),
-        )
-        for layer in shown
-    ]
-    heat = replace(
-        heat,
-        rows=_folded(replace(heat.rows, name=naming.other(heat.rows.name)), options.width),
-        columns=_folded(replace(heat.columns, name=naming.other(heat.columns.name)), options.width),
-    )
-    one_scale = len(set(scales)) == 1
-    left = Plot(heat, (1, 1)).left
-    beside_each_other = 4
-    if options.narrow:
-        beside_each_other = _across(heat, naming.names, options.width - left - 14) if one_scale else 1
-    across, down = _arranged(options, len(shown), beside_each_other)
-    # Where every bit of width counts, the one bar lies below the maps.
-    lying = options.narrow and one_scale and across > 1 and not scales[0].names
-    bar = 0.0 if lying else max(scale_drawing(scale, 100).width for scale in scales) + _GAP
-    outer = left + 2 * MARGIN + 6 + bar * (1 if one_scale else across)
-    room = max((options.width - outer) / across - _GAP, 22.0)
-    cell = cell_size(heat, room, tallest=7000.0)
-    # A small map needs no whole page, but its title and caption may.
-    needed = outer + across * (cell[0] * heat.columns.n + _GAP)
-    wide = min(options.width, max(needed, width_of(title, TITLE) + 14, 216.0 if note else 144.0))
-    wide = options.width if options.exact else wide
-    titles = [lines_of(name, room + _GAP / 2, TITLE) if name else [] for name in naming.names]
-    above = max(map(len, titles)) * line_height(TITLE) + 4 if len(shown) > 1 else 0.0
-    plot = Plot(heat, cell)
-    lying_bar = scale_drawing(scales[0], 0.5 * (wide - left), lying=True) if lying else Drawing()
-    below = plot.below + (lying_bar.height + MARGIN if lying else 0.0)
-    rest = (options.height or 72 * _TALLEST[options.narrow]) - frame_height(wide, title=title, note=note) - below
-    tallest = (rest - Plot(heat, (0, 0)).beyond) / down - above - _GAP * (down - 1) / down
-    if options.height is not None:
-        plot = Plot(heat, (room / heat.columns.n, max(0.2, tallest / heat.rows.n)))
-    else:
-        most = _TALLEST_OF_SEVERAL if len(shown) > 1 else _TALLEST_MAP[options.narrow]
-        plot = Plot(heat, cell_size(heat, room, max(min(tallest, 72 * most), 22.0)))
-    step = (plot.width + _GAP + (0.0 if one_scale else bar), above + plot.height + _GAP)
-    whole = Drawing([], left + across * step[0] - _GAP, down * step[1] - _GAP + plot.beyond + below)
-    for number, (layer, scale, lines) in enumerate(zip(shown, scales, titles, strict=True)):
-        x, y = left + number % across * step[0], plot.beyond + number // across * step[1] + above
-        if len(shown) > 1:
-            top = y - 4 - len(lines) * line_height(TITLE)
-            whole.add(*written(lines, x + plot.width / 2, top, TITLE, anchor="middle"))
-        axes = plot.axes(at_left=number % across == 0, at_bottom=number + across >= len(shown))
+    heat = _for_print(heat, options)
+    frame = {"title": options.title_or(heat.title), "note": _caption(heat)}
+    plan, scales = _plan(heat, options, frame), [layer.scale for layer in heat.layers]
+    plot, one_scale = plan.plot, len(set(scales)) == 1
+    step = (plot.width + _GAP + (0.0 if one_scale else plan.bar), plan.above + plot.height + _GAP)
+    first = plot.left, plot.beyond + plan.above
+    whole = Drawing([], plot.left + plan.across * step[0] - _GAP, plot.beyond + plan.down * step[1] - _GAP + plot.below)
+    for number, (layer, lines) in enumerate(zip(heat.layers, plan.titles, strict=True)):
+        x, y = first[0] + number % plan.across * step[0], first[1] + number // plan.across * step[1]
+        top = y - 4 - len(lines) * line_height(TITLE)
+        whole.add(*written(lines, x + plot.width / 2, top, TITLE, anchor="middle"))
+        axes = plot.axes(at_left=number % plan.across == 0, at_bottom=number + plan.across >= len(heat.layers))
         whole.add(Group([*plot.layer(layer), *axes], x, y))
         if not one_scale:
-            whole.add(scale_drawing(scale, plot.height).at(x + plot.width + _GAP, y - 0.5 * TICK))
-    if lying:
-        whole.add(lying_bar.at(left + (whole.width - left - lying_bar.width) / 2, whole.height - lying_bar.height))
+            whole.add(scale_drawing(layer.scale, plot.height).at(x + plot.width + _GAP, y - 0.5 * TICK))
+    if plan.lying is not None:
+        middle = (plot.left + whole.width - plan.lying.width) / 2
+        whole.add(plan.lying.at(middle, whole.height + MARGIN))
+        whole.height += MARGIN + plan.lying.height
     elif one_scale:
-        length = down * step[1] - _GAP - above
-        bar_beside = scale_drawing(scales[0], max(length, 40.0))
-        whole.add(bar_beside.at(whole.width + _GAP, plot.beyond + above - 0.5 * TICK))
-        whole.width += _GAP + bar_beside.width
-        whole.height = max(whole.height, plot.beyond + above + bar_beside.height)
-    whole.width += plot.beyond if lying or not bar else 0.0
+        bar = scale_drawing(scales[0], max(plan.down * step[1] - _GAP - plan.above, 40.0))
+        whole.add(bar.at(whole.width + _GAP, first[1] - 0.5 * TICK))
+        whole.width, whole.height = whole.width + _GAP + bar.width, max(whole.height, first[1] + bar.height)
+    whole.width += 0.0 if plan.bar else plot.beyond
     if options.height is not None:
-        whole.height = max(whole.height, options.height - frame_height(wide, title=title, note=note))
-    return framed(whole, title=title, note=note, width=wide)
+        whole.height = max(whole.height, options.height - frame_height(plan.width, **frame))
+    return framed(whole, **frame, width=plan.width)
 
 
-def _folded(axis: Axis, wide: Number) -> Axis:
-    """Labels in lines of at most a third of the width, so that the map keeps the rest."""
-    if axis.labels is None:
-        return axis
-    return replace(axis, labels=tuple("\n".join(lines_of(text, wide / 3)) for text in axis.labels))
+def _for_print(heat: Heat, options: PrintOptions) -> Heat:
+    """The first group of maps with their names in print, and labels in lines of a third of the width at most."""
+    shown = [layer for layer in heat.layers if layer.group == heat.layers[0].group]
+    others = [heat.rows.name, heat.columns.name, *dict.fromkeys(layer.scale.unit for layer in shown)]
+    naming = Naming([layer.name for layer in shown], options.labels, others)
+
+    def scale_of(scale: Scale) -> Scale:
+        names = tuple((shortened(name, 0.4 * options.width), colour) for name, colour in scale.names)
+        return replace(scale, unit=naming.other(scale.unit), names=names)
+
+    def axis_of(axis: Axis) -> Axis:
+        labels = axis.labels and tuple("\n".join(lines_of(text, options.width / 3)) for text in axis.labels)
+        return replace(axis, name=naming.other(axis.name), labels=labels)
+
+    layers = tuple(
+        replace(layer, name=name, scale=scale_of(layer.scale)) for layer, name in zip(shown, naming.names, strict=True)
+    )
+    return replace(heat, layers=layers, rows=axis_of(heat.rows), columns=axis_of(heat.columns))
+
+
+def _plan(heat: Heat, options: PrintOptions, frame: Mapping[str, str]) -> _Plan:
+    scales, names = [layer.scale for layer in heat.layers], [layer.name for layer in heat.layers]
+    one_scale, left = len(set(scales)) == 1, Plot(heat, (1, 1)).left
+    most = 4 if not options.narrow else _across(heat, names, options.width - left - 14) if one_scale else 1
+    across, down = _arranged(options, len(names), most)
+    lies = options.narrow and one_scale and across > 1 and not scales[0].names
+    bar = 0.0 if lies else max(scale_drawing(scale, 100).width for scale in scales) + _GAP
+    outer = left + 2 * MARGIN + 6 + bar * (1 if one_scale else across)
+    room = max((options.width - outer) / across - _GAP, 22.0)
+    wide = options.width
+    if not options.exact:
+        # A small map needs no whole page, but its title and caption may.
+        needed = outer + across * (cell_size(heat, room, tallest=7000.0)[0] * heat.columns.n + _GAP)
+        wide = min(wide, max(needed, width_of(frame["title"], TITLE) + 14, 216.0 if frame["note"] else 144.0))
+    several = len(names) > 1
+    titles = [lines_of(name, room + _GAP / 2, TITLE) if name and several else [] for name in names]
+    above = max(map(len, titles)) * line_height(TITLE) + 4 if several else 0.0
+    lying = scale_drawing(scales[0], 0.5 * (wide - left), lying=True) if lies else None
+    rest = (options.height or 72 * _TALLEST[options.narrow]) - frame_height(wide, **frame)
+    rest -= Plot(heat, (0, 0)).beyond + Plot(heat, cell_size(heat, room, tallest=7000.0)).below
+    rest -= lying.height + MARGIN if lying else 0.0
+    tallest = (rest + _GAP) / down - above - _GAP
+    if options.height is not None:
+        cell = room / heat.columns.n, max(0.2, tallest / heat.rows.n)
+    else:
+        highest = 72 * (_TALLEST_OF_SEVERAL if several else _TALLEST_MAP[options.narrow])
+        cell = cell_size(heat, room, max(min(tallest, highest), 22.0))
+    return _Plan(across, down, wide, Plot(heat, cell), titles, above, bar, lying)
 
 
 def _across(heat: Heat, names: Sequence[str], wide: Number) -> int:
@@ -392,11 +414,6 @@ def _across(heat: Heat, names: Sequence[str], wide: Number) -> int:
         return min(cell_size(heat, room, min(tall, 72 * _TALLEST_OF_SEVERAL))) if fits else 0.0
 
     return max(range(1, 5), key=lambda across: (smaller_side(across), across))
-
-
-def first_group(heat: Heat) -> list[Layer]:
-    """The maps that are printed: all of the first group."""
-    return [layer for layer in heat.layers if layer.group == heat.layers[0].group]
 
 
 def _arranged(options: PrintOptions, n: int, most: int) -> tuple[int, int]:
@@ -414,12 +431,12 @@ def _arranged(options: PrintOptions, n: int, most: int) -> tuple[int, int]:
     return min(across, n), -(-n // min(across, n))
 
 
-def _caption(heat: Heat, shown: Sequence[Layer]) -> str:
+def _caption(heat: Heat) -> str:
     """The note, and what dots and hatching mean."""
     parts = [heat.note]
-    if heat.mark and any(layer.marked is not None and layer.marked.any() for layer in shown):
+    if heat.mark and any(layer.marked is not None and layer.marked.any() for layer in heat.layers):
         parts.append(f"Dot: {heat.mark}.")
-    if any(bool((np.isnan(layer.values) & heat.inside).any()) for layer in shown):
+    if any(bool((np.isnan(layer.values) & heat.inside).any()) for layer in heat.layers):
         parts.append("Hatched: missing.")
     *first, last = [part for part in parts if part] or [""]
     # A score alone is no sentence.

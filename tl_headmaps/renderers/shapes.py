@@ -353,7 +353,7 @@ def _(shape: Cells, vectors: bool) -> str:
         looks = {"preserveAspectRatio": "none", "image_rendering": "pixelated", "data_key": shape.key}
         return _tag("image", **size, **looks, href=image)
     paths = "".join(
-        _tag("path", stroke=colour, d="".join(f"M{_at(start)}H{_n(end)}" for start, end in lines))
+        _tag("path", stroke=colour, d="".join(f"M{_n(x)},{_n(y)}H{_n(end)}" for x, end, y in lines.tolist()))
         for colour, lines in _cell_lines(shape)
     )
     return _tag("g", paths, stroke_width=height + _overlap(height), fill="none", shape_rendering="crispEdges")
@@ -363,36 +363,34 @@ def _overlap(side: Number) -> float:
     return min(_OVERLAP, 0.15 * side)
 
 
-def _cell_lines(shape: Cells) -> Iterator[tuple[str, list[tuple[Point, Number]]]]:
-    """For each colour the lines that are its cells, as wide as those are tall: where each begins, and x of its end."""
+def _cell_lines(shape: Cells) -> Iterator[tuple[str, np.ndarray]]:
+    """For each colour the lines that are its cells, as wide as those are tall: x of both ends, and y."""
     (width, height), columns = shape.cell, shape.colours.shape[1]
     for colour, runs in colour_runs(shape.colours).items():
-        lines = []
-        for row, first, n in runs:
-            end = shape.x + (first + n) * width + (_overlap(width) if first + n < columns else 0)
-            lines.append(((shape.x + first * width, shape.y + (row + 0.5) * height), end))
-        yield colour, lines
+        row, first, last = runs.T
+        ends = shape.x + last * width + np.where(last < columns, _overlap(width), 0.0)
+        yield colour, np.stack([shape.x + first * width, ends, shape.y + (row + 0.5) * height], axis=1)
 
 
-def colour_runs(colours: np.ndarray) -> dict[str, list[tuple[int, int, int]]]:
-    """Cells of equal colour in a row, as (row, first column, number), by their colour.
+def colour_runs(colours: np.ndarray) -> dict[str, np.ndarray]:
+    """Cells of equal colour in a row, as (row, first column, column after the last), by their colour.
 
     Shades are rounded to a fifth of the steps a screen has, which no eye tells apart: few colours make small files.
 
     >>> colour_runs(np.array([[[0, 0, 0, 255], [1, 0, 0, 255], [250, 0, 0, 255]]], dtype=np.uint8))
-    {'#000000': [(0, 0, 2)], '#fa0000': [(0, 2, 1)]}
+    {'#000000': array([[0, 0, 2]]), '#fa0000': array([[0, 2, 3]])}
     """
     shades = ((colours.astype(int) + 2) // 5 * 5) @ [1 << 16, 1 << 8, 1, 0]
     shades[colours[..., 3] == 0] = -1
     new = np.ones(shades.shape, dtype=bool)
     new[:, 1:] = shades[:, 1:] != shades[:, :-1]
-    firsts = np.argwhere(new)
-    ends = np.append(np.flatnonzero(new)[1:], shades.size)
-    runs: dict[str, list[tuple[int, int, int]]] = {}
-    for (row, first), end in zip(firsts.tolist(), ends.tolist(), strict=True):
-        if shades[row, first] >= 0:
-            runs.setdefault(f"#{shades[row, first]:06x}", []).append((row, first, end - row * shades.shape[1] - first))
-    return runs
+    rows, firsts = np.nonzero(new)
+    ends = np.append(np.flatnonzero(new)[1:], shades.size) - rows * shades.shape[1]
+    runs, shade = np.stack([rows, firsts, ends], axis=1), shades[new]
+    order = np.argsort(shade, kind="stable")
+    kinds, starts = np.unique(shade[order], return_index=True)
+    parts = zip(kinds.tolist(), np.split(runs[order], starts[1:]), strict=True)
+    return {f"#{kind:06x}": part for kind, part in parts if kind >= 0}
 
 
 def png(colours: np.ndarray) -> bytes:
@@ -429,9 +427,9 @@ def _patches(shapes: Iterable[Shape]) -> Iterator[Any]:
             tall = shape.cell[1]
             for colour, lines in _cell_lines(shape):
                 # Short numbers make small files.
-                digits = 1 if min(shape.cell) > 2 else 2
-                ends = [[round(value, digits) for value in (x + right, end + right, y + down)] for (x, y), end in lines]
-                parts = [_lines([(x, y), (end, y)]) for x, end, y in ends]
+                places = np.round(lines + np.array([right, right, down]), 1 if min(shape.cell) > 2 else 2)
+                points = places[:, [0, 2, 1, 2]].reshape(-1, 2)
+                parts = [(points, [1, 2] * len(lines))]
                 yield _patch(parts, colour, tall + _overlap(tall))
 
 
@@ -443,7 +441,7 @@ def _kind(placed: tuple[Shape, Point]) -> Any:
     return id(shape), moved
 
 
-Outline: TypeAlias = tuple[Sequence[Any], Sequence[int]]
+Outline: TypeAlias = tuple[Any, Sequence[int]]
 """Points, and what matplotlib does with each: 1 moves there, 2 draws a line, 4 a curve."""
 
 
@@ -473,14 +471,10 @@ def _patch(outlines: Sequence[Outline], stroke: str, width: Number, fill: str = 
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path as Curve
 
-    whole = Curve(
-        [point for points, _ in outlines for point in points], [code for _, codes in outlines for code in codes]
-    )
+    points, codes = (np.concatenate(part) for part in zip(*outlines, strict=True))
     colours = {"facecolor": _colour(fill), "edgecolor": _colour(stroke)}
-    width = width if stroke != "none" else 0
-    return PathPatch(
-        whole, linewidth=width, **{"capstyle": "butt", "snap": False, "clip_on": False, **colours, **style}
-    )
+    look = {"linewidth": width if stroke != "none" else 0, "capstyle": "butt", "snap": False, "clip_on": False}
+    return PathPatch(Curve(points, codes), **{**look, **colours, **style})
 
 
 def _letters(shape: Text, right: Number, down: Number) -> Any:

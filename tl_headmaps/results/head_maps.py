@@ -90,7 +90,9 @@ class HeadMaps(Result):
 
             def chosen(value: Any, axes: list[str] = axes) -> Any:
                 if isinstance(value, Mapping):
-                    return {name: chosen(part) for name, part in value.items() if names is None or name in names}
+                    labelled = names is not None and set(value) == set(getattr(self, str(self.labelled)))
+                    kept = names if labelled and names is not None else list(value)
+                    return {name: chosen(part) for name, part in value.items() if name in kept}
                 if isinstance(value, tuple):
                     return value if numbers is None else tuple(value[number] for number in numbers)
                 for place, axis in enumerate(axes):
