@@ -18,7 +18,7 @@ from tl_headmaps import HeadWeights, Relation, relation_scores
 from tl_headmaps.capture import tensors
 from tl_headmaps.capture.checkpoint.reader import open_tokenizer
 from tl_headmaps.capture.tensors import is_mapped, map_tensor, release_pages, reordered, rows_of
-from tl_headmaps.circuits import cache
+from tl_headmaps.circuits import vectors
 from tl_headmaps.circuits.vectors import cache_of
 
 ROWS, WIDTH = 3000, 256
@@ -140,9 +140,9 @@ def test_scores_do_not_depend_on_where_the_unembedding_lies(
         HeadWeights.from_checkpoint(folder, device="cpu"), relation, progress=False, preset="folded"
     )
     if way == "nowhere to write":
-        monkeypatch.setattr(cache, "cache_folder", lambda: tmp_path / "file")
+        monkeypatch.setattr(vectors, "cache_folder", lambda: tmp_path / "file")
     elif way == "too large":
-        monkeypatch.setattr(cache, "_LARGEST_COPY", 0)
+        monkeypatch.setattr(vectors, "_LARGEST_COPY", 0)
     read = HeadWeights.from_checkpoint(folder)
     assert (cache_of(read).ordered_unembedding is not None) == (way == "on disk")
     assert torch.equal(relation_scores(read, relation, progress=False, preset="folded").promote, expected.promote)

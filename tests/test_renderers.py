@@ -322,7 +322,7 @@ def test_a_figure_says_what_it_was_made_from(tmp_path: Path) -> None:
     assert r"\includegraphics[width=3.4in]{figures/x_1.pdf}" in text and r"\label{fig:x_1}" in text
     assert "\n% Made from tiny" in text and figure.latex("x.pdf").startswith(r"\begin{figure*}")
     said = re.search(r"\\caption\{(.*)\}\n", text)
-    assert said and "k = 10 strongest tokens" in said[1] and r"p \ensuremath{\leq} 0.05" in said[1]
+    assert said and "k strongest tokens (k = 10)" in said[1] and r"p \ensuremath{\leq} 0.05" in said[1]
     assert r"\caption{50\% \& more}" in figure.latex("x.pdf", caption="50% & more")
     assert "% Made" not in FIGURES["head_map"].latex("x.pdf"), "arrays of a caller have no provenance"
     with pytest.raises(UsageError, match=r"LaTeX cannot include a file called 'a b\.pdf'"):

@@ -199,10 +199,10 @@ class RelationScores(HeadTable):
     @property
     def caption(self) -> str:
         """What was measured, with which preset and k."""
-        k = " or ".join(map(str, sorted(set(self.k)))) + ", by relation" * (len(set(self.k)) > 1)
+        k = " or ".join(map(str, sorted(set(self.k)))) + " by relation" * (len(set(self.k)) > 1)
         return (
             f"{self.circuit.upper()} relation scores, preset {self.provenance.options.get('preset', '')}: share of "
-            f"pairs whose target is among the k = {k} strongest tokens."
+            f"pairs whose target is among the k strongest tokens (k = {k})."
         )
 
     def notes(self) -> list[str]:

@@ -15,7 +15,7 @@ from ..core.errors import UsageError
 from ..core.types import HeadIndex
 from .colours import SERIES, Limits
 from .figure import Figure
-from .grids import drill_lists
+from .grids import as_array, drill_lists
 from .layout import (
     MARGIN,
     TICK,
@@ -176,7 +176,7 @@ def scatter(
         drill: Lists shown when a point is pinned, as for :func:`~tl_headmaps.renderers.head_map`.
         note: A sentence under the figure.
     """
-    across, up = np.atleast_1d(_array(x, "x")), np.atleast_1d(_array(y, "y"))
+    across, up = np.atleast_1d(as_array(x, "x")), np.atleast_1d(as_array(y, "y"))
     if across.shape != up.shape:
         raise UsageError(f"x has shape {across.shape}, but y has {up.shape}; they must agree.")
     if names is None:
@@ -202,17 +202,8 @@ def scatter(
     return _figure(Chart(*names, tuple(series), *limits, lines=False, diagonal=diagonal, drill=listed, note=note))
 
 
-def _array(values: Any, what: str) -> np.ndarray:
-    if hasattr(values, "detach"):
-        values = values.detach().cpu().double().numpy()
-    try:
-        return np.asarray(values, dtype=float)
-    except (TypeError, ValueError) as error:
-        raise UsageError(f"{what} must be numbers; {error}.") from error
-
-
 def _numbers(values: Any, what: str) -> np.ndarray:
-    array = _array(values, what)
+    array = as_array(values, what)
     if array.ndim != 1 or not array.size or not np.isfinite(array).all():
         raise UsageError(
             f"{what} has shape {array.shape} and {int((~np.isfinite(array)).sum())} values that are not finite; "

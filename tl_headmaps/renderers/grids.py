@@ -160,14 +160,22 @@ class Heat:
         return [(self.cell_name(*divmod(int(i), width)), float(flat[i])) for i in order if np.isfinite(flat[i])]
 
 
+def as_array(values: Any, what: str) -> np.ndarray:
+    """Numbers of a tensor, an array or lists."""
+    if hasattr(values, "detach"):
+        values = values.detach().cpu().double().numpy()
+    try:
+        return np.asarray(values, dtype=float)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"{what} must be numbers; {error}.") from error
+
+
 def checked(values: Any, what: str) -> tuple[np.ndarray, tuple[int, ...] | None]:
     """A two-dimensional array and, if its rows differ in length, their lengths.
 
     Numbers are rounded to 32-bit floats, as on the page, so that all forms of a figure agree.
     """
-    if hasattr(values, "detach"):
-        values = values.detach().cpu().double().numpy()
-    if not isinstance(values, np.ndarray):
+    if not (isinstance(values, np.ndarray) or hasattr(values, "detach")):
         rows = [_row(row, what) for row in values]
         lengths = tuple(len(row) for row in rows)
         array = np.full((len(rows), max(lengths, default=0)), np.nan)
@@ -175,7 +183,7 @@ def checked(values: Any, what: str) -> tuple[np.ndarray, tuple[int, ...] | None]
             array[number, : len(entries)] = entries
         ragged = lengths if len(set(lengths)) > 1 else None
     else:
-        array, ragged = np.asarray(values, dtype=float), None
+        array, ragged = as_array(values, what), None
     with np.errstate(over="ignore"):
         array = array.astype(np.float32).astype(float)
     if array.ndim != 2 or not array.size:

@@ -33,7 +33,7 @@ _NUMBERED_COLUMNS = 12
 _LETTERS, _LABEL_ROOM = 11.0, 160.0
 """Size of letters on a page, and how many pixels a label takes at most."""
 
-_SMALLEST = 0.75
+_SMALLEST = 0.65
 """How far a map may shrink on a narrow screen before it is scrolled."""
 
 _LISTED = 10

@@ -15,7 +15,7 @@ from ..core.errors import UsageError
 from ..core.types import HeadIndex
 from .colours import SERIES
 from .figure import Figure
-from .grids import MapLayer, heat_of
+from .grids import MapLayer, as_array, heat_of
 from .listing import Listing
 from .page import escaped, figure_body, label, packed
 from .text import table_text, visible
@@ -53,9 +53,7 @@ def attention_view(
         causal: Grey out keys that come after the query.
         note: A sentence under the figure.
     """
-    array = (
-        patterns.detach().cpu().double().numpy() if hasattr(patterns, "detach") else np.asarray(patterns, dtype=float)
-    )
+    array = as_array(patterns, "patterns")
     n = len(tokens)
     if array.ndim != 3 or array.shape[1:] != (n, n) or not array.size:
         raise UsageError(f"patterns has shape {array.shape}; expected (head, {n}, {n}) for {n} tokens.")
@@ -87,18 +85,8 @@ def attention_view(
         MapLayer(name, [row[:end].tolist() for row, end in zip(array[i], lengths, strict=True)])
         for i, name in enumerate(names[:HEADS_AT_ONCE])
     ]
-    printed = heat_of(
-        first,
-        title=title,
-        unit="attention",
-        rows="query",
-        columns="key",
-        row_labels=tokens,
-        column_labels=tokens,
-        item="pair",
-        panels=True,
-        note=note,
-    )
+    labels: dict[str, Any] = {"rows": "query", "columns": "key", "row_labels": tokens, "column_labels": tokens}
+    printed = heat_of(first, title=title, unit="attention", item="pair", panels=True, note=note, **labels)
     return _view(data, title, text, printed, note)
 
 

@@ -254,8 +254,8 @@ class Table(Result):
             return "-" if math.isnan(value) else chance(value)
         return signed(value, 2) if self.signed and role == "value" else number(value)
 
-    def _legend(self, full: bool, facts: bool = True) -> str:
-        columns = [self._described[name] for name, role in self._shown(full) if facts or role != "fact"]
+    def _legend(self, full: bool) -> str:
+        columns = [self._described[name] for name, _ in self._shown(full)]
         meanings = {column.title: column.meaning for column in columns if column.meaning}
         return "; ".join(f"{title}: {meaning}" for title, meaning in meanings.items())
 
@@ -377,7 +377,7 @@ class HeadTable(HeadMaps, Table):
         for place in sorted(known, key=lambda place: -ranked[place])[:n]:
             name = f"{self.labels[place]}{' *' * (head in chosen.get(self.labels[place], ()))}"
             rows.append([name, *self.cell_texts(self._place(place, head), full=full)])
-        mark = [f"* one of the heads that {self.chosen_as} it"] * bool(chosen)
+        mark = [f"* among the heads that {self.chosen_as} it"] * bool(chosen)
         return TextTable([(self._axis, "left"), *titles], rows, "; ".join([*mark, note]))
 
     def _listed(self, full: bool, n: int | None) -> tuple[list[str], list[list[str]]]:
@@ -410,7 +410,7 @@ class HeadTable(HeadMaps, Table):
             if self.map_of(name, place) is not None
         ]
         title, _, about = self.caption.partition(": ")
-        note = [f"{about[:1].upper()}{about[1:]}", self._legend(full=True, facts=False), *self.notes()]
+        note = [f"{about[:1].upper()}{about[1:]}", self._legend(full=False), *self.notes()]
         options: dict[str, Any] = {
             "title": title,
             "unit": self._described[first].unit,
@@ -423,7 +423,7 @@ class HeadTable(HeadMaps, Table):
         if side_by_side:
             return panels(maps, **options)
         switches = "map" if self.labelled is None else self._axis, "measure"
-        mark = f"one of the heads that {self.chosen_as} it" if chosen else ""
+        mark = f"heads that {self.chosen_as} it" if chosen else ""
         return head_map(maps, switches=switches, mark=mark, **options)
 
     def _map_layer(self, place: int, name: str, family: Mapping[str, str], details: bool, several: bool) -> MapLayer:
