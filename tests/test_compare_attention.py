@@ -2,10 +2,8 @@
 
 import inspect
 import itertools
-import json
 import math
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planted import shared_model
 
-from tl_headmaps import AttentionComparison, Result, association_heads, compare_attention
+from tl_headmaps import AttentionComparison, association_heads, compare_attention
 from tl_headmaps.core.errors import HeadMapsError
 from tl_headmaps.scorers.mixing import (
     difference_of,
@@ -62,16 +60,6 @@ class TestTheCall:
         for p, are in ((0.02, "are"), (0.6, "are not shown to be")):
             said = f"Phrasings of one word {are} more alike than phrasings of the two (p = {p})."
             assert said in replace(found, separation_p=p).verdict()
-
-    @pytest.mark.parametrize("suffix", [".json", ".safetensors"])
-    def test_comes_back_from_its_file(self, found: AttentionComparison, suffix: str, tmp_path: Path) -> None:
-        one = compare_attention(shared_model("llama"), ONE_EACH, "word9")
-        for result in (found, one):
-            loaded = Result.load(result.save(tmp_path / f"x{suffix}"))
-            assert loaded == result and str(loaded) == str(result)
-        values = json.loads(one.to_json())
-        assert values["kind"] == "attention_comparison" and values["separation_p"] is None
-        assert len(list(found.to_rows())) == 12 and "attention_word5" in next(iter(found.to_rows()))
 
     def test_what_one_phrasing_cannot_tell_is_said(self) -> None:
         one = compare_attention(shared_model("llama"), ONE_EACH, "word9")

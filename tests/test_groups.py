@@ -1,13 +1,11 @@
 """Attention groups: the fixtures exactly, every number against a slow reference, the invariants by hypothesis."""
 
-import inspect
 import itertools
 import json
 import math
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import networkx
@@ -18,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planted import DECODERS, random_model, shared_model
 
-from tl_headmaps import AttentionGroups, HeadIndex, HeadWeights, Result, attention_groups, grouping_profile
+from tl_headmaps import AttentionGroups, HeadIndex, attention_groups
 from tl_headmaps.core.errors import UsageError
 from tl_headmaps.scorers import partitions
 from tl_headmaps.scorers.affinity import (
@@ -492,18 +490,6 @@ class TestModels:
         torch.testing.assert_close(found.weights, bare.weights, atol=1e-5, rtol=1e-4)
         assert [str(head) for head in found.heads] == [f"L{layer}H{head}" for layer in (1, 2) for head in range(4)]
 
-    def test_heads_are_chosen_by_name_layer_or_both(self) -> None:
-        model, ids = shared_model("llama"), [3, 9, 4, 9]
-        for options, names in (
-            ({"heads": "L1H2"}, ["L1H2"]),
-            ({"heads": (1, 2)}, ["L1H2"]),
-            ({"heads": iter(["L2H0", "L0H1"])}, ["L0H1", "L2H0"]),
-            ({"layers": 0}, ["L0H0", "L0H1", "L0H2", "L0H3"]),
-            ({"layers": [0, 1], "heads": ["L1H3", "L2H3"]}, ["L1H3"]),
-        ):
-            found = attention_groups(model, ids, n_null=0, **options)
-            assert [str(head) for head in found.heads] == names
-
     @pytest.mark.model
     def test_the_default_model_binds_the_words_of_a_sentence(self, default_model: Any) -> None:
         found = attention_groups(default_model, TEXT, heads=["L25H8", "L13H2", "L5H3"])
@@ -555,13 +541,6 @@ class TestFigure:
 
 @pytest.mark.once
 class TestResult:
-    @pytest.mark.parametrize("suffix", [".json", ".safetensors"])
-    def test_comes_back_from_its_file(self, suffix: str, tmp_path: Path) -> None:
-        for pattern, words in ((seed_pattern(), WORDS), (tree_mask(TREE_PARENTS), ["</script>", *TREE_WORDS[1:]])):
-            found = AttentionGroups.from_pattern(pattern, words)
-            loaded = Result.load(found.save(tmp_path / f"groups{suffix}"))
-            assert isinstance(loaded, AttentionGroups) and loaded == found and str(loaded) == str(found)
-
     def test_json_is_as_promised(self) -> None:
         values = json.loads(AttentionGroups.from_pattern(seed_pattern(), WORDS).to_json())
         assert values["kind"] == "attention_groups"
@@ -633,11 +612,6 @@ class TestBadInput:
         assert max(sizes) == 30
         assert torch.equal(found.p_value, whole.p_value) and not bool(found.p_value.isnan().any())
 
-    def test_an_unknown_method_is_refused_with_a_sentence(self) -> None:
-        # Past the type checker of the tests, which would refuse it first.
-        with pytest.raises(UsageError, match="method='magic' is not known"):
-            inspect.unwrap(GroupOptions.__post_init__)(SimpleNamespace(method="magic"))
-
     def test_texts_are_refused_with_a_sentence(self) -> None:
         model = shared_model("llama")
         for text, sentence in (
@@ -690,10 +664,3 @@ def test_heads_are_streamed_so_that_long_texts_stay_within_the_budget() -> None:
     )
     matrices, dropped = done.stdout.split()
     assert float(matrices) < 5 and dropped == "True"
-
-
-def test_weights_alone_cannot_run() -> None:
-    weights = HeadWeights.from_model(shared_model("llama"))
-    for analyse in (attention_groups, grouping_profile):
-        with pytest.raises(UsageError, match="HeadWeights cannot run"):
-            analyse(weights, " word5 word6")

@@ -3,7 +3,6 @@
 import json
 import math
 import re
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planted import DECODERS, random_model, shared_model
 
-from tl_headmaps import AssociationHeads, Result, ValueMixing, WorkedExample, association_heads, value_mixing
+from tl_headmaps import AssociationHeads, ValueMixing, WorkedExample, association_heads, value_mixing
 from tl_headmaps.core.errors import HeadMapsError, TokenError, UsageError
 from tl_headmaps.core.vocabulary import token_position
 from tl_headmaps.renderers.formulas import UNICODE, Product, Rest, Sum
@@ -352,18 +351,6 @@ class TestModels:
 
 
 class TestResults:
-    @pytest.mark.parametrize("suffix", [".json", ".safetensors"])
-    def test_come_back_from_their_files(self, suffix: str, tmp_path: Path, seed: ValueMixing) -> None:
-        model, ids = shared_model("llama"), [3, 9, 4]
-        for found in (
-            seed,
-            value_mixing(model, ids, "L1H2", 2, 0),
-            association_heads(model, ids, 2, 1),
-            association_heads(model, ids[:2], 1, 0),
-        ):
-            loaded = Result.load(found.save(tmp_path / f"mixing{suffix}"))
-            assert type(loaded) is type(found) and loaded == found and str(loaded) == str(found)
-
     def test_json_holds_every_number(self, seed: ValueMixing) -> None:
         values = json.loads(seed.to_json())
         assert values["kind"] == "value_mixing" and values["V"] == V

@@ -20,7 +20,6 @@ from hypothesis.extra.numpy import arrays
 from tl_headmaps import HeadIndex, HeadMapsError, Result, TokenGrid, ValueMixing
 from tl_headmaps import results as base
 from tl_headmaps.analyses.describe_model import ModelDescription
-from tl_headmaps.core import files
 from tl_headmaps.core.errors import OutputError, UsageError
 from tl_headmaps.core.files import NUL_IN_CSV, csv_rows
 from tl_headmaps.core.provenance import Provenance
@@ -281,12 +280,6 @@ def test_values_that_json_cannot_hold_are_refused(tmp_path: Path, bad: float) ->
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_description_survives_its_file(tmp_path: Path) -> None:
-    result = ModelDescription({"model": "tiny", "d_model": "8"}, provenance())
-    assert Result.load(result.save(tmp_path / "model.json")) == result
-    assert result.to_csv() == "fact,value\r\nmodel,tiny\r\nd_model,8\r\n"
-
-
 def test_best_is_the_largest_of_each_row() -> None:
     assert grid([[1.0, 3.0, 2.0], [0.0, -1.0, -2.0]]).best() == [("s0", "t1"), ("s1", "t0")]
 
@@ -300,18 +293,6 @@ def test_unknown_suffixes_are_refused(tmp_path: Path, name: str) -> None:
 
 def test_suffixes_in_capitals_are_known(tmp_path: Path) -> None:
     assert TokenGrid.load(grid([[1.0]]).save(tmp_path / "GRID.JSON")).head == HeadIndex(23, 4)
-
-
-@pytest.mark.parametrize(
-    "content",
-    [b"", b"rubbish", b"\xff\xfe\x00", b'{"kind": "token_gr', b"[" * 50],
-    ids=["empty", "text", "binary", "cut off", "brackets"],
-)
-def test_rubbish_is_named_as_such(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "rubbish.json"
-    path.write_bytes(content)
-    with pytest.raises(OutputError, match=r"rubbish\.json is not a saved result"):
-        Result.load(path)
 
 
 @pytest.mark.parametrize("content", ["[]", "3", "null", "{}", '{"kind": "poem"}', '{"kind": ["token_grid"]}'])
@@ -404,15 +385,6 @@ def test_missing_folders_are_made_and_files_get_usual_rights(tmp_path: Path) -> 
     assert path.stat().st_mode == ordinary.stat().st_mode
 
 
-def test_replacing_gives_a_path_beside_the_target(tmp_path: Path) -> None:
-    with files.replacing(tmp_path / "x.json") as temporary:
-        assert temporary.parent == tmp_path
-        assert temporary.suffix == ".part"
-        temporary.write_text("new")
-        assert not (tmp_path / "x.json").exists()
-    assert [entry.name for entry in tmp_path.iterdir()] == ["x.json"]
-
-
 @pytest.mark.parametrize("kind", [HeadMapsError, UsageError, OutputError])
 def test_a_long_message_keeps_its_beginning_and_its_end(kind: type[HeadMapsError]) -> None:
     error = kind(f"{'x' * 10_000} is no name. Give another.")
@@ -461,10 +433,6 @@ class TestProvenanceText:
 
 
 class TestPrompt:
-    def test_a_result_shows_its_text_at_the_prompt(self) -> None:
-        result = ValueMixing.from_arrays([[1, 0], [0.5, 0.5]], [[1.0, 2.0], [3.0, 4.0]], ["a", "b"])
-        assert repr(result) == str(result)
-
     def test_every_kind_has_a_text_of_its_own(self) -> None:
         for kind, result_class in base.kinds().items():
             assert result_class.__str__ is not object.__str__, kind

@@ -292,10 +292,6 @@ class TestResult:
         assert set(token["promotes"][0]) == {"token", "id", "value"}
         assert len(operation["tokens"]) == 4 and len(token["suppresses"]) == 3
 
-    def test_survives_files(self, found: Any, tmp_path: Any) -> None:
-        assert Result.load(found.save(tmp_path / "s.json")) == found
-        assert len(found.to_csv().splitlines()) == 1 + 2 * 4 * 3 * 2
-
     def test_a_grid_with_rows_missing_is_refused(self, found: Any, tmp_path: Any) -> None:
         values = found.to_dict()
         values["operations"][1]["grid"]["values"] = values["operations"][1]["grid"]["values"][:-1]
@@ -402,17 +398,8 @@ class TestFigures:
         targets = [line.count("'") // 2 - 1 for line in printed.splitlines() if line.startswith("'")]
         assert targets and max(targets) <= 3
 
-    def test_the_table_of_one_head_does_not_repeat_its_name(self, found: Any) -> None:
-        one = salient_operations(shared_model("llama"), "L1H0", n_tokens=3)
-        assert '<th scope="col">name</th>' not in one.figure().body
-        assert '<th scope="col">name</th>' in found.figure().body
-
     def test_top_tokens_through_circuitsvis(self, found: Any) -> None:
         assert "TopkTokens" in found.figure(view="top_tokens").html
-
-    def test_unknown_view(self, found: Any) -> None:
-        with pytest.raises(UsageError, match="'auto', 'map', 'table', 'top_tokens'"):
-            inspect.unwrap(type(found).figure)(found, view="pie")
 
     def test_names(self) -> None:
         names = name_heads(shared_model("llama"), progress=False)

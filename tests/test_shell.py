@@ -23,7 +23,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from every_result import ANALYSES, NEXT, TEXT, plain
+from every_result import ANALYSES, NEXT, plain
 from planted import random_model, save_checkpoint, source_model
 from test_results import assert_sound, cells_of
 
@@ -37,7 +37,6 @@ from tl_headmaps import (
     Tasks,
     ValueMixing,
     attention_groups,
-    component_map,
     grouping_profile,
     relation_scores,
     token_grid,
@@ -175,11 +174,6 @@ class TestAmbientState:
                 assert getattr(call, "is_public", False), f"@public is missing above {name}()"
         for method in (HeadWeights.from_model, HeadWeights.from_checkpoint, calls["ContextVectors"].of):
             assert getattr(method.__func__, "is_public", False), method
-
-    @pytest.mark.parametrize("seed", [-1, 2**63, 2**64, 10**5000, 1.5, True, "0"], ids=range(7))
-    def test_seeds_no_generator_takes(self, model: Any, seed: Any) -> None:
-        with pytest.raises(UsageError, match=r"seed=.* is impossible"):
-            component_map(model, "contribution", [TEXT], seed=seed, progress=False)
 
 
 def in_threads(calls: list[Callable[[], Any]]) -> list[Any]:

@@ -662,21 +662,6 @@ def test_verification_needs_the_items_and_the_model_of_the_maps(planted: Any, pl
         verify_tasks(slot_model(MARKERS, ANSWERS), planted_maps, slot_tasks())
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"max_heads": 0}, "max_heads=0 is impossible; it must be at least 1"),
-        ({"n_random": 10**15}, "n_random=1000000000000000 is impossible; it must be from 1 to 100,000"),
-        ({"n_items": 0}, "n_items=0 is impossible; it must be at least 1"),
-    ],
-)
-def test_bad_options_of_a_verification_are_refused(
-    planted: Any, planted_maps: TaskMaps, options: dict[str, int], message: str
-) -> None:
-    with pytest.raises(UsageError, match=message):
-        verify_tasks(planted, planted_maps, slot_tasks(), **options)
-
-
 def test_more_heads_than_half_of_the_model_are_refused(planted: Any, planted_maps: TaskMaps) -> None:
     every = tuple(HeadIndex(0, head) for head in range(8))
     maps = replace(planted_maps, standing_out=(every,) * 4)

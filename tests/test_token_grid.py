@@ -8,7 +8,6 @@ import pytest
 import torch
 from planted import (
     DECODERS,
-    GROUPED,
     Anatomy,
     needs_hooked,
     planted_model,
@@ -280,12 +279,6 @@ class TestModelsThatCannot:
         weights = replace(HeadWeights.from_model(shared_model("llama")), tokenizer=word_tokenizer(100))
         with pytest.raises(TokenError, match="'word80' has id 80, but the model embeds only 61 tokens"):
             token_grid(weights, "L1H0", ["word80"], ["word5"], preset="folded")
-
-
-def test_every_kind_is_either_grouped_or_not() -> None:
-    """The two halves of the table above really exist."""
-    assert set(GROUPED) & set(DECODERS)
-    assert set(DECODERS) - set(GROUPED)
 
 
 def test_a_grid_says_which_relation_it_is_an_example_of_and_how_well_the_head_does() -> None:

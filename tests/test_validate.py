@@ -17,7 +17,7 @@ from scipy.stats import pearsonr, spearmanr
 from torch import Tensor
 
 import tl_headmaps
-from tl_headmaps import HeadIndex, HeadWeights, Relation, Validation, relation_scores, validate
+from tl_headmaps import HeadIndex, Relation, Validation, relation_scores, validate
 from tl_headmaps.analyses.study import Study
 from tl_headmaps.analyses.validate import PromptedRelation
 from tl_headmaps.capture.running.activations import run
@@ -472,11 +472,6 @@ def test_bad_input_is_refused_with_a_sentence(changes: dict[str, Any], error: ty
     call["model"] = shared_model("llama", **changes.get("model", {}))
     with pytest.raises(error, match=sentence):
         validate(**call)
-
-
-def test_weights_alone_cannot_be_run() -> None:
-    with pytest.raises(UsageError, match="Pass the model itself"):
-        validate(HeadWeights.from_model(shared_model("llama")), RELATION, preset="folded")
 
 
 def test_a_source_that_grows_together_with_its_neighbours_is_told() -> None:

@@ -416,12 +416,6 @@ class TestRefusals:
         with pytest.raises(UsageError, match=f"{type(thing).__name__} {sentence}"):
             HeadWeights.of(thing)
 
-    def test_a_plain_transformers_model(self) -> None:
-        with pytest.raises(
-            UsageError, match=r"LlamaForCausalLM is a model of transformers; .* TransformerBridge\.boot_transformers"
-        ):
-            HeadWeights.from_model(source_model("llama"))
-
     def test_mixture_of_experts_has_layer_0_only(self) -> None:
         weights = read("mixtral", n_layers=2)
         assert weights.mlp is None
