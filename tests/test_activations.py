@@ -153,20 +153,6 @@ def test_a_left_padded_batch_gives_the_numbers_of_the_bare_prompts(default_model
         torch.testing.assert_close(found[row], host[row], atol=2e-3, rtol=1e-3)
 
 
-@pytest.mark.parametrize("name", DECODERS)
-def test_every_architecture_hands_over_pattern_values_and_outputs(name: str) -> None:
-    model = shared_model(name)
-    shapes = set()
-    run(
-        model,
-        [[1, 2, 3]],
-        read=("pattern", "v", "z"),
-        reduce=lambda seen: shapes.add(tuple(tuple(seen[part].shape) for part in ("pattern", "z"))),
-    )
-    heads = model.cfg.n_heads
-    assert shapes == {((1, heads, 3, 3), (1, 3, heads, model.cfg.d_head))}
-
-
 def test_prompts_are_checked_before_anything_runs(model: Any) -> None:
     for prompts, sentence in (
         ([], "no prompt to run"),
@@ -176,22 +162,6 @@ def test_prompts_are_checked_before_anything_runs(model: Any) -> None:
     ):
         with pytest.raises(UsageError, match=sentence):
             run(model, prompts)
-
-
-def test_a_model_without_tokenizer_asks_for_one() -> None:
-    class Bare:
-        tokenizer = None
-
-    with pytest.raises(UsageError, match=r"Set model\.tokenizer"):
-        encode_prompt(Bare(), "Birds walk")
-
-
-def test_bos_is_put_in_front_only_when_asked_for(default_model: Any) -> None:
-    plain = encode_prompt(default_model, "Birds walk")
-    assert encode_prompt(default_model, "Birds walk", prepend_bos=True) == [
-        default_model.tokenizer.bos_token_id,
-        *plain,
-    ]
 
 
 @pytest.mark.parametrize("host", ["bridge", pytest.param("hooked", marks=needs_hooked)])

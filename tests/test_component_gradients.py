@@ -266,10 +266,3 @@ def test_inference_tensors_are_refused() -> None:
         model = random_model("llama")
     with pytest.raises(UnsupportedModelError, match=r"inference_mode.*Load it outside"):
         component_map(model, "contribution", TEXTS)
-
-
-def test_it_runs_inside_inference_mode() -> None:
-    model = random_model("llama")
-    outside = component_map(model, "contribution", TEXTS)
-    with torch.inference_mode():
-        assert torch.equal(component_map(model, "contribution", TEXTS).values, outside.values)

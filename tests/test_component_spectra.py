@@ -157,15 +157,6 @@ def test_relative_divides_by_the_baseline() -> None:
     assert random_baseline(METRICS["spectral"], 400, 900, seed=0) == pytest.approx(1 + 1.5, rel=0.02)
 
 
-def test_maps_of_weights_run_inside_inference_mode() -> None:
-    outside = component_map(shared_model("llama"), "effective_rank")
-    with torch.inference_mode():
-        assert torch.equal(component_map(shared_model("llama"), "effective_rank").values, outside.values)
-        weight = normal(30, 80)
-        expected = by_definition(weight)["effective_rank"]
-        assert METRICS["effective_rank"].measure(WeightMatrix(weight)) == pytest.approx(expected, rel=METRIC_ACCURACY)
-
-
 def test_head_maps_are_maps_of_slices() -> None:
     source = component_source(shared_model("llama"))
     found = component_map(shared_model("llama"), "effective_rank", by_head=True)

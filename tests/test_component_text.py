@@ -97,16 +97,6 @@ def test_max_tokens_stops_reading() -> None:
     assert found.n_tokens == 100
 
 
-def test_bos_is_prepended_when_asked_for() -> None:
-    model = shared_model("gpt2")
-    batches = token_ids(model, TEXTS[:1], prepend_bos=True)
-    assert batches.items[0].tokens[0, 0] == 2
-    assert batches.n_tokens == token_ids(model, TEXTS[:1]).n_tokens + 1
-    found = [component_map(model, "contribution", TEXTS, prepend_bos=flag) for flag in (False, True)]
-    assert not torch.allclose(found[0].values, found[1].values)
-    assert found[1].provenance.options["prepend_bos"] is True
-
-
 def maps(seed: int, *shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 

@@ -112,16 +112,6 @@ def test_the_capitals_head(default_weights: HeadWeights, preset: Any) -> None:
     assert found.provenance.options["preset"] == preset
 
 
-def test_heads_and_words_may_be_written_in_several_ways(default_weights: HeadWeights) -> None:
-    named = token_grid(default_weights, HEAD, ["France"], CAPITALS, preset="folded")
-    spaced = token_grid(default_weights, (23, 4), [" France"], [f" {word}" for word in CAPITALS], preset="folded")
-    numbered = token_grid(default_weights, HEAD, named.source_ids, named.target_ids, preset="folded")
-    for other in (spaced, numbered):
-        assert torch.equal(other.values, named.values)
-        assert torch.equal(other.ranks, named.ranks)
-    assert numbered.sources == (" France",)
-
-
 class Dense:
     """The OV map from the saved tensors alone, written out: nothing of this package, nothing factored."""
 

@@ -1,8 +1,6 @@
 """Grouping profiles: pairs worked out by hand, agreement with TransformerLens' own head detector, streaming."""
 
 import math
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -188,36 +186,6 @@ class TestModels:
         assert bool(single[0].interval_low.isnan().all()), "one text has no interval"
         number = PROFILE_SCORES.index("induction")
         assert bool(single[0].where_possible[number].isfinite().all()), "word9 repeats"
-
-    def test_texts_from_a_list_a_file_and_a_dataset_are_the_same(self, tmp_path: Path) -> None:
-        from datasets import Dataset
-
-        model, texts = shared_model("llama"), [sentence(3, 9, 4)[1:], sentence(7, 8)[1:]]
-        file = tmp_path / "texts.txt"
-        file.write_text("\n\n".join(texts), encoding="utf-8")
-        dataset = Dataset.from_dict({"body": texts})
-        results = [
-            grouping_profile(model, texts),
-            grouping_profile(model, file),
-            grouping_profile(model, str(file)),
-            grouping_profile(model, dataset, column="body"),
-            grouping_profile(model, dataset.to_iterable_dataset(), column="body"),
-        ]
-        for other in results[1:]:
-            assert torch.equal(other.values, results[0].values)
-            assert other.provenance.data == results[0].provenance.data
-
-    def test_an_endless_stream_is_read_no_further_than_asked(self) -> None:
-        read = 0
-
-        def endless() -> Iterator[str]:
-            nonlocal read
-            while True:
-                read += 1
-                yield sentence(3, 9, 4, 3 + read % 50)
-
-        found = grouping_profile(shared_model("llama"), endless(), max_texts=70)
-        assert found.n_texts == 70 and read == 70
 
     def test_long_texts_are_cut_and_short_ones_skipped(self) -> None:
         found = grouping_profile(shared_model("llama"), [sentence(3, 9, 4, 5), sentence(3), sentence(*range(3, 53))])

@@ -418,17 +418,6 @@ def test_repeated_pairs_count_as_given() -> None:
     assert torch.equal(twice.promote_ranks[0][0], twice.promote_ranks[0][2])
 
 
-@pytest.mark.once
-def test_ten_thousand_pairs() -> None:
-    generator = torch.Generator().manual_seed(0)
-    pairs = torch.randint(3, N_VOCAB, (10_000, 2), generator=generator).tolist()
-    scores = relation_scores(
-        shared_model("llama"), Relation.from_pairs("many", pairs), k=3, heads=["L1H0"], preset="folded"
-    )
-    assert scores.n_kept == (10_000,)
-    assert 0.01 < float(scores.promote[0, 1, 0]) < 0.25
-
-
 @pytest.mark.parametrize(
     ("call", "error", "sentence"),
     [

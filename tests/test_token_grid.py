@@ -210,12 +210,6 @@ class TestTheResult:
         assert torch.equal(one.values, other.values)
         assert torch.equal(one.ranks, other.ranks)
 
-    def test_survives_json(self) -> None:
-        grid = token_grid(shared_model("llama"), "L1H0", ["word4", 5], ["word5"], circuit="qk", preset="maps")
-        again = TokenGrid.from_dict(grid.to_dict())
-        assert torch.equal(again.values, grid.values)
-        assert again.to_dict() == grid.to_dict()
-
     def test_ids_need_no_tokenizer(self) -> None:
         grid = token_grid(random_model("llama", tokenizer=False), "L1H0", [4], [5, 6], preset="folded")
         assert grid.sources == ("#4",)

@@ -208,22 +208,6 @@ def test_several_relations_are_what_each_is_alone() -> None:
     assert both.mean("pearson_with") == pytest.approx(sum(both.agreement["pearson_with"]) / 2)
 
 
-def test_bos_changes_scores_and_is_recorded() -> None:
-    model = shared_model("llama")
-    with_bos = validate(model, RELATION, TEMPLATES, prepend_bos=True, progress=False, preset="folded")
-    without = validate(model, RELATION, TEMPLATES, prepend_bos=False, progress=False, preset="folded")
-    assert with_bos.provenance.options["prepend_bos"] is True
-    assert without.provenance.options["prepend_bos"] is False
-    assert not torch.equal(with_bos.promote_with, without.promote_with)
-
-
-def test_token_ids_stand_for_their_words() -> None:
-    model = shared_model("llama")
-    by_id = validate(model, Relation.from_pairs("pairs", PAIRS, k=K), TEMPLATES, progress=False, preset="folded")
-    by_word = validate(model, RELATION, TEMPLATES, progress=False, preset="folded")
-    assert torch.equal(by_id.promote_with, by_word.promote_with)
-
-
 def scores_of(hits: Tensor) -> np.ndarray:
     return hits.double().mean(1).numpy()
 

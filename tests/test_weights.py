@@ -118,58 +118,6 @@ class TestEveryArchitecture:
                 assert not bias.any() if expected is None and bias is not None else True
                 assert expected is None or torch.equal(bias, expected), name
 
-    def test_norms_are_what_they_multiply_by(self, kind: str) -> None:
-        weights, parts = read(kind), Anatomy(source_model(kind), kind)
-        first = [(weights.ln_final, parts.ln_final)]
-        first += [(getattr(weights, name), parts.part(0, name)) for name in ("ln2", "ln2_post")]
-        for layer in range(3):
-            mine, attn = weights.layer(layer), parts.part(layer, "attn")
-            first += [(getattr(mine, name), parts.part(layer, name)) for name in ("ln1", "ln1_post")]
-            first += [
-                (getattr(mine, name), getattr(attn, name, None) if kind in ("gemma3", "qwen3") else None)
-                for name in ("q_norm", "k_norm")
-            ]
-        seen = 0
-        for norm, module in first:
-            assert (norm is None) == (module is None)
-            if norm is None:
-                continue
-            seen += 1
-            assert norm.centres == (kind in ("gpt2", "neox", "phi"))
-            torch.testing.assert_close(norm.weight, parts.factor(module), rtol=1e-6, atol=1e-6)
-            bias = getattr(module, "bias", None)
-            expected = torch.zeros_like(norm.bias) if bias is None else bias
-            torch.testing.assert_close(norm.bias, expected, rtol=1e-6, atol=1e-6)
-            x = torch.randn(5, norm.weight.shape[0], generator=torch.Generator().manual_seed(1)) + 0.3
-            torch.testing.assert_close(norm(x), module(x), rtol=1e-5, atol=1e-5)
-        # ln_final, ln2 and three ln1; Gemma 2 and 3 add ln2_post and ln1_post, Gemma 3 and Qwen 3 q_norm and k_norm.
-        assert seen == 5 + {"gemma2": 4, "gemma3": 10, "qwen3": 6}.get(kind, 0)
-
-    @pytest.mark.parametrize("processed", [False, True])
-    def test_first_mlp_is_the_module(self, kind: str, processed: bool) -> None:
-        weights = read(kind, processed=processed)
-        parts = Anatomy(source_model(kind), kind)
-        x = torch.randn(7, 32, generator=torch.Generator().manual_seed(1))
-        if kind in ("gpt2", "neox", "phi"):
-            # Folding centres what the MLP writes where the next norm would.
-            x = x - x.mean(-1, keepdim=True)
-        assert weights.mlp is not None
-        assert weights.ln2 is not None
-        mine, theirs = weights.mlp(weights.ln2(x)), parts.part(0, "mlp")(parts.part(0, "ln2")(x)[None])[0]
-        if processed and kind in ("gpt2", "neox", "phi"):
-            theirs = theirs - theirs.mean(-1, keepdim=True)
-        assert relative(mine, theirs) < HOSTS
-        assert (weights.mlp.W_gate is not None) == (kind in GROUPED)
-
-    def test_embedding_factor(self, kind: str) -> None:
-        expected = 32**0.5 if kind.startswith("gemma") else 1.0
-        assert read(kind).embed_scale == pytest.approx(expected, rel=1e-6)
-
-    def test_score_scale(self, kind: str) -> None:
-        weights, parts = read(kind), Anatomy(source_model(kind), kind)
-        for layer in range(3):
-            assert weights.layer(layer).score_scale == pytest.approx(parts.score_scale(layer), rel=1e-6)
-
     def test_raw_and_processed_models_have_the_same_folded_maps(self, kind: str) -> None:
         assert_same_maps(read(kind, processed=True), read(kind), "folded", PROCESSING)
 
@@ -210,11 +158,6 @@ class TestUnusualShapes:
             torch.testing.assert_close(norm.weight, parts.factor(parts.part(layer, "ln1")))
         torch.testing.assert_close(weights.ln_final.weight, parts.factor(parts.ln_final))
         assert_same_maps(read(kind, processed=True, **sizes), weights, "folded", PROCESSING)
-
-    def test_scores_divided_by_the_layer(self) -> None:
-        weights = read("gpt2", scale_attn_by_inverse_layer_idx=True)
-        scales = [weights.layer(layer).score_scale for layer in range(3)]
-        assert scales == pytest.approx([8**-0.5, 8**-0.5 / 2, 8**-0.5 / 3])
 
     def test_vocabulary_larger_than_one_block_is_the_same_token_by_token(self) -> None:
         weights = read("llama", n_vocab=4100)
@@ -415,20 +358,6 @@ class TestRefusals:
         sentence = r"is not a TransformerLens model. Pass a TransformerBridge \(TransformerLens 4\) or a Hooked"
         with pytest.raises(UsageError, match=f"{type(thing).__name__} {sentence}"):
             HeadWeights.of(thing)
-
-    def test_mixture_of_experts_has_layer_0_only(self) -> None:
-        weights = read("mixtral", n_layers=2)
-        assert weights.mlp is None
-        ov, _ = whole_maps(weights, 0, "folded")
-        assert ov.shape == (4, 61, 61)
-        parts = Anatomy(source_model("mixtral", n_layers=2), "mixtral")
-        heads = parts.heads(0)
-        expected = parts.vectors(0, "folded") @ heads.W_V[1] @ heads.W_O[3] @ parts.readout(0, "folded").T
-        assert relative(ov[3], expected) < HOSTS
-        with pytest.raises(UnsupportedModelError) as caught:
-            token_vectors(weights, torch.tensor([1]), 1, "folded")
-        assert "'tiny-mixtral': its first MLP is a MoEBridge (mixture of experts" in str(caught.value)
-        assert "only layer 0 can be mapped from the weights alone" in str(caught.value)
 
     def test_a_layer_that_is_not_there(self) -> None:
         with pytest.raises(UsageError, match="the model has layers 0 to 2 with heads 0 to 3"):

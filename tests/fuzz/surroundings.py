@@ -23,8 +23,8 @@ import torch
 from every_result import ANALYSES, plain
 from mutations import HOSTILE
 from planted import hosted, source_model, word_tokenizer
-from test_shell import STATES, default_dtype, in_threads, matmul_precision
-from workshop import Command, Workshop, in_child
+from test_shell import in_threads
+from workshop import Workshop, in_child
 
 from tl_headmaps import Result, ValueMixing, ablated
 from tl_headmaps.core.errors import UsageError
@@ -195,50 +195,6 @@ def full_disk(shop: Workshop, generator: random.Random) -> bool:
             shutil.rmtree(shop.folder / "disk" / "run", ignore_errors=True)
         target.unlink()
     return code == 0
-
-
-def printing(shop: Workshop, generator: random.Random) -> bool:
-    """Nobody reads what is printed, or its disk is full: files of --out are whole, and the exit code says so."""
-    out = shop.folder / "printed.json"
-    out.unlink(missing_ok=True)
-    arguments = ["grid", "--head", "L0H0", "--sources", "#3,#4", "--targets", "#5,#6", "--preset", "folded"]
-    arguments += ["--checkpoint", str(shop.checkpoint), "--out", str(out)]
-    reading, closed = os.pipe()
-    os.close(reading)
-    full = os.open("/dev/full", os.O_WRONLY)
-    stdout = generator.choice((closed, full))
-
-    def run() -> None:
-        from tl_headmaps.cli.app import main
-
-        sys.stdout = os.fdopen(1, "w", closefd=False)
-        sys.argv = ["tl-headmaps", *arguments]
-        main()
-
-    try:
-        code = in_child(run, {1: stdout})
-    finally:
-        os.close(closed)
-        os.close(full)
-    assert code == 1, f"exit {code}"
-    again = Command.run(*arguments[:-1], str(shop.folder / "read.json"))
-    assert again.code == 0
-    assert plain(Result.load(out)) == plain(Result.load(shop.folder / "read.json"))
-    return True
-
-
-def ambient(shop: Workshop, generator: random.Random) -> bool:
-    """Whatever torch was set to before: the same numbers."""
-    name = generator.choice(list(shop.results))
-    states = [STATES[name] for name in ("autocast", "device", "inference", "gradients")]
-    dtype = generator.choice((torch.float64, torch.float16, torch.bfloat16, torch.float32))
-    precision = generator.choice(("highest", "high", "medium"))
-    with default_dtype(dtype), matmul_precision(precision), generator.choice(states)(), generator.choice(states)():
-        result = ANALYSES[name](shop.model)
-        figure = result.figure()
-    assert plain(result) == plain(shop.results[name]), f"{name} gives other numbers"
-    assert figure is not None
-    return True
 
 
 def threads(shop: Workshop, generator: random.Random) -> bool:

@@ -22,7 +22,5 @@ TRIES: dict[str, Callable[[Workshop, random.Random], bool]] = {
     "vocabularies": surroundings.vocabulary,
     "kills": surroundings.kill,
     "full disks": surroundings.full_disk,
-    "printing": surroundings.printing,
-    "torch states": surroundings.ambient,
     "threads": surroundings.threads,
 }
