@@ -206,7 +206,7 @@ class TestPlanted:
         shown = {"token_ids": torch.tensor([3, 4]), "promoted_ids": torch.tensor([[9, 5, 7], [9, 5, 8]])}
         crossed = torch.arange(24.0).view(2, 2, 2, 3)
         nameless = HeadName("unclear", 0.0, 0.0, 0.0, 1.0, 1.0)
-        grid = _grid(Namer(), _Strings(None), nameless, shown, crossed)
+        grid = _grid(Namer(), _Strings(), nameless, shown, crossed)
         assert grid.target_ids == (9, 5, 7)
         assert grid.values == ((0.0, 1.0, 2.0), (12.0, 13.0, 14.0)), "both tokens at the targets of the first"
 

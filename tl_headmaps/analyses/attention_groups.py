@@ -174,12 +174,8 @@ class AttentionGroups(Result):
         Args:
             pattern: Array, tensor or nested lists of non-negative attention; rows need not sum to one.
             tokens: Texts of the tokens; numbers by default.
-            method: As in :func:`~tl_headmaps.attention_groups`, like the other options.
-            drop_sink: Leave attention sinks out.
-            threshold: Share of a token's strongest edge from which on an edge is strong.
-            n_groups: Make this many groups instead of letting the eigengap decide (spectral).
-            n_null: Most draws to compare with.
-            combine: Mean or maximum over heads.
+            method: As in :func:`~tl_headmaps.attention_groups`, like the options behind it.
+            drop_sink, threshold, n_groups, n_null, combine: Likewise.
 
         Example:
             >>> from tl_headmaps import AttentionGroups

@@ -459,7 +459,7 @@ def salient_operations(
         raise UsageError(f"n_tokens={n_tokens} is impossible: the vocabulary filter leaves {n_left} tokens.")
     if n_targets > n_columns:
         raise UsageError(f"n_targets={n_targets} is impossible: there are {n_columns} target tokens.")
-    strings = _Strings(texts)
+    strings = _Strings(enumerate(texts or []))
     namer = Namer()
     options: dict[str, Any] = {
         "preset": preset,
@@ -498,7 +498,8 @@ def salient_operations(
         progress=progress,
     )
     arrays = {name: torch.cat([swept.layers[layer][name] for layer in by_number]) for name in _ARRAYS}
-    names = namer.names(*strings.mappings(_cut(arrays, NAMING_TOKENS, NAMING_TARGETS)))
+    of_names = _cut(arrays, NAMING_TOKENS, NAMING_TARGETS)
+    names = namer.names(*(strings.mappings(of_names, side) for side in ("promoted", "suppressed")))
     shown = _cut(arrays, n_tokens, n_targets)
     crossed = torch.cat([swept.layers[layer]["crossed"] for layer in by_number])
     result = SalientOperations(
@@ -674,22 +675,15 @@ def _usable(weights: HeadWeights, vocabulary: Any, texts: list[str] | None) -> U
     return usable
 
 
-class _Strings:
-    """Texts of tokens; ids where the model has no tokenizer."""
+class _Strings(dict[int, str]):
+    """Texts of tokens by their ids; the ids where the model has no tokenizer."""
 
-    def __init__(self, texts: list[str] | None) -> None:
-        self.texts = texts or []
+    def __missing__(self, token: int) -> str:
+        return f"#{token}"
 
-    def __getitem__(self, token: int) -> str:
-        return self.texts[token] if token < len(self.texts) else f"#{token}"
-
-    def mappings(self, arrays: Mapping[str, Tensor]) -> tuple[list[list[Any]], list[list[Any]]]:
-        """Sources with their targets, by head: promoted and suppressed."""
-        promoted, suppressed = (
-            [
-                [(self[source], tuple(self[target] for target in row)) for source, row in zip(*pair, strict=True)]
-                for pair in zip(arrays["token_ids"].tolist(), arrays[name].tolist(), strict=True)
-            ]
-            for name in ("promoted_ids", "suppressed_ids")
-        )
-        return promoted, suppressed
+    def mappings(self, arrays: Mapping[str, Tensor], side: str) -> list[list[Any]]:
+        """Sources with their targets on one side, by head."""
+        return [
+            [(self[source], tuple(self[target] for target in row)) for source, row in zip(*pair, strict=True)]
+            for pair in zip(arrays["token_ids"].tolist(), arrays[f"{side}_ids"].tolist(), strict=True)
+        ]

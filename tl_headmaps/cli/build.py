@@ -22,7 +22,7 @@ from .output import check_outputs, show_and_save
 from .signatures import PACKAGE, REQUIRED, Parameter, Signature, plain
 
 PYTHON_ONLY = frozenset(
-    {"model", "executor", "progress", "data_dir", "cache_dir", "cache", "column", "budget", "describe", "file", "tasks"}
+    {"model", "executor", "progress", "data_dir", "cache_dir", "cache", "column", "budget", "file", "tasks"}
 )
 """Parameters that are never options: the command line has a way of its own, or no use for them."""
 
