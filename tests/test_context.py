@@ -383,6 +383,7 @@ def test_a_lookup_that_weights_alone_do_not_show(said_by_the_stream: bool, tmp_p
     assert float(context.stream[0, 2]) == float(said_by_the_stream)
     assert float(context.prompt_low[0, 2, 0]) == 1
     assert (HeadIndex(2, 0) in context.implements()["lookup"]) is not said_by_the_stream
+    assert ("L2H0*" in str(context)) is not said_by_the_stream
     assert "stream" in context.table(full=True) and "stream" not in folded.table(full=True)
     assert Result.load(context.save(tmp_path / "context.json")) == context
     assert Result.load(context.save(tmp_path / "context.safetensors")) == context

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn.functional import silu
 
-from tl_headmaps import HeadWeights, TokenGrid, token_grid
+from tl_headmaps import HeadWeights, TokenGrid, load_default_model, token_grid
 from tl_headmaps.capture import bundled
 from tl_headmaps.capture.parts import Norm
 from tl_headmaps.circuits.extremes import entries
@@ -242,6 +242,6 @@ class TestHookedTransformer:
                 assert relative(ours_map, theirs_map) < FLOAT32
 
     def test_processed_weights_give_the_same_grid(self, default_weights: HeadWeights) -> None:
-        model = bundled.load_default_model(device="cpu")
+        model = load_default_model(device="cpu")
         model.process_weights_()
         assert_processed_copy_agrees(default_weights, HeadWeights.from_model(model))

@@ -252,13 +252,13 @@ class ComponentMap(MeasuredComponents):
             )
         attention = torch.tensor([name in ATTENTION_COMPONENTS for name in self.components])
         thirds, slope = trend_over_layers(attention_share(self.values.double().T[..., None], attention))
-        found = torch.cat([thirds, slope[None]])
-        half = torch.full_like(found, math.nan)
+        measures = torch.cat([thirds, slope[None]])
+        half = torch.full_like(measures, math.nan)
         if self.attention_without is not None:
             without = trend_over_layers(self.attention_without.double())
             half = jackknife_half_width(torch.cat([without[0], without[1][:, None]], 1))
         # Shares end at 0 and 1; the slope, the last, does not.
-        low, high = found - half, found + half
+        low, high = measures - half, measures + half
         low[:3], high[:3] = low[:3].clamp_min(0), high[:3].clamp_max(1)
         intervals = tuple(zip(low.tolist(), high.tolist(), strict=True))
         return ComponentShift(

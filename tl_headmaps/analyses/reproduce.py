@@ -28,6 +28,7 @@ from ..renderers.listing import table_figure
 from ..renderers.tables import Table
 from ..renderers.text import number, percent
 from ..results import Result
+from ..results.codec import annotations_of, plain, typed
 from ..results.table import frozen_result
 from .ablate import Ablation, AblationCurves
 from .study import Study
@@ -139,26 +140,20 @@ class Reproduction(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON, the published figures with them."""
-        names = ("pearson_without", "pearson_with", "drop", "random_drop", "control_drop")
-        means = {name: self.mean(name) for name in names}
         return {
             "kind": self.kind,
             "experiment": self.experiment,
             "axes": self.axes,
-            "rows": [asdict(row) | {"controls": list(row.controls)} for row in self.rows],
-            "mean": {name: None if math.isnan(value) else value for name, value in means.items()},
-            "published": {
-                "agreement": {name: list(pair) for name, pair in PUBLISHED_AGREEMENT.items()},
-                "drop": {name: list(pair) for name, pair in PUBLISHED_DROPS.items()},
-            },
+            "rows": plain(self.rows),
+            "mean": plain({name: self.mean(name) for name in _MEANS}, nullable=True),
+            "published": plain({"agreement": PUBLISHED_AGREEMENT, "drop": PUBLISHED_DROPS}),
             "provenance": self.provenance.to_dict(),
         }
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Self":
         """Inverse of :meth:`to_dict`."""
-        rows = tuple(ReproducedRelation(**row | {"controls": tuple(row["controls"])}) for row in values["rows"])
-        return cls(rows, Provenance.from_dict(values["provenance"]))
+        return cls(typed(values["rows"], annotations_of(cls)["rows"]), Provenance.from_dict(values["provenance"]))
 
     def to_rows(self) -> Iterable[dict[str, Any]]:
         """One record per relation."""
@@ -210,6 +205,10 @@ class Reproduction(Result):
         columns = [(title, "left" if title == "relation" else "right") for title in titles]
         note = "next-token accuracy; drop: share of the accuracy lost; p: rank of the heads that implement the relation"
         return Table(columns, rows, f"{note} among sets of as many heads of the same layers")
+
+
+_MEANS = ("pearson_without", "pearson_with", "drop", "random_drop", "control_drop")
+"""Fields whose mean over relations is told."""
 
 
 @public
@@ -285,11 +284,8 @@ def reproduce(
             curves[relation.name] = _finished_or_made(run, _file_stem(relation, "ablation"), AblationCurves, ablated)
         rows = tuple(_row(name, checks[name], curves.get(name)) for name in names)
         result = Reproduction(rows, replace(provenance, created=run.created))
-        results: dict[str, Result] = {}
-        for relation in chosen:
-            results[_file_stem(relation, "validation")] = checks[relation.name]
-            if relation.name in curves:
-                results[_file_stem(relation, "ablation")] = curves[relation.name]
+        results: dict[str, Result] = {_file_stem(one, "validation"): checks[one.name] for one in chosen}
+        results |= {_file_stem(one, "ablation"): curves[one.name] for one in chosen if one.name in curves}
         _write(folder, identity, result, results)
     return result
 

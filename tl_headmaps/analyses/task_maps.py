@@ -288,15 +288,6 @@ class TaskMaps(HeadTable):
         Args:
             n_null: How often heads are permuted within their layers.
             seed: Of the permutations.
-
-        Example:
-            >>> from tl_headmaps import TaskItem, Tasks, load_default_model, task_maps
-            >>> sums = [TaskItem(f"{n} + 1 =", str(n + 1), "math_calculation", content=str(n)) for n in range(10)]
-            >>> cups = [TaskItem(f"{n} is", "red", "retrieval", f"Cup {n} is red.", content=str(n)) for n in range(10)]
-            >>> tasks = Tasks((*sums, *cups))
-            >>> maps = task_maps(load_default_model(), tasks, n_folds=3, n_null=19, cache_dir="cache", progress=False)
-            >>> print(maps.shape(n_null=99))
-            Beyond heads permuted within their layers (false discovery rate 5% over 4 tests), ...
         """
         shares = self.importance_normalised
         q_value = q_values(shape_p_values(shares, n_null=n_null, seed=seed).flatten())
@@ -432,10 +423,10 @@ def task_maps(
         )
     features = Features(lambda place: captured.layer(captured.layers[place]), len(captured.layers), weights.n_heads)
     with study.bar("probes", "layer", features.n_layers) as bar:
-        found = _probed(features, design, n_null=n_null, seed=seed, progress=bar.update)
+        fits = _probed(features, design, n_null=n_null, seed=seed, progress=bar.update)
     study.data[chosen.name] = chosen.digest
     provenance = study.provenance(runs_model=True, seed=seed, positions=positions, n_folds=n_folds, n_null=n_null)
-    return _result(weights, found, design, chosen, positions=positions, provenance=provenance)
+    return _result(weights, fits, design, chosen, positions=positions, provenance=provenance)
 
 
 def resolve_tasks(tasks: Tasks | str | Path | None) -> Tasks:
@@ -521,7 +512,7 @@ def _text(item: TaskItem) -> str:
 
 
 @dataclass(frozen=True)
-class _Found:
+class _Fits:
     """Importance of the plain probe, beyond words, without each fold, in two halves and with labels shuffled."""
 
     plain: Float[Tensor, "class layer head"]
@@ -532,16 +523,14 @@ class _Found:
     predicted: dict[str, Int[Tensor, " item"]]
 
 
-def _probed(
-    features: Features, design: _Design, *, n_null: int, seed: int, progress: Callable[[int], object]
-) -> _Found:
+def _probed(features: Features, design: _Design, *, n_null: int, seed: int, progress: Callable[[int], object]) -> _Fits:
     """All fits, with one factorisation for each cell and one pass over the layers for all of them."""
     labels, folds, n_classes = design.labels, design.folds, design.n_classes
     generator = np.random.default_rng(seed)
     items = torch.arange(len(labels))
     # A label moves together with what the words say of it: they know which functions are in a set, not whose it is.
     orders = torch.stack([items, *(permuted_within(design.groups, generator) for _ in range(n_null))])
-    told = BeyondWords(design.words, labels, folds, n_classes)
+    words = BeyondWords(design.words, labels, folds, n_classes)
     right = one_hot(labels, n_classes)
     shuffled = torch.cat([labels[None], labels[orders]])
     known = cells_of(folds, torch.zeros_like(folds))
@@ -549,7 +538,7 @@ def _probed(
     predicted["known_wording"] = recognised(features.products, labels, known, n_classes, PENALTY)
     probes: list[Probes] = []
     for tested, seen in design.cells:
-        left = told.without(int(folds[tested[0]]))
+        left = words.without(int(folds[tested[0]]))
         targets = torch.cat([right[None], left[orders]])
         probes.append(fit_probes(features.products, targets, shuffled, (tested, seen)))
         inner = features.products[tested][:, seen].float()
@@ -560,29 +549,29 @@ def _probed(
     for fold in range(n_folds):
         rest = torch.where(folds == fold, -1, folds)
         for tested, seen in cells_of(rest, design.wordings):
-            left = told.without(fold, int(folds[tested[0]]))
+            left = words.without(fold, int(folds[tested[0]]))
             probes.append(fit_probes(features.products, left[None], labels[None], (tested, seen), place + fold))
     for half, own in enumerate(design.halves):
-        told_half = BeyondWords(design.words, labels, own, n_classes)
+        words_of_half = BeyondWords(design.words, labels, own, n_classes)
         for tested, seen in cells_of(own, design.wordings):
-            left = told_half.without(int(own[tested[0]]))
+            left = words_of_half.without(int(own[tested[0]]))
             at = place + n_folds + half
             probes.append(fit_probes(features.products, left[None], labels[None], (tested, seen), at))
     n_fits = place + n_folds + len(design.halves)
     every = head_importance(features, probes, n_fits, n_classes, progress)
     sizes = [1, 1, n_null, n_folds, len(design.halves)]
     plain, importance, nulls, without, halves = every.split(sizes)
-    return _Found(plain[0], importance[0], without, halves, nulls, predicted)
+    return _Fits(plain[0], importance[0], without, halves, nulls, predicted)
 
 
-def _result(weights: HeadWeights, found: _Found, design: _Design, tasks: Tasks, **details: Any) -> TaskMaps:
+def _result(weights: HeadWeights, fits: _Fits, design: _Design, tasks: Tasks, **details: Any) -> TaskMaps:
     labels, n_classes = design.labels, design.n_classes
-    importance = found.importance
-    p_value = (1 + (found.nulls >= importance).sum(0)) / (1 + len(found.nulls))
+    importance = fits.importance
+    p_value = (1 + (fits.nulls >= importance).sum(0)) / (1 + len(fits.nulls))
     q_value = q_values(p_value)
     heads = tuple(_standing_out(weights, *values) for values in zip(importance, q_value, strict=True))
-    half_width = jackknife_half_width(found.without)
-    predictions = found.predicted | _baselines(tasks, design)
+    half_width = jackknife_half_width(fits.without)
+    predictions = fits.predicted | _baselines(tasks, design)
     # Not counted in the other folds, which have fewest of a function where this one has most.
     accuracy = {"majority": majority_share(labels, n_classes)}
     accuracy |= {name: _by_function(values == labels, labels, n_classes) for name, values in predictions.items()}
@@ -590,33 +579,33 @@ def _result(weights: HeadWeights, found: _Found, design: _Design, tasks: Tasks, 
     overall |= {name: float((values == labels).float().mean()) for name, values in predictions.items()}
     clusters = clusters_of([[item.content] for item in tasks.items])
     bounds = [
-        clustered_interval((found.predicted["probe"] == labels)[own], _renumbered(clusters[own]))
+        clustered_interval((fits.predicted["probe"] == labels)[own], clusters[own].unique(return_inverse=True)[1])
         for own in (labels == function for function in range(n_classes))
     ]
-    halves = found.halves if len(found.halves) else torch.full((2, *importance.shape), torch.nan)
-    stability = rank_correlations(*halves) if len(found.halves) else torch.full((n_classes,), torch.nan)
+    halves = fits.halves if len(fits.halves) else torch.full((2, *importance.shape), torch.nan)
+    stability = rank_correlations(*halves) if len(fits.halves) else torch.full((n_classes,), torch.nan)
     maps: dict[str, Any] = {
         "importance": importance,
         "importance_normalised": normalised(importance),
         "interval_low": importance - half_width,
         "interval_high": importance + half_width,
-        "importance_plain": found.plain,
+        "importance_plain": fits.plain,
         "importance_halves": halves,
-        "null_mean": found.nulls.mean(0),
+        "null_mean": fits.nulls.mean(0),
         "p_value": p_value,
         "q_value": q_value,
-        "fold_importance": found.without,
+        "fold_importance": fits.without,
     }
     return TaskMaps(
         functions=tasks.functions,
         n_items=tuple(tasks.counts.values()),
-        null_max=found.nulls.amax((0, 2, 3)),
+        null_max=fits.nulls.amax((0, 2, 3)),
         probe_accuracy=accuracy["probe"],
         probe_low=torch.stack([low for low, _ in bounds]),
         probe_high=torch.stack([high for _, high in bounds]),
         combined_accuracy=accuracy["combined"],
         baseline_accuracy={
-            name: tuple(values.tolist()) for name, values in accuracy.items() if name not in found.predicted
+            name: tuple(values.tolist()) for name, values in accuracy.items() if name not in fits.predicted
         },
         overall_accuracy=overall,
         wording_held_out=int(design.wordings.max()) > 0,
@@ -628,11 +617,6 @@ def _result(weights: HeadWeights, found: _Found, design: _Design, tasks: Tasks, 
         folds=design.folds,
         **{name: weights.over_all_layers(values) for name, values in maps.items()} | details,
     )
-
-
-def _renumbered(clusters: Int[Tensor, " item"]) -> Int[Tensor, " item"]:
-    numbers: Tensor = clusters.unique(return_inverse=True)[1]
-    return numbers
 
 
 def _standing_out(

@@ -62,8 +62,8 @@ class TaskVerification(Result):
         accuracy_low, accuracy_high: Its interval.
         clean: With all heads.
         clean_low, clean_high: Its interval.
-        random: With other sets of as many heads of the same layers ablated, on the function's
-            own items; mean over the draws.
+        random: With other sets of as many heads of the same layers ablated, on the function's own items; mean over the
+            draws.
         random_low, random_high: Where 95% of the draws lie.
         chance: Expected share of right answers when one of the alternatives is drawn.
         margin_clean, margin_own, margin_random: Log-likelihood of the right answer less that of the best alternative,
@@ -71,18 +71,6 @@ class TaskVerification(Result):
         p_value: Rank of the own heads among the draws by that margin: the share of sets, the own one counted, without
             which it is as small. At least ``1 / (1 + n_random)``.
         q_value: The same after Benjamini-Hochberg over the functions that are testable; NaN for others.
-
-    Example:
-        >>> from tl_headmaps import TaskItem, Tasks, load_default_model, task_maps, verify_tasks
-        >>> sums = [TaskItem(f"{n} + 1 =", str(n + 1), "math_calculation", "", ("0",), "", str(n)) for n in range(10)]
-        >>> cups = [TaskItem(f"{n} is", "red", "retrieval", f"No {n} is red.", ("wet",), "", str(n)) for n in range(10)]
-        >>> model, tasks = load_default_model(), Tasks((*sums, *cups))
-        >>> maps = task_maps(model, tasks, n_folds=3, n_null=19, cache_dir="cache", progress=False)
-        >>> verified = verify_tasks(model, maps, tasks, n_items=5, n_random=3, max_heads=2, progress=False)
-        >>> verified.functions, verified.n_items, verified.chance.tolist()
-        (('retrieval', 'math_calculation'), (5, 5), [0.5, 0.5])
-        >>> float(verified.clean[0]), tuple(verified.accuracy.shape)
-        (1.0, (2, 2))
     """
 
     kind: ClassVar[str] = "task_verification"
@@ -159,7 +147,7 @@ class TaskVerification(Result):
         """Rows: whose heads are ablated (first none, last random others); columns: whose items are asked."""
         names = [FUNCTIONS.get(function, function) for function in self.functions]
         # The mark comes first: the ends of long labels are cut.
-        asked = [name if able else f"† {name}" for name, able in zip(names, self.testable, strict=True)]
+        tested = [name if able else f"† {name}" for name, able in zip(names, self.testable, strict=True)]
         values, low, high = (
             torch.stack([getattr(self, f"clean{end}"), *getattr(self, f"accuracy{end}"), getattr(self, f"random{end}")])
             for end in ("", "_low", "_high")
@@ -168,7 +156,7 @@ class TaskVerification(Result):
         return heat.token_grid(
             values,
             ["none", *names, "random others"],
-            asked,
+            tested,
             title="Accuracy after ablating the heads of a function",
             unit="share of items right",
             rows="ablated",
@@ -283,8 +271,10 @@ def verify_tasks(
         >>> model, tasks = load_default_model(), Tasks((*sums, *cups))
         >>> maps = task_maps(model, tasks, n_folds=3, n_null=19, cache_dir="cache", progress=False)
         >>> verified = verify_tasks(model, maps, tasks, n_items=5, n_random=3, max_heads=2, progress=False)
-        >>> verified.n_items, verified.verdicts
-        ((5, 5), ('no difference', 'not testable'))
+        >>> verified.n_items, verified.chance.tolist(), float(verified.clean[0]), tuple(verified.accuracy.shape)
+        ((5, 5), [0.5, 0.5], 1.0, (2, 2))
+        >>> verified.verdicts
+        ('no difference', 'not testable')
     """
     chosen = resolve_tasks(tasks)
     _require_same_items(maps, chosen)
@@ -426,7 +416,7 @@ def _result(
         share, mean = right.float().mean(1), margin.mean(1)
         draws = share[n_functions + 1 :]
         ends = draws.quantile(torch.tensor([0.025, 0.975]))
-        found = {
+        measures = {
             "clean": share[0],
             "clean_low": low[0],
             "clean_high": high[0],
@@ -442,7 +432,7 @@ def _result(
             "margin_random": mean[n_functions + 1 :].mean(),
             "p_value": torch.tensor(rank_p_value(float(mean[1 + function]), mean[n_functions + 1 :], "less")),
         }
-        for name, value in found.items():
+        for name, value in measures.items():
             values.setdefault(name, []).append(value.float())
     # Ablated functions are rows, so the columns of the items stand side by side.
     stacked: dict[str, Any] = {name: torch.stack(columns, -1) for name, columns in values.items()}

@@ -162,9 +162,9 @@ class WorkedExample:
             v_hat, self.mixed[shown][None], [word(self.tokens[q])], columns, note=note.partition(",")[0]
         )
         before, after = Product(v[q], v[k], sign="dot"), Product(v_hat, v[k], sign="dot")
-        told = self._shown_terms(self.split.tolist(), self._sources)
-        by_source = [(float(self.row[s]), Product(v[s], v[k], sign="dot")) for s in told]
-        rest_split = self._remainder(self.split.tolist(), told, "others")
+        terms_shown = self._shown_terms(self.split.tolist(), self._sources)
+        by_source = [(float(self.row[s]), Product(v[s], v[k], sign="dot")) for s in terms_shown]
+        rest_split = self._remainder(self.split.tolist(), terms_shown, "others")
         return [
             ExampleStep("The values of the tokens", [values]),
             ExampleStep("The attention of each token (rows) to the tokens (columns)", [self._attention_matrix()]),
@@ -179,7 +179,7 @@ class WorkedExample:
                     Equation(
                         after,
                         Sum(*(Product(weight, pair) for weight, pair in by_source), *rest_split),
-                        Sum(*(float(self.split[s]) for s in told), *rest_split),
+                        Sum(*(float(self.split[s]) for s in terms_shown), *rest_split),
                         self.after,
                     )
                 ],
@@ -200,20 +200,20 @@ class WorkedExample:
 
     def _mixing(self, v_hat: Symbol, v: Sequence[Symbol]) -> list[Equation]:
         q, sources, row = self.query, self._sources, self.row.tolist()
-        told = self._shown_terms(row, sources)
-        n_others = len(row) - len(told)
-        parts: list[Term] = [Product(Symbol("a", q + 1, s + 1), v[s]) for s in told]
+        terms_shown = self._shown_terms(row, sources)
+        n_others = len(row) - len(terms_shown)
+        parts: list[Term] = [Product(Symbol("a", q + 1, s + 1), v[s]) for s in terms_shown]
         equations = [Equation(v_hat, Sum(*parts, *([f"... ({n_others} others)"] if n_others else [])))]
         for d in self._dimensions:
             column = self.values[:, d].tolist()
             products = [weight * value for weight, value in zip(row, column, strict=True)]
-            told = self._shown_terms(products, sources)
-            rest = self._remainder(products, told, "others")
+            terms_shown = self._shown_terms(products, sources)
+            rest = self._remainder(products, terms_shown, "others")
             equations.append(
                 Equation(
                     Symbol("v", q + 1, d + 1, hat=True),
-                    Sum(*(Product(row[s], column[s]) for s in told), *rest),
-                    Sum(*(products[s] for s in told), *rest),
+                    Sum(*(Product(row[s], column[s]) for s in terms_shown), *rest),
+                    Sum(*(products[s] for s in terms_shown), *rest),
                     float(self.mixed[d]),
                 )
             )
@@ -222,19 +222,19 @@ class WorkedExample:
     def _dot(self, left: Sequence[float], right: Sequence[float]) -> list[Term]:
         """A dot product in three forms: products, their values, the sum."""
         products = [x * y for x, y in zip(left, right, strict=True)]
-        told = self._shown_terms(products, self._dimensions)
-        rest = self._remainder(products, told, "more")
+        terms_shown = self._shown_terms(products, self._dimensions)
+        rest = self._remainder(products, terms_shown, "more")
         return [
-            Sum(*(Product(left[d], right[d]) for d in told), *rest),
-            Sum(*(products[d] for d in told), *rest),
+            Sum(*(Product(left[d], right[d]) for d in terms_shown), *rest),
+            Sum(*(products[d] for d in terms_shown), *rest),
             math.fsum(products),
         ]
 
     def _shown_terms(self, terms: Sequence[float], shown: Sequence[int]) -> list[int]:
-        """Those of the terms shown that are told one by one: not several that are nothing beside the largest."""
+        """Those of the terms shown that are written one by one: not several that are nothing beside the largest."""
         least = self.least * max(map(abs, terms))
-        told = [place for place in shown if abs(terms[place]) >= least]
-        return told if len(told) < len(shown) - 1 else list(shown)
+        terms_shown = [place for place in shown if abs(terms[place]) >= least]
+        return terms_shown if len(terms_shown) < len(shown) - 1 else list(shown)
 
     @staticmethod
     def _remainder(terms: Sequence[float], shown: Sequence[int], what: str) -> list[Rest]:
@@ -250,8 +250,8 @@ class WorkedExample:
         def parts(what: str, split: Sequence[float]) -> Sentence:
             listed = [(word(self.tokens[s]), split[s]) for s in shown]
             listed += [(rest.words, rest.value) for rest in self._remainder(split, shown, "others")]
-            told = [(", " if place else what) + f"{name} " for place, (name, _) in enumerate(listed)]
-            return tuple(part for name, (_, value) in zip(told, listed, strict=True) for part in (name, Gain(value)))
+            labels = [(", " if place else what) + f"{name} " for place, (name, _) in enumerate(listed)]
+            return tuple(part for name, (_, value) in zip(labels, listed, strict=True) for part in (name, Gain(value)))
 
         def change(what: str, before: float, after: float) -> Sentence:
             return (f"{what}: ", before, " before, ", after, " after, gain ", Gain(after - before))
