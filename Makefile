@@ -47,7 +47,7 @@ wheel: .venv/tested
 # Not run twice: what never meets TransformerLens, what it does not decide (checkpoints, run folders, the demo, statistics), examples of
 # docstrings. A new file runs here until it is listed; single tests are marked `once`.
 WITHOUT_HOST = analyses calibration checkpoint checkpoint_families citations cli_checkpoint cli_signatures component_spectra demo docs drawings \
-	examples hub map_shape mapped naming package prompts ranking relations renderers renderers_cli renderers_notebook reproduce results runs statistics \
+	examples hub map_shape mapped naming options package prompts ranking relations renderers renderers_notebook reproduce results runs shapes statistics \
 	tasks texts vocabulary
 
 test-tl3: .venv-tl3/tested

@@ -273,6 +273,7 @@ REASONS = {
     r"after each MLP \(post-norm\)": "norms of the whole stream after attention and MLP (post-norm)",
     r"between its stream and its unembedding": "an activation function between stream and unembedding",
     r"in TransformerLens differs from that": "TransformerLens computes other attention than transformers",
+    r"keys without a scale": "TransformerLens computes other attention than transformers",
     r"has no attention heads that TransformerLens shows": "no attention heads of the known kind",
     r"write into an MLP, not into the stream": "heads write into an MLP, not into the stream",
     r"it fits up to a gate": "what heads mix is gated or normed before W_O",

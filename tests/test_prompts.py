@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tl_headmaps import load_relations
-from tl_headmaps.data.prompts import neutral_prompts
 from tl_headmaps.data.relations import data_folder
+from tl_headmaps.data.texts import neutral_prompts
 
 WORD = re.compile(r"\w+")
 

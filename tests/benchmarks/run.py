@@ -48,9 +48,8 @@ from tl_headmaps.circuits.ranking import ranks
 from tl_headmaps.circuits.vectors import cache_of, vocabulary_vectors
 from tl_headmaps.core.files import replacing
 from tl_headmaps.core.provenance import package_versions
-from tl_headmaps.data.prompts import neutral_prompts
 from tl_headmaps.data.relations import encode, resolve
-from tl_headmaps.data.texts import read_texts
+from tl_headmaps.data.texts import neutral_prompts, read_texts
 from tl_headmaps.naming.namer import Namer
 from tl_headmaps.scorers.components import random_baseline
 

@@ -35,7 +35,7 @@ from tl_headmaps import (
 )
 from tl_headmaps.capture.running.prompts import read_templates
 from tl_headmaps.core.errors import HeadMapsWarning
-from tl_headmaps.data.prompts import read_prompts
+from tl_headmaps.data.texts import read_prompts
 
 
 def relation_file(shop: Workshop, generator: random.Random) -> bool:

@@ -14,9 +14,8 @@ from ..core.errors import UnsupportedModelError, UsageError, WeightBasisError
 from ..core.options import public
 from ..core.provenance import Provenance
 from ..core.types import HeadIndex, HeadLike, Model, Preset
-from ..data.prompts import neutral_prompts
 from ..data.relations import RelationLike, load_relations
-from ..data.texts import Sample
+from ..data.texts import Sample, neutral_prompts
 from ..naming.namer import UNCLEAR
 from ..renderers.figure import Figure
 from ..renderers.listing import stacked, table_figure

@@ -27,7 +27,7 @@ from ..core.errors import UsageError
 from ..core.options import Between, Seed, public
 from ..core.provenance import Provenance
 from ..core.types import HeadIndex, HeadLike, Model, Preset, by_layer
-from ..data.prompts import neutral_prompts
+from ..data.texts import neutral_prompts
 from ..renderers.text import number
 from ..results import cells
 from ..results.table import HeadTable, frozen_result, measured

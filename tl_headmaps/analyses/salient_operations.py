@@ -25,7 +25,7 @@ from ..core.options import Count, public
 from ..core.provenance import Provenance
 from ..core.types import Circuit, HeadIndex, HeadLike, LayerLike, Model, Preset, by_layer, check_choice, head_list
 from ..core.vocabulary import token_strings
-from ..data.prompts import neutral_prompts
+from ..data.texts import neutral_prompts
 from ..naming.namer import NAMING_TARGETS, NAMING_TOKENS, HeadName, Namer
 from ..renderers.figure import Figure
 from ..renderers.grids import MapLayer

@@ -136,6 +136,10 @@ def require_whole(model: Model, layer: LayerWeights) -> None:
     reasons = {
         "learned sinks, so its attention does not sum to one": inner_part(block.attn, "sinks") is not None,
         "a norm before W_O": layer.z_norm is not None,
+        # Processing folds norms into the heads, and takes the projection for a part of the stream. OPT-350M itself has
+        # its norms after attention, and nothing is folded.
+        "a projection between its embeddings and its stream": hasattr(model, "project_in")
+        and bool(getattr(config_of(model), "do_layer_norm_before", True)),
         # Processing folds the norm that both read into the heads alone.
         f"{beside_heads(block)} beside its heads": beside_heads(block) is not None,
         # TransformerLens 4.3 takes its fused projection apart in the order of other Falcon models.
@@ -162,6 +166,12 @@ def require_same_attention(model: Model, seen: ForwardPass) -> None:
     Bridges take fused projections apart and compute attention anew. Processing leaves the module inside as it was,
     so processed weights cannot be compared with it.
     """
+    if is_processed(model) and getattr(config_of(model), "scale_attn_weights", True) is False:
+        raise UnsupportedModelError(
+            f"{architecture_of(model)} compares queries and keys without a scale (scale_attn_weights=False), and "
+            "TransformerLens divides by the root of d_head all the same, so its attention is not the model's. Read the "
+            "weights with HeadWeights.from_checkpoint(folder), which goes by the configuration."
+        )
     for layer, (given, named) in seen.calls.items():
         inner = getattr(model.blocks[layer].attn, "original_component", None)
         theirs = seen.layers[layer].get("attn_result")

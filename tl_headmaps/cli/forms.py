@@ -71,7 +71,7 @@ def _relations(written: list[str]) -> list[Any]:
 
 
 def _prompts(written: str) -> tuple[str, ...]:
-    from ..data.prompts import read_prompts
+    from ..data.texts import read_prompts
 
     return read_prompts(written)
 

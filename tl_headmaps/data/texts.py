@@ -6,9 +6,12 @@ file holds texts separated by blank lines, in UTF-8.
 What is fitted on texts is judged on others. A third of the texts of any source is held out, by one rule
 (:func:`_with_part`): every third text, a repeated one always in the part in which it came first. Texts added at the end
 of a source change nothing about those before them.
+
+Beside them, the neutral prompts behind which a word is put, so that a model reads it in a sentence and not alone.
 """
 
 import hashlib
+import json
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
@@ -17,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from ..core.errors import UsageError
-from ..core.files import UnreadableError, check_text, home_expanded, require_file
+from ..core.files import UnreadableError, check_text, home_expanded, read_text, require_file
 from ..core.types import check_choice, is_index
 from ..core.vocabulary import Text, as_text
 from .records import column_values
@@ -211,3 +214,29 @@ def _checked(texts: Iterator[Any]) -> Iterator[Text]:
         check_text(text, f"Text {number}")
         if text if not isinstance(text, str) else text.strip():
             yield text
+
+
+def neutral_prompts() -> tuple[str, ...]:
+    """The eight neutral prefixes, without a space at the end: a word follows as ``f"{prefix} {word}"``.
+
+    They are in ``relations_data/prompts/neutral.jsonl`` (our own, CC0): one of each kind of text, every one open to a
+    noun, a verb, a name, an adjective or a number. No word of a bundled relation occurs in them, so that they favour
+    none.
+
+    Example:
+        >>> neutral_prompts()[0]
+        'Afterwards we chatted, rather vaguely, about'
+    """
+    lines = (data_folder() / "prompts" / "neutral.jsonl").read_text(encoding="utf-8").splitlines()
+    return tuple(json.loads(line)["text"] for line in lines if line)
+
+
+def read_prompts(path: str | Path) -> tuple[str, ...]:
+    """Prefixes of a user's file, one on each line; empty lines are left out."""
+    try:
+        lines = read_text(path).splitlines()
+    except UnreadableError as error:
+        raise UsageError(
+            f"Cannot read the prompts in {path}: {error}. Give a UTF-8 file with a prompt on each line."
+        ) from error
+    return tuple(line.strip() for line in lines if line.strip())

@@ -43,8 +43,17 @@ from ..renderers.formulas import DIGITS, MOST_DIGITS
 from ..renderers.listing import text_figure
 from ..renderers.tables import paper_table
 from ..renderers.text import in_words, visible
-from .cells import largest_cells
-from .codec import SchemaError, annotations_of, axis_length, equal, fields_of, plain, require_schema, typed
+from .codec import (
+    SchemaError,
+    annotations_of,
+    axis_length,
+    equal,
+    fields_of,
+    largest_cells,
+    plain,
+    require_schema,
+    typed,
+)
 from .reading import newer_error, newer_version, read_values
 
 if TYPE_CHECKING:

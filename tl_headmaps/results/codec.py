@@ -1,13 +1,14 @@
 """Fields of a result as plain values for JSON, and back by their annotations; equality with NaN equal to NaN.
 
-Values that were read from a file are checked by the same annotations: types, shapes, shared axes.
+Values that were read from a file are checked by the same annotations: types, shapes, shared axes. Below that, the cells
+of arrays with their labels, and the largest of them.
 """
 
 import itertools
 import math
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..core.errors import UsageError
 from ..core.types import HeadIndex
 
 
@@ -202,3 +204,28 @@ def _has_axes(value: Tensor, axes: list[str], sizes: dict[str, Any]) -> bool:
         return False
     named = [(axis, n) for axis, n in zip(axes, value.shape, strict=True) if axis.isidentifier() and axis != "_"]
     return all(sizes.setdefault(axis, n) == n for axis, n in named)
+
+
+def cells(axes: Mapping[str, Sequence[Any]], values: Tensor) -> Iterator[tuple[tuple[int, ...], dict[str, Any]]]:
+    """Every cell of an array that is not NaN: its index, and its labels by the name of their axis."""
+    for index in itertools.product(*(range(n) for n in values.shape)):
+        if not math.isnan(values[index]):
+            yield index, {name: labels[at] for (name, labels), at in zip(axes.items(), index, strict=True)}
+
+
+def largest_cells(
+    axes: Mapping[str, Sequence[Any]], values: Any, n: int, kind: str
+) -> list[tuple[tuple[Any, ...], float]]:
+    """The ``n`` largest cells of an array with their labels, NaN left out; ties go to the first."""
+    if not isinstance(values, Tensor) or list(values.shape) != [len(labels) for labels in axes.values()]:
+        what = kind.replace("_", " ")
+        raise UsageError(f"This result ({what}) has no values that could be ranked. Print it, or see to_rows().")
+    found = [(tuple(labels.values()), float(values[at])) for at, labels in cells(axes, values)]
+    return sorted(found, key=lambda cell: -cell[1])[:n]
+
+
+def largest_heads(values: Tensor, n: int) -> list[tuple[HeadIndex, float]]:
+    """The ``n`` largest cells of a map over layers and heads, NaN left out; ties go to the lower layer, then head."""
+    flat, width = values.flatten(), values.shape[1]
+    order = flat.nan_to_num(nan=-math.inf).argsort(descending=True, stable=True)[:n].tolist()
+    return [(HeadIndex(i // width, i % width), float(flat[i])) for i in order if not math.isnan(flat[i])]

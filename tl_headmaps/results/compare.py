@@ -29,7 +29,7 @@ from ..renderers.grids import MapLayer
 from ..renderers.text import few, in_words, number, signed, significant, table_text, visible, wrapped
 from ..scorers.tasks import rank_correlations
 from .base import Result, kinds
-from .cells import cells
+from .codec import cells
 from .table import ComparedMaps
 
 _MARK = "the two 95% intervals do not overlap"

@@ -12,8 +12,7 @@ from torch import Tensor
 from ..core.errors import UsageError
 from ..core.types import HeadIndex, HeadLike, LayerLike, head_list, layer_list
 from .base import Result
-from .cells import largest_heads
-from .codec import axes_of, fields_of
+from .codec import axes_of, fields_of, largest_heads
 
 if TYPE_CHECKING:
     from typing import Self

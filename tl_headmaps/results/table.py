@@ -29,8 +29,7 @@ from ..renderers.heat import head_map, panels
 from ..renderers.tables import Table as TextTable
 from ..renderers.text import chance, interval, number, sentence, signed, table_text, wrapped
 from .base import Result
-from .cells import cells
-from .codec import axes_of
+from .codec import axes_of, cells
 from .head_maps import HeadMaps
 
 Role: TypeAlias = Literal["value", "null", "low", "high", "p", "q", "detail", "fact"]

@@ -31,7 +31,7 @@ from ...core.options import public
 from ...core.progress import Progress
 from ...core.store import Cache, DamagedPieceError, Store, mark_used
 from ...core.vocabulary import as_text, word_ids
-from ...data.prompts import neutral_prompts
+from ...data.texts import neutral_prompts
 from ..parts import LayerWeights
 from ..weights import HeadWeights
 from .activations import check_prompts, encode_prompt, model_device, prepends_bos, state_restored
