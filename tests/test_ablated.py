@@ -218,7 +218,6 @@ class TestAnalysesInside:
     [
         ({"heads": "L9H0"}, "There is no head L9H0"),
         ({"heads": []}, "heads= is empty"),
-        ({"method": "median"}, "method='median' is not known"),
         ({"method": {}}, "L0H1 is among heads=, but has no vector"),
         ({"method": {"L0H1": [0.0] * 8, "L0H2": [0.0] * 8}}, "L0H2 has a vector, but is not among heads="),
         ({"method": {"L0H1": [0.0] * 32}}, r"The vector of L0H1 has shape \(32,\)"),

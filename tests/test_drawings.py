@@ -1,6 +1,5 @@
 """Every kind of result has a picture that says what the result says."""
 
-import inspect
 from typing import Any
 
 import pytest
@@ -50,9 +49,6 @@ def values_of(figure: Any, name: str) -> torch.Tensor:
 
 def test_validation(model: Any, relation: Relation) -> None:
     found = validate(model, relation, progress=False, preset="folded")
-    # Past the type checker of the tests, which would refuse it first.
-    with pytest.raises(UsageError, match="context='both' is not known"):
-        inspect.unwrap(type(found).figure)(found, context="both")
     figure = found.figure()
     assert isinstance(figure, Figure)
     series = {one.name: one for one in figure.data.series}

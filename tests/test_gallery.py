@@ -16,20 +16,21 @@ def documents(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return documents
 
 
-def test_each_point_of_a_document_is_drawn(documents: ModuleType) -> None:
-    figures = [described for document in documents.DOCUMENTS for described in document.figures]
+def test_the_documents_own_numbers_are_drawn(documents: ModuleType) -> None:
     assert len(documents.DOCUMENTS) == 5
-    for described in figures:
-        here = dict(documents.seen(described.own()))
-        assert not [name for name, _ in described.points if not here.get(name)], described
-    grid, names, groups, mixing, components, panels = (dict(documents.seen(each.own())) for each in figures)
-    assert (grid["title"], grid["below"]) == ("Country to capital", "score 0.7")
-    assert (names["title"], names["below"]) == ("Name variations", "score 0.9")
-    assert groups["colours"] == "blue at 1, dark grey at 0" and "no attention crosses" in groups["below"]
-    assert mixing["After: the dot product with the mixed value"].endswith("0.018 + 0.022 + 0.003 = 0.043")
-    assert components["colours"].startswith("light blue at 0.120 to dark orange at 0.180")
-    assert components["rows"] == "layer: 0 to 27"
-    assert panels["colours"].startswith("dark purple at 0.0000 to yellow at 0.0040+")
+    grid, names, groups, mixing, components, panels = (
+        figure.own() for document in documents.DOCUMENTS for figure in document.figures
+    )
+    assert (grid.title, grid.data.note) == ("Country to capital", "score 0.7")
+    assert (names.title, names.data.note) == ("Name variations", "score 0.9")
+    assert groups.data.is_binary and "no attention crosses" in groups.data.note
+    assert "0.018 + 0.022 + 0.003 = 0.043" in " ".join(str(mixing).split())
+    for figure, palette, ticks in (
+        (components, "oranges", ["0.120", "0.150", "0.180"]),
+        (panels, "amounts", ["0.0000", "0.0020", "0.0040+"]),
+    ):
+        scale = figure.data.layers[0].scale
+        assert (scale.palette, [text for _, text in scale.ticks]) == (palette, ticks)
 
 
 def test_the_pictures_can_be_made(documents: ModuleType) -> None:

@@ -215,7 +215,6 @@ class TestModels:
             ({"texts": []}, "no text of at least two tokens"),
             ({"texts": [sentence(3)]}, "no text of at least two tokens"),
             ({"texts": [sentence(3, 4)], "max_tokens": 1}, "max_tokens=1 is impossible; it must be at least 2"),
-            ({"texts": [sentence(3, 4)], "max_texts": 0}, "max_texts=0 is impossible; it must be at least 1"),
             ({"texts": [sentence(3, 4), 5]}, "Text 1: 5 is not a text"),
         ):
             with pytest.raises(UsageError, match=sentence_):

@@ -16,16 +16,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from planted import save_checkpoint, shared_model, source_model, word
+from every_result import ANALYSES
+from planted import save_checkpoint, shared_model, source_model
 
 from tl_headmaps import (
     HeadIndex,
     HeadWeights,
     Relation,
-    TaskItem,
-    Tasks,
     TokenGrid,
-    ablate,
     association_heads,
     attention_groups,
     compare_attention,
@@ -33,15 +31,10 @@ from tl_headmaps import (
     describe_model,
     grouping_profile,
     head_trust,
-    head_worth,
     load_relations,
-    name_heads,
     relation_scores,
-    reproduce,
     salient_operations,
-    task_maps,
     token_grid,
-    validate,
     value_mixing,
 )
 from tl_headmaps.capture.tensors import quantisation_of, stated_quantisation
@@ -260,35 +253,6 @@ class TestTexts:
                 call(shared_model("llama"), [[3, 4, 10**6]], progress=False)
 
 
-RELATION = Relation.from_pairs("next", [(n, n + 1) for n in range(3, 30)], eliciting_templates=(" <X> word3",))
-
-
-def tiny_results() -> dict[str, Any]:
-    """Results of a small model, one of each kind that has maps of heads."""
-    model, quiet = shared_model("llama"), {"progress": False}
-    texts = [TEXT, " word7 word8 word7 word8", " word9 word3 word9 word3"] * 2
-    return {
-        "association_heads": association_heads(model, TEXT, -1, 1),
-        "attention_comparison": compare_attention(model, {" word3 word4": -1, " word3 word5": -1}, "word3"),
-        "grouping_profile": grouping_profile(model, texts, **quiet),
-        "head_component_map": component_map(model, "frobenius", by_head=True, **quiet),
-        "head_names": name_heads(model, **quiet),
-        "head_trust": head_trust(model, texts, n_null=1, **quiet),
-        "head_worth": head_worth(model, texts=texts, **quiet),
-        "model_description": describe_model(model),
-        "relation_scores": relation_scores(model, [RELATION], preset="folded", **quiet),
-        "task_maps": task_maps(model, Tasks(tuple(_items())), n_folds=3, n_null=1, cache_dir="cache", **quiet),
-        "validation": validate(model, RELATION, " word4 <X> word5", preset="folded", **quiet),
-    }
-
-
-def _items() -> Any:
-    for place in range(10):
-        for label, function in enumerate(("retrieval", "inference")):
-            prompt = f" {word(9 + place)} {word(3 + label)}"
-            yield TaskItem(prompt, word(5 + label), function, content=str(place))
-
-
 def with_maps() -> set[str]:
     """Kinds of results with an array over layers and heads."""
     found = set()
@@ -306,8 +270,11 @@ def with_maps() -> set[str]:
 
 def test_every_result_is_read_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    results = tiny_results()
-    assert with_maps() == set(results), "add the new kind to tiny_results()"
+    results: dict[str, Any] = {}
+    for call in ANALYSES.values():
+        result = call(shared_model("llama"))
+        results.setdefault(result.kind, result)
+    results = {kind: results[kind] for kind in with_maps()}
     for kind, result in results.items():
         label = {"grouping_profile": "induction", "head_component_map": "attn.q"}.get(kind)
         given = () if label is None else (label,)
@@ -342,9 +309,9 @@ def test_every_result_is_read_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         results["grouping_profile"].select("magic")
     chosen = results["grouping_profile"].select(["induction", "first_token"])
     assert chosen.scores == ("induction", "first_token") and chosen.values.shape == (2, 3, 4)
-    assert torch.equal(chosen.q_value[1], results["grouping_profile"].q_value[2])
+    assert torch.equal(chosen.null[1], results["grouping_profile"].null[2])
     assert results["task_maps"].select("inference").overlap.shape == (1, 1)
-    assert results["validation"].select("next").agreement == results["validation"].agreement
+    assert results["validation"].select("asked").agreement == results["validation"].agreement
 
 
 class TestProfileWithoutTexts:
@@ -490,27 +457,7 @@ class TestRelationFiles:
         assert "tl-headmaps: a.csv: the first row (word3, word4) was taken for its first pair" in done.err
 
 
-RAW_MODEL_CALLS: dict[str, Callable[[Any], Any]] = {
-    "ablate": lambda model: ablate(model, RELATION, progress=False),
-    "association_heads": lambda model: association_heads(model, TEXT, 1, 0),
-    "attention_groups": lambda model: attention_groups(model, TEXT),
-    "compare_attention": lambda model: compare_attention(model, {" word3 word4": "word4", " word3 word5": "word5"}, 0),
-    "component_map": lambda model: component_map(model, progress=False),
-    "describe_model": describe_model,
-    "grouping_profile": lambda model: grouping_profile(model, [TEXT], progress=False),
-    "head_trust": lambda model: head_trust(model, [TEXT], progress=False),
-    "name_heads": lambda model: name_heads(model, progress=False),
-    "relation_scores": lambda model: relation_scores(model, RELATION, progress=False),
-    "reproduce": lambda model: reproduce(model, "out", relations=[RELATION]),
-    "salient_operations": lambda model: salient_operations(model, "L0", progress=False),
-    "task_maps": lambda model: task_maps(model, Tasks(tuple(_items())), progress=False),
-    "token_grid": lambda model: token_grid(model, "L0H0", [3], [4]),
-    "validate": lambda model: validate(model, RELATION, progress=False),
-    "value_mixing": lambda model: value_mixing(model, TEXT, "L0H0"),
-}
-
-
-@pytest.mark.parametrize("call", RAW_MODEL_CALLS.values(), ids=list(RAW_MODEL_CALLS))
+@pytest.mark.parametrize("call", ANALYSES.values(), ids=list(ANALYSES))
 def test_a_model_of_transformers_is_refused_with_the_line_that_boots_it(
     call: Callable[[Any], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

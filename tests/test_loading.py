@@ -42,11 +42,21 @@ def retensored(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]
     save_file(tensors, folder / SINGLE, metadata={"format": "pt"})
 
 
-def refused(folder: Path | str, *parts: str, error: type[HeadMapsError] = HeadMapsError) -> None:
-    with pytest.raises(error) as caught:
-        load_model(str(folder), "cpu")
-    for part in parts:
-        assert part in str(caught.value), caught.value
+def loaded(folder: Path | str) -> Any:
+    return load_model(str(folder), "cpu")
+
+
+HOST = (loaded,)
+BOTH = (loaded, HeadWeights.from_checkpoint)
+
+
+def refused(folder: Path | str, *parts: str, error: type[HeadMapsError] = HeadMapsError, readers: Any = BOTH) -> None:
+    """One sentence, whether TransformerLens was to open the folder or the weights alone."""
+    for read in readers:
+        with pytest.raises(error) as caught:
+            read(folder)
+        for part in parts:
+            assert part in str(caught.value), caught.value
 
 
 def test_a_sound_folder_opens_with_its_own_numbers(folder: Path) -> None:
@@ -61,20 +71,19 @@ class TestWrongNumbers:
 
     def test_a_missing_tensor(self, folder: Path) -> None:
         retensored(folder, lambda tensors: tensors.pop(MLP))
-        refused(folder, f"has no tensor {MLP!r}", "Use a complete checkpoint", error=UnsupportedModelError)
+        refused(
+            folder, f"has no tensor {MLP!r}", "Use a complete checkpoint", error=UnsupportedModelError, readers=HOST
+        )
 
     def test_one_layer_too_many(self, folder: Path) -> None:
         configured(folder, num_hidden_layers=4)
-        refused(folder, "has no tensor 'model.layers.3.", "(and 8 more)")
+        refused(folder, "has no tensor 'model.layers.3.", "(and 8 more)", readers=HOST)
 
     def test_one_layer_too_few(self, folder: Path) -> None:
         """The host opened a shorter model, and said so in a log at most."""
         configured(folder, num_hidden_layers=2)
         said = ("has a tensor 'model.layers.2.", "(and 8 more)", "counts 2 of 'model.layers'")
         refused(folder, *said, error=UnsupportedModelError)
-        with pytest.raises(UnsupportedModelError) as caught:
-            HeadWeights.from_checkpoint(folder)
-        assert all(part in str(caught.value) for part in said)
         # A layer that predicts several tokens at once is not one of those that the configuration counts.
         retensored(folder, lambda tensors: tensors.update({"model.layers.2.eh_proj.weight": torch.zeros(32, 64)}))
         assert load_model(str(folder), "cpu").cfg.n_layers == HeadWeights.from_checkpoint(folder).n_layers == 2
@@ -85,12 +94,10 @@ class TestWrongNumbers:
         save_file(tensors, tmp_path / SINGLE, metadata={"format": "pt"})
         configured(tmp_path, n_layer=2)
         refused(tmp_path, "has a tensor 'h.2.", "counts 2 of 'h'")
-        with pytest.raises(UnsupportedModelError, match=r"has a tensor 'h\.2\..*counts 2 of 'h'"):
-            HeadWeights.from_checkpoint(tmp_path)
 
     def test_another_shape(self, folder: Path) -> None:
         retensored(folder, lambda tensors: tensors.update({MLP: torch.zeros(3, 5)}))
-        refused(folder, f"{MLP} of", "has shape [3, 5], but its config.json implies")
+        refused(folder, f"{MLP} of", "has shape [3, 5], but its config.json implies", readers=HOST)
 
     def test_a_tensor_that_the_configuration_leaves_out(self, folder: Path) -> None:
         name = "model.layers.0.self_attn.q_proj.bias"
@@ -101,15 +108,13 @@ class TestWrongNumbers:
         with quiet():
             source_model("llama").model.save_pretrained(tmp_path)
         configured(tmp_path, architectures=["LlamaForCausalLM"], tie_word_embeddings=False)
-        refused(tmp_path, "has no tensor 'lm_head.weight'")
+        refused(tmp_path, "has no tensor 'lm_head.weight'", readers=HOST)
 
     @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e400])
     @pytest.mark.parametrize("field", ["rms_norm_eps", "rope_theta", "initializer_range"])
     def test_settings_that_are_no_numbers(self, folder: Path, field: str, value: float) -> None:
         configured(folder, **{field: value})
         refused(folder, f"{field} is {value}, but a finite number was expected")
-        with pytest.raises(UnsupportedModelError, match="a finite number was expected"):
-            HeadWeights.from_checkpoint(folder)
 
     def test_nested_settings(self, folder: Path) -> None:
         configured(folder, rope_scaling={"rope_type": "linear", "factor": math.nan})
@@ -169,8 +174,6 @@ class TestOpened:
         (folder / SINGLE).rename(tmp_path / SINGLE)
         (folder / SINGLE).symlink_to(tmp_path / SINGLE)
         refused(folder, f"is a link to {tmp_path / SINGLE}, outside the folder", error=ModelLoadError)
-        with pytest.raises(ModelLoadError, match="outside the folder"):
-            HeadWeights.from_checkpoint(folder)
 
     def test_links_of_the_hubs_cache_stay_in_their_repository(self, sound: Path, tmp_path: Path) -> None:
         snapshot = tmp_path / "models--some--model" / "snapshots" / ("c" * 40)
@@ -191,21 +194,21 @@ class TestOpened:
         (folder / SINGLE).rename(folder / "one.safetensors")
         files = dict.fromkeys([*load_file(folder / "one.safetensors"), "nothing.weight"], "one.safetensors")
         (folder / INDEX).write_text(json.dumps({"weight_map": files}))
-        refused(folder, "has no tensor 'nothing.weight', but")
+        refused(folder, "has no tensor 'nothing.weight', but", readers=HOST)
 
     def test_weights_named_elsewhere(self, folder: Path) -> None:
         (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "/elsewhere"}))
-        refused(folder, "has adapter_config.json, which names weights outside")
+        refused(folder, "has adapter_config.json, which names weights outside", readers=HOST)
         (folder / "adapter_config.json").unlink()
         configured(folder, transformers_weights="other.safetensors")
-        refused(folder, "transformers_weights in its config.json")
+        refused(folder, "transformers_weights in its config.json", readers=HOST)
 
     def test_code_of_a_folder_does_not_run(self, folder: Path, tmp_path: Path) -> None:
         (folder / "modeling.py").write_text(f"open({str(tmp_path / 'sprung')!r}, 'w')\n")
         configured(
             folder, model_type="own", auto_map={"AutoConfig": "modeling.C", "AutoModelForCausalLM": "modeling.M"}
         )
-        refused(folder, "could not load")
+        refused(folder, "could not load", readers=HOST)
         assert not (tmp_path / "sprung").exists()
 
 
@@ -220,9 +223,8 @@ class TestSentences:
     def test_a_number_of_layers_that_cannot_be(self, folder: Path, value: Any) -> None:
         configured(folder, num_hidden_layers=value)
         started = time.process_time()
-        refused(folder, f"num_hidden_layers is {value!r}", "a number from 1 to 30 was expected")
-        with pytest.raises(UnsupportedModelError, match="num_hidden_layers is"):
-            HeadWeights.from_checkpoint(folder)
+        refused(folder, f"num_hidden_layers is {value!r}", "a number from 1 to 30 was expected", readers=HOST)
+        refused(folder, f"num_hidden_layers is {value!r}")
         assert time.process_time() - started < 1
 
     @pytest.mark.parametrize(
@@ -231,8 +233,6 @@ class TestSentences:
     def test_settings_out_of_range(self, folder: Path, changes: dict[str, Any]) -> None:
         configured(folder, **changes)
         refused(folder, "was expected. Use a checkpoint with a complete configuration", error=UnsupportedModelError)
-        with pytest.raises(UnsupportedModelError, match="was expected"):
-            HeadWeights.from_checkpoint(folder)
 
     @pytest.mark.parametrize(
         "text", ["{", "[]", "null", "[" * 100_000, '{"a": 1' + "0" * 5000 + "}", '{"a": "\\ud800"}']
@@ -244,8 +244,6 @@ class TestSentences:
     @pytest.mark.parametrize("name", ["~nosuch/x", "/nonexistent", "x" * 5000, "a\0b", "/" + "y" * 300])
     def test_no_folder(self, name: str) -> None:
         refused(name, error=UsageError)
-        with pytest.raises(UsageError):
-            HeadWeights.from_checkpoint(name)
 
     @pytest.mark.parametrize("device", ["meta", "cuda:99", "nothing", "", "cpu:x", "mps"])
     def test_devices(self, folder: Path, device: str) -> None:
@@ -276,7 +274,7 @@ class TestSentences:
     )
     def test_other_settings(self, folder: Path, changes: dict[str, Any]) -> None:
         configured(folder, **changes)
-        refused(folder)
+        refused(folder, readers=HOST)
 
     def test_steps_are_no_epsilons(self, folder: Path) -> None:
         configured(folder, warmup_steps=500)
@@ -284,9 +282,9 @@ class TestSentences:
 
     def test_what_the_host_says_is_said_whole(self, folder: Path) -> None:
         configured(folder, hidden_size=33)
-        refused(folder, "could not load", "33", "Check the name, the network, or give a folder.")
+        refused(folder, "could not load", "33", "Check the name, the network, or give a folder.", readers=HOST)
 
     @pytest.mark.parametrize("text", ["", "{", "[]", '{"model": {"type": "nothing"}}'])
     def test_damaged_tokenizers(self, folder: Path, text: str) -> None:
         (folder / "tokenizer.json").write_text(text)
-        refused(folder, "could not load")
+        refused(folder, "could not load", readers=HOST)

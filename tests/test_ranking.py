@@ -269,13 +269,18 @@ class TestTwins:
     def twins(columns: str, n_rows: int, exact: bool) -> LayerMaps:
         """Token ``i + 101`` is a copy of token ``i``."""
         maps = make_maps(8, columns=columns, n_rows=n_rows, n_columns=202, rank=32, d_model=128, n_heads=2, exact=exact)
+        return TestTwins.doubled(maps, 101)
+
+    @staticmethod
+    def doubled(maps: LayerMaps, half: int) -> LayerMaps:
+        """The first tokens, every one twice."""
         right = maps.columns
         if isinstance(right, ProductColumns):
-            tokens = right.tokens[:101].repeat(2, 1)
+            tokens = right.tokens[:half].repeat(2, 1)
             order = tokens.norm(dim=-1).argsort(descending=True, stable=True)
             return replace(maps, columns=replace(right, tokens=tokens, large_first=order))
         assert isinstance(right, FactorColumns)
-        return replace(maps, columns=replace(right, factors=right.factors[:, :101].repeat(1, 2, 1)))
+        return replace(maps, columns=replace(right, factors=right.factors[:, :half].repeat(1, 2, 1)))
 
     @staticmethod
     def check(maps: LayerMaps, limit: int | None, budget: int) -> None:
@@ -310,12 +315,6 @@ class TestTwins:
     def test_float_twins_tie_in_large_products(self, columns: str) -> None:
         self.check(self.twins(columns, 64, exact=False), None, 64 << 20)
 
-    def test_float_twins_tie_after_rows_have_left(self) -> None:
-        self.check_phases("product")
-
-    def test_float_twins_tie_after_rows_have_left_given_factors(self) -> None:
-        self.check_phases("factor")
-
     @pytest.mark.parametrize("columns", ["product", "factor"])
     @pytest.mark.parametrize(("n_heads", "rank"), [(3, 2), (3, 8), (2, 16)])
     def test_float_twins_tie_at_a_glance_and_with_few_dimensions(
@@ -335,13 +334,6 @@ class TestTwins:
         shape = {"n_rows": n_rows, "n_columns": half, "rank": rank, "d_model": 48, "n_heads": n_heads}
         maps = make_maps(1, columns=columns, exact=False, **shape)
         maps = replace(maps, left=maps.left + 2)
-        right: Any = maps.columns
-        if columns == "product":
-            tokens = right.tokens.repeat(2, 1)
-            order = tokens.norm(dim=-1).argsort(descending=True, stable=True)
-            right = replace(right, tokens=tokens, large_first=order)
-        else:
-            right = replace(right, factors=right.factors.repeat(1, 2, 1))
         whole, rows = dense(maps), torch.arange(n_rows)
         for place in range(4):
             targets = whole.mean(0).topk(4, dim=1).indices[:, place]
@@ -350,30 +342,23 @@ class TestTwins:
             assert certain.float().mean() > 0.5
             for limit in (3, 5, 10):
                 for side in ("both", "greater"):
-                    found = ranks(replace(maps, columns=right), rows, targets, limit=limit, side=side)
+                    found = ranks(self.doubled(maps, half), rows, targets, limit=limit, side=side)
                     assert torch.equal(found.greater[certain], (2 * greater).clamp(max=limit)[certain])
         assert len(glances) == 4 * 3 * 2
 
-    @staticmethod
-    def check_phases(columns: str) -> None:
+    @pytest.mark.parametrize("columns", ["product", "factor"])
+    def test_float_twins_tie_after_rows_have_left(self, columns: str) -> None:
         """Targets asked for alone in a map of several phases, against float64 ranks among one of each pair."""
         half = 6500
         shape = {"n_rows": 100, "n_columns": half, "rank": 32, "d_model": 128, "exact": False}
         maps = make_maps(8, columns=columns, **shape)
-        right: Any = maps.columns
-        if columns == "product":
-            tokens = right.tokens.repeat(2, 1)
-            order = tokens.norm(dim=-1).argsort(descending=True, stable=True)
-            twice = replace(right, tokens=tokens, large_first=order)
-        else:
-            twice = replace(right, factors=right.factors.repeat(1, 2, 1))
         rows, targets = torch.arange(100), some_pairs(8, 100, half, 100)[1]
         whole = dense(maps)
         greater, less = dense_ranks(whole, rows, targets)
         certain = near_ties(whole, rows, targets) == 0
         assert certain.float().mean() > 0.5
         for limit in (None, 200, 1000):
-            found = ranks(replace(maps, columns=twice), rows, targets, limit=limit)
+            found = ranks(self.doubled(maps, half), rows, targets, limit=limit)
             top = limit or 2 * half
             assert torch.equal(found.greater[certain], (2 * greater).clamp(max=top)[certain]), limit
             assert torch.equal(found.less[certain], (2 * less).clamp(max=top)[certain]), limit

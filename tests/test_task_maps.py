@@ -20,7 +20,6 @@ from sklearn.linear_model import Ridge
 
 from tl_headmaps import (
     HeadIndex,
-    Result,
     TaskItem,
     TaskMaps,
     Tasks,
@@ -618,8 +617,6 @@ def test_ablating_the_heads_of_a_function_breaks_that_function_alone(planted_map
     assert "4 of 4 functions are testable: the model answers them above chance." in str(found)
     sure = replace(found, q_value=torch.full((4,), 0.04))
     assert sure.verdicts == ("worse",) * 4 and "Worse without own heads than without others" in sure.figure().data.note
-    with pytest.raises(UsageError, match="n_random=0 is impossible; it must be from 1 to 100,000"):
-        verify_tasks(model, maps, tasks, n_random=0, **options)
 
 
 def test_a_model_at_chance_is_not_testable(planted: Any, planted_maps: TaskMaps) -> None:
@@ -752,14 +749,10 @@ def test_missing_alternatives_are_answers_of_like_items() -> None:
 # Results
 
 
-@pytest.mark.parametrize("suffix", [".json", ".safetensors"])
-def test_results_come_back_from_files(planted: Any, planted_maps: TaskMaps, tmp_path: Path, suffix: str) -> None:
+def test_maps_from_a_file_are_verified_alike(planted: Any, planted_maps: TaskMaps, tmp_path: Path) -> None:
     options = {"n_items": 2, "n_random": 3, "max_heads": 1, "progress": False}
     verified = verify_tasks(planted, planted_maps, slot_tasks(), **options)
-    for result in (planted_maps, verified):
-        loaded = Result.load(result.save(tmp_path / f"{result.kind}{suffix}"))
-        assert loaded == result
-    maps = TaskMaps.load(tmp_path / f"task_maps{suffix}")
+    maps = TaskMaps.load(planted_maps.save(tmp_path / "maps.safetensors"))
     again = verify_tasks(planted, maps, slot_tasks(), **options)
     assert replace(again, provenance=verified.provenance) == verified
     assert replace(again.provenance, created="") == replace(verified.provenance, created="")
@@ -780,7 +773,6 @@ def test_selected_functions_are_verified_alone(planted: Any, planted_maps: TaskM
 
 def test_json_has_the_agreed_names(planted_maps: TaskMaps) -> None:
     values = planted_maps.to_dict()
-    assert values["kind"] == "task_maps"
     assert list(values["axes"]) == ["function", "layer", "head"]
     for name in ("importance", "importance_normalised", "null_mean"):
         assert np.shape(values[name]) == (4, 1, 8)
@@ -789,7 +781,7 @@ def test_json_has_the_agreed_names(planted_maps: TaskMaps) -> None:
     assert values["provenance"]["seed"] == 0 and values["provenance"]["data"]["slots"] == slot_tasks().digest
 
 
-def test_tables_selections_and_text(planted: Any, planted_maps: TaskMaps, tmp_path: Path) -> None:
+def test_tables_selections_and_text(planted: Any, planted_maps: TaskMaps) -> None:
     rows = list(planted_maps.to_rows())
     assert len(rows) == 4 * 8
     assert rows[0]["function"] == "retrieval" and isinstance(rows[0]["stands_out"], bool)
@@ -805,10 +797,6 @@ def test_tables_selections_and_text(planted: Any, planted_maps: TaskMaps, tmp_pa
     assert planted_maps.top(2)[0][1] == float(planted_maps.importance.max())
     said = planted_maps.shape(n_null=99)
     assert "over 8 tests" in said and "of 8 heads counted alike, around layer 0.0." in said
-    with pytest.raises(UsageError, match="n_null=0 is impossible; it must be from 1 to 100,000"):
-        planted_maps.shape(n_null=0)
-    for name in ("maps.html", "maps.csv"):
-        assert planted_maps.save(tmp_path / name).stat().st_size > 500
     page = planted_maps.figure().html
     names = [layer.name for layer in planted_maps.figure().data.layers]
     assert names == [
@@ -827,9 +815,6 @@ def test_tables_selections_and_text(planted: Any, planted_maps: TaskMaps, tmp_pa
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"positions": "first"}, "positions='first' is not known"),
-        ({"n_null": 0}, "n_null=0 is impossible; it must be from 1 to 10,000"),
-        ({"n_null": 10**15}, "n_null=1000000000000000 is impossible; it must be from 1 to 10,000"),
         ({"n_folds": 2}, "n_folds=2 is too few"),
         ({"n_folds": 11}, "have 10 contents, which cannot be split into 11 folds"),
     ],

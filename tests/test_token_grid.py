@@ -238,9 +238,6 @@ OUTSIDE = "is outside the vocabulary: ids run from 0 to 60"
         *(({name: [n]}, f"Token id {n} {OUTSIDE}") for name in ("sources", "targets") for n in (-1, 61, 10**9)),
         ({"sources": ["zebra"]}, "'zebra'"),
         *(({name: words}, f"{name} {NO_WORDS}") for name in ("sources", "targets") for words in ([], (), "word4")),
-        ({"circuit": "vo"}, "circuit='vo' is not known. Choose one of: 'ov', 'qk'"),
-        ({"preset": "raw"}, "preset='raw' is not known. Choose one of: 'context', 'folded', 'maps'"),
-        ({"preset": ""}, "preset='' is not known. Choose one of: 'context'"),
     ],
 )
 def test_bad_input_is_refused_with_a_sentence(asked: dict[str, Any], sentence: str) -> None:

@@ -443,8 +443,6 @@ BAD = [
     ({"templates": [" word3" * 40 + " <X>"]}, UsageError, "has 42 tokens, but the model takes at most 32"),
     ({"relations": []}, UsageError, "No relation was given"),
     ({"relations": "country_to_capitol"}, RelationDataError, "Did you mean"),
-    ({"k": 0}, UsageError, "k=0 is impossible"),
-    ({"preset": "map"}, UsageError, "preset='map' is not known"),
     ({"model": {"tokenizer": False}}, UsageError, "has no tokenizer.*set model.tokenizer"),
     ({"model": {"processed": True}, "preset": "maps"}, WeightBasisError, "needs raw weights"),
 ]

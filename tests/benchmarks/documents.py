@@ -1,10 +1,8 @@
-"""The five documents' figures on one page, each beside its description, point by point.
+"""The five documents' figures on one page, each below its description, point by point.
 
-Twice each: from the document's own numbers, and from the default model with the options that are the default. What a
-figure has (title, axes, ticks, colours, legend, notes) is read from what was drawn, not written down here.
+Twice each: from the document's own numbers, and from the default model with the options that are the default.
 """
 
-import colorsys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,12 +29,7 @@ from tl_headmaps.data.tasks import FUNCTIONS
 from tl_headmaps.renderers import component_map as components_of
 from tl_headmaps.renderers import panels, save_page  # fmt: skip
 from tl_headmaps.renderers import token_grid as grid_of
-from tl_headmaps.renderers.colours import Scale
-from tl_headmaps.renderers.example import Example
-from tl_headmaps.renderers.flowchart import OFF, ON, Flow
-from tl_headmaps.renderers.formulas import TEXT
-from tl_headmaps.renderers.grids import Axis, Heat
-from tl_headmaps.renderers.listing import SideBySide, table_figure
+from tl_headmaps.renderers.listing import table_figure
 from tl_headmaps.renderers.tables import Table
 
 LAYERS = (0, 4, 8, 12, 16, 20, 24, 27)
@@ -251,73 +244,9 @@ DOCUMENTS = (
 )
 
 
-def seen(figure: Figure) -> list[tuple[str, str]]:
-    """What was drawn, in words."""
-    data = figure.data
-    told = [("title", figure.title)]
-    if isinstance(data, Flow):
-        told += [
-            ("heads", f"{head} to {' and '.join(', '.join(data.tokens[row] for row in tokens) for tokens, _ in links)}")
-            for head, links in data.heads
-        ]
-        told += [("rows", ", ".join(data.tokens)), ("columns", f"the same, at the {data.labels}")]
-        two = f"{_called(ON)} at 1, {_called(OFF)} at 0"
-        told += [("colours", two if data.is_binary else "" if data.scale is None else _colours(data.scale))]
-    if isinstance(data, SideBySide):
-        data = data.parts[0]
-    if isinstance(data, Heat):
-        scales = list(dict.fromkeys(layer.scale for layer in data.layers))
-        told += [("maps", ", ".join(layer.name for layer in data.layers if layer.name))]
-        told += [("rows", _axis(data.rows, data.lower)), ("columns", _axis(data.columns))]
-        told += [("colours", _colours(scale)) for scale in scales]
-    if isinstance(data, Example):
-        shown = [
-            f"{TEXT.term(matrix.name)}, {' x '.join(map(str, matrix.values.shape))}"
-            for step in data.steps
-            for matrix in step.matrices
-        ]
-        told += [("given", "; ".join(shown))]
-        told += [
-            (step.text, "; ".join(" ".join(TEXT.equation(each).split()) for each in step.equations)[:400])
-            for step in data.steps
-            if step.equations
-        ]
-    told.append(("below", getattr(data, "note", "")))
-    return [(what, text) for what, text in told if text]
-
-
-def _colours(scale: Scale) -> str:
-    low, _, high = (text for _, text in scale.ticks)
-    first, last = (_called(scale.colours[end]) for end in (0, -1))
-    return f"{first} at {low} to {last} at {high}, {scale.unit}"
-
-
-def _called(colour: str) -> str:
-    """A colour in words."""
-    channels = [int(colour.lstrip("#")[i : i + 2], 16) / 255 for i in (0, 2, 4)]
-    hue, light, _ = colorsys.rgb_to_hls(*channels)
-    tone = "dark " if light < 0.35 else "light " if light > 0.75 else ""
-    if max(channels) - min(channels) < 0.04:
-        return f"{tone}grey"
-    names = ("red", "orange", "yellow", "green", "green", "green", "blue", "blue", "blue", "purple", "purple", "red")
-    return tone + names[round(12 * hue) % 12]
-
-
-def _axis(axis: Axis, upwards: bool = False) -> str:
-    labels = axis.labels or tuple(map(str, range(axis.n)))
-    shown = ", ".join(labels) if len(labels) <= 12 else f"{labels[0]} to {labels[-1]}"
-    return f"{axis.name}: {shown}" + (", upwards" if upwards else "")
-
-
-def compared(points: tuple[tuple[str, str], ...], figure: Figure) -> Figure:
-    """The document and the figure, point by point; what the document does not speak of comes last."""
-    here = seen(figure)
-    names = dict.fromkeys([name for name, _ in points] + [name for name, _ in here])
-    rows = [
-        [name, *("; ".join(text for own, text in told if own == name) for told in (points, here))] for name in names
-    ]
-    columns = [(name, "left") for name in ("", "the document", "here")]
-    return table_figure(Table(columns, rows), title="Point by point", unbroken=False)
+def described_points(points: tuple[tuple[str, str], ...]) -> Figure:
+    """What the document says of a figure, as a table beside it."""
+    return table_figure(Table([("", "left"), ("the document", "left")], points), title="Point by point", unbroken=False)
 
 
 def chapters(model: Any) -> dict[str, list[Figure | str]]:
@@ -326,16 +255,17 @@ def chapters(model: Any) -> dict[str, list[Figure | str]]:
     for document in DOCUMENTS:
         parts = made[document.name] = []
         for described in document.figures:
+            parts.append(described_points(described.points))
             for whose, figure in (("its own numbers", described.own()), ("the default model", described.real(model))):
                 which = f"{described.name}, from" if described.name else "From"
-                parts += [f"{which} {whose}:", figure, compared(described.points, figure)]
+                parts += [f"{which} {whose}:", figure]
     return made
 
 
 def write(model: Any, path: Path) -> Path:
     """Write the page."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    opening = "Each figure twice, beside what its document says of it, point by point."
+    opening = "Each figure twice, below what its document says of it, point by point."
     shown = {"The method that the first of them draws": [opening, method(model)], **chapters(model)}
     return save_page(path, shown, title="The five documents and their figures")
 
