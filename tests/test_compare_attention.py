@@ -21,7 +21,7 @@ from tl_headmaps.scorers.mixing import (
     separation_p_value,
     word_correlations,
 )
-from tl_headmaps.scorers.statistics import other_deals
+from tl_headmaps.scorers.statistics import other_assignments
 
 FIRST = {f" word3 word{i} word9 word{i + 1} word7": "word7" for i in range(10, 14)}
 SECOND = {f" word3 word{i} word9 word{i + 1} word8": "word8" for i in range(10, 14)}
@@ -171,7 +171,7 @@ class TestStatistics:
         np.testing.assert_allclose(difference, x[:one].mean(0) - x[one:].mean(0))
         assert bool((half > 0).all())
         own = torch.tensor([True] * one + [False] * other)
-        deals, exact = other_deals(own, 1000)
+        deals, exact = other_assignments(own, 1000)
         assert exact
         p = largest_difference_p_values(attention, own, deals)
         counts = np.zeros(7)
@@ -197,14 +197,14 @@ class TestStatistics:
         attention = 0.3 + 0.05 * torch.randn(10, 200, generator=generator, dtype=torch.float64)
         attention[:5, 17] += 0.6
         own = torch.tensor([True] * 5 + [False] * 5)
-        deals, _ = other_deals(own, 2000)
+        deals, _ = other_assignments(own, 2000)
         p = largest_difference_p_values(attention, own, deals)
         assert (p <= 0.05).nonzero().flatten().tolist() == [17]
 
     def test_attention_that_is_the_same_in_all_heads_separates_nothing(self) -> None:
         """Over one head there is no correlation, so no p-value either."""
         own = torch.tensor([True, True, True, False, False, False])
-        deals, _ = other_deals(own, 99)
+        deals, _ = other_assignments(own, 99)
         assert math.isnan(separation_p_value(torch.rand(6, 1), own, deals))
 
     def test_the_order_of_heads_and_words_does_not_matter(self) -> None:

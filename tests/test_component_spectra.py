@@ -15,7 +15,7 @@ from torch import Tensor
 from tl_headmaps import component_map
 from tl_headmaps.capture.components.matrices import component_source, heads_of
 from tl_headmaps.scorers.components import METRICS, random_baseline
-from tl_headmaps.scorers.spectra import WeightMatrix, random_matrix, side_by_side
+from tl_headmaps.scorers.spectra import WeightMatrix, parallel_map, random_matrix
 
 METRIC_ACCURACY = 1e-4
 """Relative, as promised."""
@@ -179,14 +179,14 @@ def threads() -> Iterator[Callable[[int], None]]:
 def test_side_by_side_keeps_the_order_for_any_number_of_threads(threads: Callable[[int], None]) -> None:
     for count in (1, 3):
         threads(count)
-        assert list(side_by_side(lambda i: i * i, range(50))) == [i * i for i in range(50)]
+        assert list(parallel_map(lambda i: i * i, range(50))) == [i * i for i in range(50)]
         assert torch.get_num_threads() == count
 
 
 def test_side_by_side_gives_threads_back_after_an_exception(threads: Callable[[int], None]) -> None:
     threads(3)
     with pytest.raises(ZeroDivisionError):
-        list(side_by_side(lambda i: 1 / i, range(5)))
+        list(parallel_map(lambda i: 1 / i, range(5)))
     assert torch.get_num_threads() == 3
 
 
@@ -198,7 +198,7 @@ def test_any_number_of_threads_gives_the_same_bytes(name: str, threads: Callable
     found = []
     for count in (1, 2, 3):
         threads(count)
-        found.append(list(side_by_side(lambda weight: METRICS[name].measure(WeightMatrix(weight)), weights)))
+        found.append(list(parallel_map(lambda weight: METRICS[name].measure(WeightMatrix(weight)), weights)))
     assert found[0] == found[1] == found[2]
 
 

@@ -21,9 +21,9 @@ from tl_headmaps.core.errors import UsageError
 from tl_headmaps.scorers import partitions
 from tl_headmaps.scorers.affinity import (
     affinity,
-    received_and_given,
-    served,
-    served_evenly,
+    attention_inside,
+    column_and_row_sums,
+    expected_inside,
     sink_share,
     sinks_of,
     tree_parents,
@@ -175,7 +175,7 @@ class TestAffinity:
         line = 5 / 12 + 0.3 * 7 / 12
         for share, expected in ((line + 1e-6, (0,)), (line - 1e-6, ())):
             parked = torch.tensor([[1.0, 0, 0], [share, 1 - share, 0], [share, 0, 1 - share]], dtype=torch.float64)
-            assert sinks_of(received_and_given(parked), True) == expected
+            assert sinks_of(column_and_row_sums(parked), True) == expected
         assert sink_share(torch.tensor([[1.0, 0], [0.25, 0.75]])) == pytest.approx(0.25)
 
     def test_there_may_be_several_sinks_but_a_block_is_none(self) -> None:
@@ -189,7 +189,7 @@ class TestAffinity:
         assert AttentionGroups.from_pattern(pattern, drop_sink=False).sinks == ()
         for size in (4, 5, 8):
             block = blocks([0] * 8 + [1] * size, 1.0, 1e-6)
-            assert set(sinks_of(received_and_given(block), True)) <= {0}
+            assert set(sinks_of(column_and_row_sums(block), True)) <= {0}
 
     def test_a_sink_of_one_layer_is_alone_in_its_heads(self) -> None:
         parked = torch.eye(10, dtype=torch.float64)
@@ -212,9 +212,9 @@ class TestAffinity:
         pattern, labels = random_pattern(3, 7, causal=True)[0], torch.tensor([0, 1, 0, 1, 2, 0, 1])
         even = torch.ones(7, 7).tril() / torch.arange(1.0, 8)[:, None]
         for matrix, ours in (
-            (pattern, served(pattern, labels)),
-            (even, served_evenly(torch.arange(7), 7, True, labels)),
-            (torch.full((7, 7), 1 / 7), served_evenly(torch.arange(7), 7, False, labels)),
+            (pattern, attention_inside(pattern, labels)),
+            (even, expected_inside(torch.arange(7), 7, True, labels)),
+            (torch.full((7, 7), 1 / 7), expected_inside(torch.arange(7), 7, False, labels)),
         ):
             total = sum(float(matrix[i, j]) for i, j in itertools.permutations(range(7), 2))
             for group in range(3):

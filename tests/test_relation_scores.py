@@ -20,7 +20,7 @@ from tl_headmaps.circuits.factored import FactorColumns, LayerMaps
 from tl_headmaps.core.errors import RelationDataError, UsageError, WeightBasisError
 from tl_headmaps.data.relations import encode
 from tl_headmaps.scorers.likeness import alike_pairs
-from tl_headmaps.scorers.relation import Alike, Pairs, score_layer
+from tl_headmaps.scorers.relation import PairGroups, Pairs, score_layer
 from tl_headmaps.scorers.statistics import (
     clustered_interval,
     permutation_tail,
@@ -214,7 +214,7 @@ def test_units_are_shuffled_as_one(seed: int, n_units: int) -> None:
     targets = torch.randint(0, 6, (n_units,), generator=generator)
     rows = torch.randn(1, len(unit), 17, generator=generator)
     pairs = one_relation(targets[unit], 4)
-    alike = Alike(unit, unit, torch.full_like(unit, -1))
+    alike = PairGroups(unit, unit, torch.full_like(unit, -1))
     promote, _ = score_layer(factor_maps(rows), pairs, alike)
     hit = (rows[0][:, None, :] > rows[0][:, targets, None]).sum(-1) < 4  # [pair, target of a unit]
     by_unit = torch.zeros(n_units, n_units, dtype=torch.int64).index_add_(0, unit, hit.long())
@@ -251,7 +251,7 @@ def test_a_head_that_writes_neighbours_is_told_from_one_that_knows() -> None:
         writes[torch.arange(n), written] += 5
     alone = torch.arange(n)
     promote, _ = score_layer(
-        factor_maps(torch.stack([knows, writes])), one_relation(targets, 2), Alike(alone, alone, wrong)
+        factor_maps(torch.stack([knows, writes])), one_relation(targets, 2), PairGroups(alone, alone, wrong)
     )
     assert promote.score[0].tolist() == [1.0, 1.0]
     hits = (knows[:, None, :] > knows[alone, wrong][:, None, None]).sum(-1)[:, 0] < 2

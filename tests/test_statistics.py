@@ -15,17 +15,17 @@ from tl_headmaps.core.types import HeadIndex
 from tl_headmaps.scorers.statistics import (
     clustered_interval,
     clusters_of,
+    disjoint_sets,
     halves_of,
     jackknife_half_width,
     matched_sets,
-    other_deals,
+    other_assignments,
     pair_clusters,
     permutation_tail,
     permuted_within,
     rank_p_value,
     resamples,
     sequential_p_value,
-    sets_like,
     sign_p_value,
     sum_tail,
     wilson_interval,
@@ -69,25 +69,25 @@ def test_rank_p_values_of_exchangeable_values_are_valid(values: list[int]) -> No
 
 def test_random_heads_are_others_of_the_same_layers_and_the_same_again() -> None:
     own = [HeadIndex(0, 1), HeadIndex(2, 3), HeadIndex(0, 0)]
-    drawn = matched_sets(own, EVERYTHING, 2)
+    drawn = disjoint_sets(own, EVERYTHING, 2)
     for heads in drawn.sets:
         assert [head.layer for head in heads] == [0, 2, 0]
         assert len(set(heads)) == 3 and not set(heads) & set(own)
     assert not drawn.exact and not drawn.moved
-    assert drawn == matched_sets(own, EVERYTHING, 2)
-    assert drawn.sets != matched_sets(own, EVERYTHING, 2, seed=1).sets
+    assert drawn == disjoint_sets(own, EVERYTHING, 2)
+    assert drawn.sets != disjoint_sets(own, EVERYTHING, 2, seed=1).sets
 
 
 def test_all_sets_where_there_are_no_more() -> None:
     own = [HeadIndex(0, 1), HeadIndex(2, 3), HeadIndex(0, 0)]
-    drawn = matched_sets(own, EVERYTHING, 99)
+    drawn = disjoint_sets(own, EVERYTHING, 99)
     assert drawn.exact
     assert len({frozenset(heads) for heads in drawn.sets}) == len(drawn.sets) == comb(2, 2) * comb(3, 1)
 
 
 def test_different_sets_are_drawn_evenly() -> None:
     own, everything = [HeadIndex(0, 0)], [HeadIndex(0, head) for head in range(30)]
-    drawn = [matched_sets(own, everything, 28, seed).sets for seed in range(60)]
+    drawn = [disjoint_sets(own, everything, 28, seed).sets for seed in range(60)]
     assert all(len(set(sets)) == 28 for sets in drawn)
     left_out = {frozenset(everything[1:]) - {heads[0] for heads in sets} for sets in drawn}
     assert len(left_out) > 20, "which one is left out depends on the seed"
@@ -95,16 +95,16 @@ def test_different_sets_are_drawn_evenly() -> None:
 
 def test_a_layer_with_too_few_heads_borrows_from_its_neighbour() -> None:
     own = [HeadIndex(2, head) for head in (3, 1, 0)]
-    drawn = matched_sets(own, EVERYTHING, 5)
+    drawn = disjoint_sets(own, EVERYTHING, 5)
     assert [head.layer for head in drawn.sets[0]] == [2, 1, 1]
     assert drawn.moved == (HeadIndex(2, 1), HeadIndex(2, 0))
     with pytest.raises(UsageError, match="only 4 others"):
-        matched_sets(EVERYTHING[:8], EVERYTHING, 5)
+        disjoint_sets(EVERYTHING[:8], EVERYTHING, 5)
 
 
 def test_borrowing_never_takes_what_another_own_head_needs() -> None:
     own = [*[HeadIndex(1, head) for head in range(3)], HeadIndex(0, 0), HeadIndex(0, 1)]
-    drawn = matched_sets(own, EVERYTHING, 5)
+    drawn = disjoint_sets(own, EVERYTHING, 5)
     assert drawn.moved == (HeadIndex(1, 1), HeadIndex(1, 2))
     assert [head.layer for head in drawn.sets[0]] == [1, 2, 2, 0, 0]
 
@@ -210,12 +210,12 @@ def test_orders_stay_inside_groups_and_reach_every_place() -> None:
 
 def test_other_deals_are_all_the_others_or_that_many_different_ones() -> None:
     own = torch.tensor([True, False, True, False, False])
-    deals, exact = other_deals(own, 100)
+    deals, exact = other_assignments(own, 100)
     assert exact and len(deals) == 9 == len({tuple(deal.tolist()) for deal in deals})
     assert bool((deals.sum(1) == 2).all()) and not bool((deals == own).all(1).any())
-    drawn, exact = other_deals(own, 5)
+    drawn, exact = other_assignments(own, 5)
     assert not exact and len(drawn) == 5 == len({tuple(deal.tolist()) for deal in drawn})
-    assert not bool((drawn == own).all(1).any()) and torch.equal(drawn, other_deals(own, 5)[0])
+    assert not bool((drawn == own).all(1).any()) and torch.equal(drawn, other_assignments(own, 5)[0])
 
 
 def grid(n_layers: int, n_heads: int) -> list[HeadIndex]:
@@ -232,7 +232,7 @@ class TestSetsLike:
         generator = np.random.default_rng(seed)
         size = int(generator.integers(1, len(everything) + 1))
         own = [everything[place] for place in generator.permutation(len(everything))[:size]]
-        found = sets_like(own, everything, n, least=3, seed=seed)
+        found = matched_sets(own, everything, n, least=3, seed=seed)
         sets = [frozenset(heads) for heads in found.sets]
         assert len(set(sets)) == len(sets) and frozenset(own) not in sets
         assert all(len(heads) == size and heads <= set(everything) for heads in sets)
@@ -243,30 +243,30 @@ class TestSetsLike:
 
     def test_all_sets_where_there_are_no_more(self) -> None:
         own = [HeadIndex(0, 0), HeadIndex(0, 1), HeadIndex(1, 2)]
-        found = sets_like(own, grid(3, 5), 49)
+        found = matched_sets(own, grid(3, 5), 49)
         assert found.exact and len(found.sets) == 10 * 5 - 1 and found.moved == ()
-        assert not sets_like(own, grid(3, 5), 48).exact
+        assert not matched_sets(own, grid(3, 5), 48).exact
 
     def test_a_layer_with_one_head_borrows_from_its_neighbours(self) -> None:
         everything = [*grid(2, 8), HeadIndex(2, 0), HeadIndex(3, 0), HeadIndex(9, 0)]
-        found = sets_like([HeadIndex(0, 3), HeadIndex(0, 4), HeadIndex(3, 0)], everything, 999)
+        found = matched_sets([HeadIndex(0, 3), HeadIndex(0, 4), HeadIndex(3, 0)], everything, 999)
         assert found.moved == (HeadIndex(3, 0),)
         assert {head for heads in found.sets for head in heads if head.layer} == {HeadIndex(2, 0), HeadIndex(3, 0)}
 
     def test_too_few_sets_widen_the_layer_on_both_sides(self) -> None:
-        found = sets_like([HeadIndex(5, 1)], grid(12, 9), 99)
+        found = matched_sets([HeadIndex(5, 1)], grid(12, 9), 99)
         assert len(found.sets) == 26 and found.exact and found.moved == (HeadIndex(5, 1),)
         assert {heads[0].layer for heads in found.sets} == {4, 5, 6}
 
     def test_all_heads_have_no_other_set(self) -> None:
-        assert sets_like(grid(2, 3), grid(2, 3), 99).sets == ()
+        assert matched_sets(grid(2, 3), grid(2, 3), 99).sets == ()
 
     def test_ranks_of_random_sets_are_p_values_where_one_head_decides(self) -> None:
         """Whoever holds the head loses everything: among sets of other heads, a third would be called special."""
         everything = grid(1, 9)
         p_values = []
         for own in itertools.combinations(everything, 3):
-            lost = [-float(everything[4] in heads) for heads in sets_like(own, everything, 99).sets]
+            lost = [-float(everything[4] in heads) for heads in matched_sets(own, everything, 99).sets]
             p_values.append(rank_p_value(-float(everything[4] in own), lost, "less"))
         for level in (0.01, 0.05, 0.2, 1 / 3, 0.9):
             assert np.mean([p <= level for p in p_values]) <= level

@@ -18,7 +18,7 @@ from tl_headmaps.analyses.study import Study
 from tl_headmaps.analyses.validate import PromptedRelation
 from tl_headmaps.data.relations import resolve
 from tl_headmaps.scorers.ablation import accuracy, masks_of
-from tl_headmaps.scorers.statistics import halves_of, rank_p_value, sets_like
+from tl_headmaps.scorers.statistics import halves_of, matched_sets, rank_p_value
 from tl_headmaps.scorers.validation import Agreement, PairHits, agreement, orders_within
 
 from .rows import Bench, Measured, row
@@ -50,7 +50,7 @@ def _ranked(bench: Bench, pairs: Tensor) -> list[float]:
         share = dict(zip(map(frozenset, sets), right[:, pairs].mean(1).tolist(), strict=True))
         for own in sets:
             # Draws of its own: with the same ones for all, the least of them would decide about the whole layer.
-            rivals = sets_like(own, everything, 39, seed=int(generator.integers(1 << 30))).sets
+            rivals = matched_sets(own, everything, 39, seed=int(generator.integers(1 << 30))).sets
             p_values.append(rank_p_value(share[frozenset(own)], [share[frozenset(heads)] for heads in rivals], "less"))
     return p_values
 

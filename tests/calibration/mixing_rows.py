@@ -18,7 +18,7 @@ from tl_headmaps.scorers.mixing import (
     separation_p_value,
     word_correlations,
 )
-from tl_headmaps.scorers.statistics import other_deals
+from tl_headmaps.scorers.statistics import other_assignments
 
 from .rows import Bench, Measured, row
 
@@ -58,7 +58,7 @@ MEMBERS = [list(range(N)), list(range(N, 2 * N))]
 @row("compare_attention", "p_value", null="phrasings of one word dealt to two")
 def largest_differences(bench: Bench) -> Measured:
     """Whether any head is found; each draw is one trial."""
-    generator, (deals, _) = bench.generator(), other_deals(OWN, 2000)
+    generator, (deals, _) = bench.generator(), other_assignments(OWN, 2000)
     return Measured.of_p_values(
         float(largest_difference_p_values(_drawn(bench, ("walk", "walk"), generator), OWN, deals).min())
         for _ in range(bench.count(1000, 40))
@@ -68,7 +68,7 @@ def largest_differences(bench: Bench) -> Measured:
 @row("compare_attention", "separation_p", null="phrasings of one word dealt to two")
 def separations(bench: Bench) -> Measured:
     """How often one word seems to be two."""
-    generator, (deals, _) = bench.generator(), other_deals(OWN, 2000)
+    generator, (deals, _) = bench.generator(), other_assignments(OWN, 2000)
     return Measured.of_p_values(
         separation_p_value(_drawn(bench, ("walk", "walk"), generator), OWN, deals) for _ in range(bench.count(1000, 40))
     )

@@ -29,7 +29,7 @@ from ..results import Result
 from ..results.codec import annotations_of, fields_of, plain, tensor_of, typed
 from ..results.table import frozen_result
 from ..scorers.ablation import accuracy, answered, default_max_heads, masks_of, overlap, top_heads
-from ..scorers.statistics import MatchedSets, halves_of, matched_sets, pair_clusters, rank_p_value, sets_like
+from ..scorers.statistics import MatchedSets, disjoint_sets, halves_of, matched_sets, pair_clusters, rank_p_value
 from .relation_scores import RelationScores, relation_scores
 from .study import Study
 
@@ -640,8 +640,8 @@ class Ablation:
             controls = self._controls(questions, ablated, candidates, all_candidates, static)
         everything = study.weights.chosen_heads()
         n_curves = min(n_random, CURVES_OF_OTHERS)
-        random = matched_sets(ablated, everything, n_curves).sets if ablated and n_random else ()
-        rivals = sets_like(ablated[:n_verdict], everything, n_random) if n_verdict and n_random else None
+        random = disjoint_sets(ablated, everything, n_curves).sets if ablated and n_random else ()
+        rivals = matched_sets(ablated[:n_verdict], everything, n_random) if n_verdict and n_random else None
         total = len(ablated) * (1 + len(random) + len(controls)) + (len(rivals.sets) if rivals else 0)
         with study.bar(f"ablation of {relation.name}", "set", total) as bar:
             curve, *random_curves = self._curves(questions, [ablated, *random], bar.update)

@@ -27,7 +27,7 @@ from ..scorers.mixing import (
     separation_p_value,
     word_correlations,
 )
-from ..scorers.statistics import other_deals
+from ..scorers.statistics import other_assignments
 
 _ALPHA = 0.05
 
@@ -260,7 +260,7 @@ def compare_attention(
     members = [_members(found, word) for word in words]
     pair = [*members[0], *members[1]]
     own = torch.tensor([phrase in members[0] for phrase in pair])
-    deals, exact = other_deals(own, n_null)
+    deals, exact = other_assignments(own, n_null)
     difference, half = difference_of(flat, members[0], members[1])
     correlation, correlation_half = word_correlations(flat, members)
 

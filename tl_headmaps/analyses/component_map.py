@@ -48,7 +48,7 @@ from ..scorers.components import (
     thirds_of,
     trend_over_layers,
 )
-from ..scorers.spectra import WeightMatrix, side_by_side
+from ..scorers.spectra import WeightMatrix, parallel_map
 from ..scorers.statistics import LEAST_UNITS, jackknife_half_width
 from .sweep import LayerStep, sweep_layers
 
@@ -526,7 +526,7 @@ class _MeasureLayers:
 
     def prepare(self) -> LayerStep:
         def step(layer: int) -> dict[str, Tensor]:
-            rows = side_by_side(self.measure, [key for key in self.keys if key[1] == layer])
+            rows = parallel_map(self.measure, [key for key in self.keys if key[1] == layer])
             return {"measured": torch.tensor(list(rows), dtype=torch.float64)}
 
         return step
@@ -694,7 +694,7 @@ class _Measurement:
             return measured(matrix, key), *matrix.weight.shape
 
         if self.run_dir is None:
-            measured_rows = side_by_side(measure, keys)
+            measured_rows = parallel_map(measure, keys)
             bar = Progress(total=len(keys), desc=self.metric.name, unit="matrix", show=self.progress)
             rows = list(bar.over(measured_rows))
         else:
@@ -716,7 +716,7 @@ class _Measurement:
     def _of_weights(self) -> tuple[Estimate, Cells]:
         values, shapes = self._filled(lambda matrix, key: float(self.metric.measure(matrix)))
         distinct = sorted(set(shapes.values()))
-        random = side_by_side(lambda shape: random_baseline(self.metric, *shape, self.seed), distinct)
+        random = parallel_map(lambda shape: random_baseline(self.metric, *shape, self.seed), distinct)
         by_shape = dict(zip(distinct, random, strict=True))
         return Estimate(values), self._cells({key: by_shape[shape] for key, shape in shapes.items()})
 

@@ -21,7 +21,7 @@ from ..data.relations import Encoded, MultiToken, RelationLike, encode, load_rel
 from ..results import largest_heads
 from ..results.table import HeadTable, frozen_result, measured
 from ..scorers.likeness import alike_pairs
-from ..scorers.relation import EXACT_BELOW, Alike, Pairs, score_layer, shares
+from ..scorers.relation import EXACT_BELOW, PairGroups, Pairs, score_layer, shares
 from ..scorers.statistics import q_values
 from .head_trust import HeadTrust
 from .study import Study
@@ -382,11 +382,11 @@ class _Scored:
 
     sources: tuple[Source, ...]
     pairs: Pairs
-    alike: Alike
+    alike: PairGroups
     multi_token: Pairs | None
 
     @classmethod
-    def of(cls, encoded: list[Encoded], k: list[int], alike: Alike) -> "_Scored":
+    def of(cls, encoded: list[Encoded], k: list[int], alike: PairGroups) -> "_Scored":
         single: list[list[tuple[Source, int]]] = [
             [((i,), t) for i, t in zip(entry.source_ids, entry.target_ids, strict=True)] for entry in encoded
         ]

@@ -32,7 +32,7 @@ from ..renderers.text import interval, table_text, wrapped
 from ..results import Result, cells
 from ..results.table import frozen_result
 from ..scorers.ablation import masks_of
-from ..scorers.statistics import clustered_interval, clusters_of, q_values, rank_p_value, renamed_sets
+from ..scorers.statistics import clustered_interval, clusters_of, q_values, rank_p_value, relabelled_sets
 from .study import Study
 from .task_maps import SIGNIFICANT, TaskMaps, resolve_tasks
 
@@ -390,7 +390,7 @@ def _matched(own: Bool[Tensor, "fold layer head"], everything: Sequence[HeadInde
     A margin is a mean over the items of all folds. Their own heads are nearly the same, so those of a draw must be too.
     """
     by_fold = [[HeadIndex(*head) for head in heads.nonzero().tolist()] for heads in own]
-    renamed = renamed_sets(by_fold, everything, n_random, seed=seed)
+    renamed = relabelled_sets(by_fold, everything, n_random, seed=seed)
     masks = [masks_of(sets, *own.shape[1:]) for sets in renamed.sets]
     return _Draws(torch.stack(masks) if masks else own[None][:0], len(renamed.moved))
 

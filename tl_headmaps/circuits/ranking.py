@@ -238,12 +238,12 @@ class _Scan:
         entries = self._target_entries(living)
         for head, n in enumerate(living):
             if n:
-                self._glance_at(head, [n if h == head else 0 for h in range(len(living))], entries)
+                self._prefilter(head, [n if h == head else 0 for h in range(len(living))], entries)
         self.leave()
         for head, alive in enumerate(self.alive):
             self.greater[head, alive], self.less[head, alive] = 0, 0
 
-    def _glance_at(self, head: int, living: list[int], entries: list[Tensor]) -> None:
+    def _prefilter(self, head: int, living: list[int], entries: list[Tensor]) -> None:
         top, bottom = (side[head] for side in self.maps.favoured)
         favoured = {"both": torch.cat([top, bottom]), "greater": top, "less": bottom}[self.side]
         columns = self.maps.columns

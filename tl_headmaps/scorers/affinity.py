@@ -68,7 +68,7 @@ def self_share(pattern: Float[Tensor, "query key"]) -> float:
     return float(pattern.diagonal().sum()) / total if total > 0 else 0.0
 
 
-def received_and_given(pattern: Float[Tensor, "query key"]) -> Float[Tensor, "2 token"]:
+def column_and_row_sums(pattern: Float[Tensor, "query key"]) -> Float[Tensor, "2 token"]:
     """Attention each token receives from later ones, and all that those give."""
     later = pattern.tril(-1).sum(0, dtype=torch.float64)
     given = pattern.sum(1, dtype=torch.float64)
@@ -76,11 +76,11 @@ def received_and_given(pattern: Float[Tensor, "query key"]) -> Float[Tensor, "2 
 
 
 def sinks_of(received: Float[Tensor, "2 token"], causal: bool) -> tuple[int, ...]:
-    """Tokens on which attention is parked, from what :func:`received_and_given` says, summed over heads.
+    """Tokens on which attention is parked, from what :func:`column_and_row_sums` says, summed over heads.
 
     Example:
         >>> parked = torch.tensor([[1, 0, 0], [0.9, 0.1, 0], [0.9, 0, 0.1]])
-        >>> sinks_of(received_and_given(parked), causal=True)
+        >>> sinks_of(column_and_row_sums(parked), causal=True)
         (0,)
     """
     n = received.shape[1]
@@ -96,14 +96,14 @@ def sinks_of(received: Float[Tensor, "2 token"], causal: bool) -> tuple[int, ...
     return tuple(found)
 
 
-def served(pattern: Float[Tensor, "query key"], labels: Int[Tensor, " token"]) -> Float[Tensor, " group"]:
+def attention_inside(pattern: Float[Tensor, "query key"], labels: Int[Tensor, " token"]) -> Float[Tensor, " group"]:
     """Share of the attention between different tokens that stays inside each group."""
     between = pattern.clone().fill_diagonal_(0)
     total = between.sum()
     return within(between, labels) / total if float(total) > 0 else torch.zeros_like(within(between, labels))
 
 
-def served_evenly(
+def expected_inside(
     positions: Int[Tensor, " token"], n: int, causal: bool, labels: Int[Tensor, " token"]
 ) -> Float[Tensor, " group"]:
     """The same for even attention among the kept tokens (``positions`` of ``n``)."""

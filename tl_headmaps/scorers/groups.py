@@ -24,11 +24,11 @@ from ..core.options import Between, checked
 from ..core.types import MOST_DRAWS, Combine, GroupMethod, HeadIndex
 from .affinity import (
     affinity,
+    attention_inside,
+    column_and_row_sums,
+    expected_inside,
     is_causal,
-    received_and_given,
     self_share,
-    served,
-    served_evenly,
     sink_share,
     sinks_of,
     tree_parents,
@@ -139,7 +139,7 @@ class Grouping:
         sharp = options.n_groups is None and bool(is_sharp(edges[None], options.threshold)[0])
         self.method = ("components" if sharp else "spectral") if options.method == "auto" else options.method
         self.groups = self._tokens_of(self._labels)
-        self.even_weights = served_evenly(self._kept, n_tokens, self.causal, self._labels)
+        self.even_weights = expected_inside(self._kept, n_tokens, self.causal, self._labels)
         self.weights = torch.zeros(len(heads), len(self.groups))
         self.distance_weights = torch.full_like(self.weights, torch.nan)
         self._tests: list[_Test] = []
@@ -179,7 +179,7 @@ class Grouping:
         else:
             self.combined += matrix
         received = self._received.setdefault(head.layer, torch.zeros(2, self._n, dtype=torch.float64))
-        received += received_and_given(matrix)
+        received += column_and_row_sums(matrix)
 
     def _sinks(self, received: Float[Tensor, "2 token"]) -> tuple[int, ...]:
         return () if self.parents is not None else sinks_of(received, self.causal)
@@ -191,11 +191,11 @@ class Grouping:
         labels, edges = self._cluster(matrix, alone)
         self.head_groups.append(self._tokens_of(labels))
         between = self._between(matrix, alone)
-        self.head_shares.append(tuple(served(between, labels).tolist()))
+        self.head_shares.append(tuple(attention_inside(between, labels).tolist()))
         if self.patterns is not None:
             self.patterns[index] = matrix
         self.head_sinks.append(alone)
-        self.weights[index] = served(between, self._labels)
+        self.weights[index] = attention_inside(between, self._labels)
         for name, value in self._measured(matrix, labels, edges, alone, index).items():
             self.per_head.setdefault(name, []).append(value)
 
@@ -229,7 +229,7 @@ class Grouping:
             self._tests.append(_Test(index, pattern, own, alone))
         # One group of all has modularity 0, which every draw reaches. Without edges there is no test.
         return {
-            "within_share": float(served(self._between(pattern, alone), labels).sum()),
+            "within_share": float(attention_inside(self._between(pattern, alone), labels).sum()),
             "distance_within": self._expected(pattern, labels, alone, index),
             "modularity": own,
             "null_modularity": math.nan,

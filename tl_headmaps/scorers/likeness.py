@@ -15,7 +15,7 @@ from torch import Tensor
 from ..capture.weights import HeadWeights
 from ..core.vocabulary import TokenLike, stems
 from ..data.relations import Encoded
-from .relation import Alike
+from .relation import PairGroups
 from .statistics import clusters_of
 
 ALIKE_COSINE = 0.2
@@ -24,7 +24,7 @@ ALIKE_COSINE = 0.2
 _BLOCK = 1024
 
 
-def alike_pairs(weights: HeadWeights, encoded: Sequence[Encoded]) -> Alike:
+def alike_pairs(weights: HeadWeights, encoded: Sequence[Encoded]) -> PairGroups:
     """Units, clusters and wrong targets of the pairs of several relations, one after the other."""
     parts = []
     for entry in encoded:
@@ -39,7 +39,7 @@ def alike_pairs(weights: HeadWeights, encoded: Sequence[Encoded]) -> Alike:
         unit = _units(targets, same_stem, directions)
         parts.append((unit, clusters_of(keys), _wrong_targets(sources, targets, directions)))
     units, clusters, neighbours = (torch.cat(part) for part in zip(*parts, strict=True))
-    return Alike(units, clusters, neighbours)
+    return PairGroups(units, clusters, neighbours)
 
 
 def _stems(word: TokenLike) -> list[tuple[str, str]]:

@@ -92,7 +92,7 @@ class Pairs:
 
 
 @dataclass(frozen=True)
-class Alike:
+class PairGroups:
     """Which pairs of a relation belong together; numbers count from 0 in each relation.
 
     Attributes:
@@ -106,7 +106,7 @@ class Alike:
     neighbour: Int[Tensor, " pair"]
 
     @classmethod
-    def nothing(cls, pairs: Pairs) -> "Alike":
+    def separate(cls, pairs: Pairs) -> "PairGroups":
         """Every pair on its own."""
         starts = pairs.sizes.cumsum(0) - pairs.sizes
         alone = (torch.arange(len(pairs.rows), device=pairs.rows.device) - starts[pairs.relation]).cpu()
@@ -133,7 +133,7 @@ class Direction:
 def score_layer(
     maps: LayerMaps,
     pairs: Pairs,
-    alike: Alike | None = None,
+    alike: PairGroups | None = None,
     *,
     exact_ranks: bool = False,
     budget: int = DEFAULT_BUDGET,
@@ -151,7 +151,7 @@ def score_layer(
     counts = ranks(maps, pairs.rows, pairs.columns, limit=None if exact_ranks else limit, budget=budget)
     rank = torch.stack([counts.greater, counts.less])
     hit = rank < pairs.k[pairs.relation]
-    alike = Alike.nothing(pairs) if alike is None else alike
+    alike = PairGroups.separate(pairs) if alike is None else alike
     null = _Null(pairs.to(torch.device("cpu")), alike, len(maps.heads))
     _find_nulls(maps, pairs, hit, null, budget)
     directions = []
@@ -173,7 +173,7 @@ def score_layer(
     return directions[0], directions[1]
 
 
-def _intervals(pairs: Pairs, alike: Alike, hit: Tensor) -> tuple[Tensor, Tensor]:
+def _intervals(pairs: Pairs, alike: PairGroups, hit: Tensor) -> tuple[Tensor, Tensor]:
     """Ends of the intervals [relation, head] of the scores."""
     sizes = pairs.sizes.tolist()
     by_relation = zip(hit.split(sizes, 1), alike.cluster.split(sizes), strict=True)
@@ -197,7 +197,7 @@ def shares(
 class _Null:
     """What shuffled and wrong targets score, by direction, relation and head."""
 
-    def __init__(self, pairs: Pairs, alike: Alike, n_heads: int) -> None:
+    def __init__(self, pairs: Pairs, alike: PairGroups, n_heads: int) -> None:
         shape = (2, len(pairs.k), n_heads)
         self.null_mean, self.p_value = torch.zeros(shape, device="cpu"), torch.ones(shape, device="cpu")
         self.neighbour, self.neighbour_p_value = (torch.full(shape, torch.nan, device="cpu") for _ in range(2))
@@ -259,7 +259,7 @@ class _Shuffled:
     own: Int[Tensor, " pair"]
 
     @classmethod
-    def of(cls, pairs: Pairs, alike: Alike, number: int) -> "_Shuffled":
+    def of(cls, pairs: Pairs, alike: PairGroups, number: int) -> "_Shuffled":
         inside = (pairs.relation == number).nonzero()[:, 0]
         span = slice(int(inside[0]), int(inside[-1]) + 1)
         targets, own = pairs.columns[span].unique(return_inverse=True)

@@ -91,7 +91,7 @@ def _leading(gram: Float[Tensor, "n n"], k: int) -> Float[Tensor, "n k"]:
     return basis
 
 
-def side_by_side(function: Callable[[_S], _T], items: Iterable[_S]) -> Iterator[_T]:
+def parallel_map(function: Callable[[_S], _T], items: Iterable[_S]) -> Iterator[_T]:
     """``map`` in as many threads as torch uses, linear algebra held to one thread in each; a few items at a time."""
     workers = torch.get_num_threads()
     waiting = iter(items)

@@ -193,8 +193,8 @@ class MatchedSets:
     """Sets of heads to compare a set with.
 
     Attributes:
-        sets: Each with as many heads of each layer as the own set. Of :func:`matched_sets`: aligned with it, and with
-            none of its heads; of :func:`sets_like`: layer by layer, with at least one other.
+        sets: Each with as many heads of each layer as the own set. Of :func:`disjoint_sets`: aligned with it, and with
+            none of its heads; of :func:`matched_sets`: layer by layer, with at least one other.
         exact: Whether these are all the sets there are.
         moved: Heads of the own set whose layer has too few others, so that neighbouring layers give some.
     """
@@ -204,7 +204,7 @@ class MatchedSets:
     moved: tuple[HeadIndex, ...]
 
 
-def matched_sets(own: Sequence[HeadIndex], everything: Iterable[HeadIndex], n: int, seed: int = 0) -> MatchedSets:
+def disjoint_sets(own: Sequence[HeadIndex], everything: Iterable[HeadIndex], n: int, seed: int = 0) -> MatchedSets:
     """Up to ``n`` different sets of other heads, drawn at random from the layers of the own ones.
 
     Heads of one layer share what they read and when they write, so heads of other layers would be an easier comparison.
@@ -344,11 +344,11 @@ def permuted_within(groups: Int[Tensor, " item"], generator: np.random.Generator
     return torch.from_numpy(order)
 
 
-def other_deals(own: Bool[Tensor, " item"], n: int, seed: int = 0) -> tuple[Bool[Tensor, "deal item"], bool]:
+def other_assignments(own: Bool[Tensor, " item"], n: int, seed: int = 0) -> tuple[Bool[Tensor, "deal item"], bool]:
     """Other ways to deal items out to two groups of the same sizes, at most ``n``; and whether these are all of them.
 
     Example:
-        >>> deals, exact = other_deals(torch.tensor([True, True, False, False]), 100)
+        >>> deals, exact = other_assignments(torch.tensor([True, True, False, False]), 100)
         >>> len(deals), exact
         (5, True)
     """
@@ -371,12 +371,12 @@ def other_deals(own: Bool[Tensor, " item"], n: int, seed: int = 0) -> tuple[Bool
     return deals[(deals != own).any(1)], n_deals <= n
 
 
-def sets_like(
+def matched_sets(
     own: Sequence[HeadIndex], everything: Iterable[HeadIndex], n: int, *, least: int = 19, seed: int = 0
 ) -> MatchedSets:
     """Up to ``n`` different sets with as many heads of each layer as the own one, to rank it among.
 
-    Unlike :func:`matched_sets` they may share heads with it. If the own set were a random one, all of these could as
+    Unlike :func:`disjoint_sets` they may share heads with it. If the own set were a random one, all of these could as
     well have been it, so its rank is a p-value. Sets of *other* heads do not give one: where a single head decides, a
     random set that happens to hold it would beat all of them. (Measured on three random heads of a layer of nine: 20 to
     33% below .05, instead of 5%.)
@@ -387,16 +387,16 @@ def sets_like(
 
     Example:
         >>> heads = [HeadIndex(layer, head) for layer in range(2) for head in range(6)]
-        >>> found = sets_like([HeadIndex(0, 1), HeadIndex(0, 2), HeadIndex(1, 0)], heads, 999)
+        >>> found = matched_sets([HeadIndex(0, 1), HeadIndex(0, 2), HeadIndex(1, 0)], heads, 999)
         >>> len(found.sets), found.exact, found.moved  # 15 twos of the first layer, 6 heads of the second
         (89, True, ())
     """
-    found = renamed_sets([own], everything, n, least=least, seed=seed)
+    found = relabelled_sets([own], everything, n, least=least, seed=seed)
     return MatchedSets(tuple(sets[0] for sets in found.sets), found.exact, found.moved)
 
 
 @dataclass(frozen=True)
-class RenamedSets:
+class RelabelledSets:
     """Several own sets with heads renamed: ``sets[draw][number]`` is like own set ``number``.
 
     Attributes:
@@ -410,21 +410,21 @@ class RenamedSets:
     moved: tuple[HeadIndex, ...]
 
 
-def renamed_sets(
+def relabelled_sets(
     owns: Sequence[Sequence[HeadIndex]], everything: Iterable[HeadIndex], n: int, *, least: int = 19, seed: int = 0
-) -> RenamedSets:
+) -> RelabelledSets:
     """Up to ``n`` different renamings of heads within their layers, each applied to all own sets at once.
 
     What own sets have in common, their renamed forms have in common too. That matters where something is averaged over
     the sets (the heads of a function, chosen anew for each fold): independent draws for each would average out what
     nearly equal sets do not, and a random choice of heads would look rare too often.
 
-    Layers are pooled as in :func:`sets_like`, which is the case of one set: while a pool has a single arrangement of
+    Layers are pooled as in :func:`matched_sets`, which is the case of one set: while a pool has a single arrangement of
     own heads, or all pools together fewer than ``least`` others.
 
     Example:
         >>> heads = [HeadIndex(0, head) for head in range(3)]
-        >>> found = renamed_sets([heads[:1], heads[:2]], heads, 99)
+        >>> found = relabelled_sets([heads[:1], heads[:2]], heads, 99)
         >>> len(found.sets), found.exact  # the first set is in the second, whatever the names
         (5, True)
         >>> [str(head) for one in found.sets[0] for head in one]
@@ -484,7 +484,9 @@ def renamed_sets(
         ]
         return tuple(tuple(head for head, kind in placed if number in kind) for number in range(len(owns)))
 
-    return RenamedSets(tuple(map(renamed, arranged)), exact, tuple(head for head in members_of if head.layer in pooled))
+    return RelabelledSets(
+        tuple(map(renamed, arranged)), exact, tuple(head for head in members_of if head.layer in pooled)
+    )
 
 
 def _arrangements(kinds: Sequence[tuple[int, ...]]) -> Iterator[tuple[tuple[int, ...], ...]]:
