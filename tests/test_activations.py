@@ -6,7 +6,7 @@ import pytest
 import torch
 from planted import DECODERS, needs_hooked, random_model, shared_model
 
-from tl_headmaps.capture.running.activations import LayerActivations, batches, encode_prompt, run, sizes_of
+from tl_headmaps.capture.running.activations import LayerActivations, batches, run, sizes_of
 from tl_headmaps.core.errors import UsageError
 
 PROMPTS = [[1, 2, 3], [4, 5], [3, 1, 2], [7], [6, 2, 2, 1]]
@@ -135,22 +135,6 @@ def test_the_model_is_left_as_found_also_when_a_forward_pass_breaks(model: Any, 
             assert calls == [1]
     finally:
         model.eval()
-
-
-def test_a_left_padded_batch_gives_the_numbers_of_the_bare_prompts(default_model: Any) -> None:
-    ids = [encode_prompt(default_model, text) for text in ("The capital of France is", "Birds walk")]
-    width = max(map(len, ids))
-    tokens = torch.tensor([[0] * (width - len(row)) + row for row in ids])
-    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in ids])
-    found: dict[int, torch.Tensor] = {}
-    run(
-        default_model,
-        ids,
-        logits=lambda logits, batch: found.update(zip(batch.rows, logits[:, -1], strict=True)),
-    )
-    host = default_model(tokens, attention_mask=mask)[:, -1]
-    for row in range(2):
-        torch.testing.assert_close(found[row], host[row], atol=2e-3, rtol=1e-3)
 
 
 def test_prompts_are_checked_before_anything_runs(model: Any) -> None:

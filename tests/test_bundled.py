@@ -4,7 +4,6 @@ import hashlib
 import signal
 import subprocess
 import sys
-import threading
 import time
 import zipfile
 from collections.abc import Callable
@@ -263,35 +262,6 @@ def test_a_cache_folder_may_appear_while_it_is_looked_for(monkeypatch: pytest.Mo
     assert cache_folder() == folder
 
 
-def test_of_two_threads_the_first_wins(cache: Path, index: Index, converting: Any) -> None:
-    first_done = threading.Event()
-    both_there = threading.Barrier(2, timeout=PATIENCE)
-    number = threading.local()
-
-    def take_turns(gguf: Path, target: Path) -> None:
-        both_there.wait()
-        convert(gguf, target, f"by {number.value}")
-        if number.value == 2:
-            assert first_done.wait(PATIENCE)
-
-    converting(take_turns)
-    found: dict[int, Path] = {}
-
-    def work(value: int) -> None:
-        number.value = value
-        found[value] = bundled.default_model_folder()
-        first_done.set()
-
-    threads = [threading.Thread(target=work, args=(value,)) for value in (1, 2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(PATIENCE)
-    assert found == dict.fromkeys((1, 2), cache / bundled._FOLDER)
-    assert notes(cache / bundled._FOLDER) == {"by 1"}
-    assert left_in(cache) == [bundled._FOLDER]
-
-
 CHILD = """
 import sys, time
 from pathlib import Path
@@ -372,15 +342,7 @@ def test_a_killed_process_leaves_no_model(cache: Path, child: Any, index: Index,
     assert models_in(cache) == []
     assert not (cache / bundled._FOLDER).exists()
     assert notes(bundled.default_model_folder()) == {"converted"}
-    assert models_in(cache) == [cache / bundled._FOLDER]
-
-
-def test_what_a_killed_process_left_is_swept(cache: Path, child: Any, index: Index, converting: Any) -> None:
-    killed = child("killed")
-    killed.wait_until_converting()
-    killed.stop()
-    bundled.default_model_folder()
-    assert left_in(cache) == [bundled._FOLDER]
+    assert left_in(cache) == [bundled._FOLDER], "what it left is swept"
 
 
 def test_of_two_processes_the_first_wins(cache: Path, child: Any) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import COMMANDS, CREATED, GRID, Run
+from commands import COMMANDS, GRID, Run
 from planted import save_checkpoint, shared_model, source_model
 
 import tl_headmaps
@@ -67,25 +67,9 @@ class TestGrid:
         assert done.code == 0
         assert done.err == f"Wrote {as_json}\nWrote {as_csv}\n"
         values = json.loads(as_json.read_text(encoding="utf-8"))
-        assert values["kind"] == "token_grid"
-        assert (values["head"], values["circuit"]) == ("L23H4", "ov")
-        assert values["axes"] == {"source": ["France", "Germany", "Egypt"], "target": ["Cairo", "Paris", "Berlin"]}
-        assert [min(row) for row in values["ranks"]] == [2, 8, 6]
-        assert [len(row) for row in values["values"]] == [3, 3, 3]
-        assert values["provenance"]["model"] == bundled.NAME
-        assert values["provenance"]["options"]["preset"] == "folded"
-        assert len(values["provenance"]["fingerprint"]) == 64
         assert str(TokenGrid.load(as_json)) == done.out.rstrip("\n")
         rows = list(csv.DictReader(as_csv.read_text(encoding="utf-8").splitlines()))
         assert [row["rank"] for row in rows] == [str(rank) for row in values["ranks"] for rank in row]
-
-    def test_every_other_form(self, run: Any, loaded: Any, tmp_path: Path) -> None:
-        paths = [tmp_path / f"grid{suffix}" for suffix in (".html", ".svg", ".png", ".pdf", ".tex")]
-        done = run(*GRID, "--circuit", "qk", *(part for path in paths for part in ("--out", str(path))))
-        assert done.code == 0 and "L23H4 QK map" in done.out
-        assert all(path.stat().st_size > 500 for path in paths)
-        page = paths[0].read_text(encoding="utf-8")
-        assert "France → Paris" in page and "L23H4" in page
 
 
 def test_a_model_tells_what_was_detected_and_has_a_page(run: Any, loaded: Any, tmp_path: Path) -> None:
@@ -115,15 +99,8 @@ def test_relations_have_a_page_and_further_columns(run: Any, loaded: Any, tmp_pa
 
 
 def test_salient_operations_and_names(run: Any, loaded: Any, monkeypatch: Any, tmp_path: Path) -> None:
-    out = tmp_path / "s.json"
-    heads = ("salient", "--heads", "L23H4,L23H2", "--preset", "maps")
-    done = run(*heads, "--n-tokens", "3", "--n-targets", "2", "--out", str(out))
-    assert done.code == 0, done
-    assert "' Italian'" in done.out
-    operations = json.loads(out.read_text(encoding="utf-8"))["operations"]
-    assert [operation["head"] for operation in operations] == ["L23H4", "L23H2"]
-    assert operations[0]["tokens"][0]["token"] == " Italian"
-    assert len(operations[1]["tokens"]) == 3
+    done = run("salient", "--heads", "L23H4", "--preset", "maps", "--n-tokens", "3", "--n-targets", "2")
+    assert done.code == 0 and "' Italian'" in done.out, done
     monkeypatch.setattr(tl_headmaps, "load_model", lambda *_: shared_model("llama"))
     done = run("name-heads", "--out", str(tmp_path / "names.csv"))
     assert done.code == 0, done
@@ -203,17 +180,14 @@ class TestWrongUsage:
         [
             (grid_with(head="23.4"), ["'23.4' is not the name of a head", "L23H4"]),
             (grid_with(head="L23"), ["'L23' is a layer, and one head is needed", "'L23H0'"]),
-            (grid_with(head="L-1H0"), ["'L-1H0' is not the name of a head"]),
             (grid_with(out="grid.txt"), ["--out grid.txt", ".json, .csv"]),
             (grid_with(out="grid"), ["--out grid:", ".json, .csv"]),
             (["model", "--out", "model.xlsx"], ["--out model.xlsx", ".json, .csv"]),
             (["model", "--out", "x" * 300 + ".json"], ["--out"]),
             *(([name, "--out", out], [out]) for name in ("demo", "reproduce") for out in ("~no/x", "/dev/null")),
             (["tasks", "--verify", "--n-items", "0"], ["n_items=0 is impossible; it must be at least 1"]),
-            (["groups", "--text", TEXT, "--heads", "5.3"], ["'5.3' is not the name of a head"]),
             (["groups", "--text", TEXT, "--layers", "x"], ["'x' is not the number of a layer"]),
             (["profile", "--texts", "missing.txt"], ["There is no file missing.txt"]),
-            (["profile", "--max-texts", "0"], ["max_texts=0 is impossible; it must be at least 1"]),
             (["validate", "capital"], ["There is no relation 'capital'. Did you mean"]),
             ([*MIXING, "--control", "old"], ["Give --against, too"]),
             ([*MIXING, "--against", "old"], ["Give --query and --key, too"]),
@@ -258,10 +232,8 @@ class TestWrongUsage:
         [
             ([*GRID, "--source", "x"], "'--sources'"),
             (grid_with(circuit="vo"), "'vo' is not one of 'ov', 'qk'"),
-            (grid_with(preset="raw"), "'raw'"),
             (["grid", "--head", "L0H0"], "Missing option '--sources'"),
             (["compare-attention", "--phrases", "a b=b"], "Missing option '--key'"),
-            (["groups"], "Missing option '--text'"),
             (["grids"], "There is no command 'grids'. Did you mean grid?"),
             (["model", "extra"], "extra"),
         ],
@@ -273,15 +245,11 @@ class TestWrongUsage:
         ("arguments", "parts"),
         [
             (grid_with(head="L99H0"), ["no head L99H0", "layers 0 to 29", "L29H8"]),
-            (grid_with(head="L0H9"), ["no head L0H9", "heads 0 to 8"]),
             (grid_with(sources="Ouagadougou"), ["'Ouagadougou' is 6 tokens", "' O', 'uag'", "single token"]),
-            (grid_with(targets="Paris,New York"), ["'New York' is 2 tokens", "' New', ' York'"]),
-            (grid_with(sources="#49152"), ["49152 is outside the vocabulary", "0 to 49151"]),
-            (grid_with(sources=" , "), ["sources must be a list of at least one word"]),
             # What a terminal in another encoding passes on: Python keeps such bytes as lone surrogates.
             (grid_with(sources="\udcff"), ["has half a character"]),
         ],
-        ids=["layer", "head", "source", "target", "id", "empty", "bytes"],
+        ids=["layer", "source", "bytes"],
     )
     def test_that_needs_the_model(self, run: Any, loaded: Any, arguments: list[str], parts: list[str]) -> None:
         run(*arguments).assert_refused(2, *parts)
@@ -328,46 +296,13 @@ class TestCannotBeDone:
 CONSOLE_SCRIPT = Path(sys.executable).with_name("tl-headmaps")
 
 
-@pytest.fixture(scope="module")
-def real_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Run, Path]]:
-    """Both ways to start the command, at the same time: a start costs seconds, mostly importing torch."""
-    bundled.default_model_folder()
-    ways = {"module": [sys.executable, "-m", "tl_headmaps"]}
-    if CONSOLE_SCRIPT.exists():
-        ways["script"] = [str(CONSOLE_SCRIPT)]
-    started = {}
-    for name, way in ways.items():
-        folder = tmp_path_factory.mktemp(name)
-        files = ["--out", str(folder / "grid.json"), "--out", str(folder / "grid.csv")]
-        process = subprocess.Popen(
-            [*way, *GRID, "--device", "cpu", *files],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            encoding="utf-8",
-            cwd=Path(__file__).parent.parent,
-        )
-        started[name] = (process, folder)
-    finished = {}
-    for name, (process, folder) in started.items():
-        out, err = process.communicate(timeout=PATIENCE)
-        finished[name] = (Run(process.returncode, out, err), folder)
-    return finished
-
-
-class TestRealRuns:
-    def test_python_m(self, real_runs: Any) -> None:
-        done, folder = real_runs["module"]
-        assert done.code == 0, done.err
-        assert done.err == f"Wrote {folder / 'grid.json'}\nWrote {folder / 'grid.csv'}\n", "stderr is quiet"
-        assert done.out.splitlines()[2].split() == ["Cairo", "Paris", "Berlin"]
-        assert [min(row) for row in json.loads((folder / "grid.json").read_text())["ranks"]] == [2, 8, 6]
-
-    @pytest.mark.skipif(not CONSOLE_SCRIPT.exists(), reason="not installed here; run pip install -e .")
-    def test_the_console_script_writes_the_same_bytes(self, real_runs: Any) -> None:
-        (one, one_folder), (two, two_folder) = real_runs["module"], real_runs["script"]
-        assert two.code == 0, two.err
-        assert one.out == two.out
-        first, second = ((folder / "grid.json").read_bytes() for folder in (one_folder, two_folder))
-        assert CREATED.sub(b"", first) == CREATED.sub(b"", second)
-        assert (one_folder / "grid.csv").read_bytes() == (two_folder / "grid.csv").read_bytes()
+@pytest.mark.skipif(not CONSOLE_SCRIPT.exists(), reason="not installed here; run pip install -e .")
+def test_the_console_script(tmp_path: Path) -> None:
+    """A process of its own: it writes what it prints, and stderr is quiet."""
+    files = ["--out", str(tmp_path / "grid.json"), "--out", str(tmp_path / "grid.csv")]
+    command = [str(CONSOLE_SCRIPT), *GRID, "--device", "cpu", *files]
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=PATIENCE, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == f"Wrote {files[1]}\nWrote {files[3]}\n"
+    assert done.stdout.splitlines()[2].split() == ["Cairo", "Paris", "Berlin"]
+    assert [min(row) for row in json.loads((tmp_path / "grid.json").read_text())["ranks"]] == [2, 8, 6]

@@ -41,7 +41,7 @@ from tl_headmaps.capture.running import last_position, prompts
 from tl_headmaps.capture.running.context import collect_inputs, context_vectors
 from tl_headmaps.core import store
 from tl_headmaps.core.errors import UsageError
-from tl_headmaps.core.store import cache_limit, pack, trim_cache, unpack
+from tl_headmaps.core.store import pack, trim_cache, unpack
 from tl_headmaps.core.vocabulary import word_ids
 
 PREFIXES = ([2, 5, 9, 4], [2, 7, 3], [2, 11, 6, 8, 10, 12, 3])
@@ -314,12 +314,6 @@ class TestLimit:
         monkeypatch.setattr(engine, "_capture", None)
         with pytest.raises(UsageError, match=f"TL_HEADMAPS_CACHE_GB='{stated}' is not a size. Give the gigabytes"):
             context_vectors(shared_model("llama"), SOURCES, PREFIXES, progress=False)
-
-    def test_no_limit_at_all(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("TL_HEADMAPS_CACHE_GB", "inf")
-        assert cache_limit() == float("inf")
-        monkeypatch.setenv("TL_HEADMAPS_CACHE_GB", "")
-        assert cache_limit() == 5e9
 
 
 def test_hooks_of_the_user_are_silent_and_stay(tmp_path: Path) -> None:
@@ -643,21 +637,6 @@ def test_salient_operations_of_met_tokens_equal_a_dense_reference() -> None:
         assert weights.ln_final is not None
         logits = weights.ln_final.folded_into(written[best.indices]) @ weights.W_U.float().T
         assert operations.promoted_ids[index].tolist() == logits.topk(3).indices.tolist()
-
-
-def test_validation_and_ablation_take_met_scores() -> None:
-    model = shared_model("llama")
-    relation = Relation.from_pairs(
-        "next",
-        [(word(i), word(i + 1)) for i in range(20, 30)],
-        neutral_templates=("word3 <X> word4",),
-        eliciting_templates=("word3 <X>",),
-    )
-    static = relation_scores(model, relation, preset="context", progress=False).promote[0]
-    validation = validate(model, relation, preset="context", progress=False)
-    assert torch.equal(validation.static_promote[0], static)
-    curves = ablate(model, relation, preset="context", max_heads=2, controls=None, n_random=1, progress=False)
-    assert curves.provenance.options["preset"] == "context"
 
 
 def test_bundled_prompts_that_do_not_suit_the_sources_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -312,16 +312,3 @@ def test_in_a_browser(toured: Toured, browser: Browser, width: int, dark: bool) 
     for part in ("h1", "h2", ".tlhm-page > p", "nav a"):
         text = browser.run(f"{light}(getComputedStyle(document.querySelector('{part}')).color)")
         assert text > 130 if dark else text < 110, part
-
-
-@pytest.mark.model
-def test_the_head_that_knows_capitals(default_weights: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A cheap part of the real tour: three steps, one relation."""
-    monkeypatch.setattr(demo, "RELATIONS", (demo.LEAD,))
-    steps = {"token_grid": demo.grid, "relation_scores": demo.relations, "salient_operations": demo.operations}
-    monkeypatch.setattr(demo, "CHAPTERS", (demo.Chapter("Capitals", "", steps),))
-    done = tour_of(tmp_path, default_weights)
-    assert done.run.code == 0, done.run
-    assert done.commands[0][:4] == ["tl-headmaps", "grid", "--head", "L23H4"]
-    assert Result.load(tmp_path / "token_grid.json").best() == list(CAPITALS.items())  # type: ignore[attr-defined]
-    assert "A: a predefined relation, country to capital" in done.text and "49,152 × 49,152" in done.text

@@ -374,10 +374,8 @@ class TestTokens:
         ("token", "place"),
         [
             ("and", 2),
-            (" and", 2),
             ("walk#1", 1),
             ("walk#2", 3),
-            (" walk#2", 3),
             (3, 3),
             ("3", 3),
             ("7", 5),
@@ -385,7 +383,6 @@ class TestTokens:
             ("\n", 6),
             (" Birds", 7),
             ("Birds#1", 0),
-            (0, 0),
         ],
     )
     def test_are_addressed_by_text_number_or_index(self, token: Any, place: int) -> None:
@@ -405,7 +402,6 @@ class TestTokens:
             (-9, "has tokens 0 to 7"),
             ("8", "has tokens 0 to 7"),
             ("", "not a token"),
-            (" ", "not a token"),
         ],
     )
     def test_that_cannot_be_meant_are_refused_with_their_places(self, token: Any, sentence: str) -> None:

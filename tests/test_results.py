@@ -135,12 +135,6 @@ def test_csv_holds_every_cell(parts: dict[str, Any]) -> None:
     assert {row["head"] for row in rows} == {"L23H4"}
 
 
-def test_csv_reads_back_with_a_carriage_return_in_a_label() -> None:
-    """A carriage return is a token of every byte-level vocabulary."""
-    rows = csv_records(grid([[1.0]], ["a\rb"]).to_csv())
-    assert [row["source"] for row in rows] == ["a\rb"]
-
-
 SPECIAL = re.compile(r"(?<!\\)[&%$#_{}~^]")
 
 
@@ -409,12 +403,6 @@ class TestConversions:
         assert torch.equal(tensors["A"], result.A) and {"A", "V", "V_hat"} <= set(tensors)
         for name, array in arrays.items():
             assert isinstance(array, np.ndarray) and array.tolist() == getattr(result, name).tolist()
-
-    def test_rows_go_to_pandas_and_datasets(self) -> None:
-        result = ValueMixing.from_arrays([[1, 0], [0.5, 0.5]], [[1.0, 2.0], [3.0, 4.0]], ["a", "b"])
-        rows = list(result.to_rows())
-        assert result.to_pandas().to_dict("records") == rows
-        assert result.to_dataset().to_list() == rows
 
 
 class TestProvenanceText:

@@ -102,23 +102,6 @@ class TestAgainstDense:
         assert_same_top(found.token_ids[0], found.salience[0], ratio, 8)
 
     @pytest.mark.once
-    def test_heads_of_the_default_model(self, default_weights: HeadWeights) -> None:
-        """The published recipe, every head of some layers: salient tokens and their targets."""
-        heads = [(layer, head) for layer in (0, 11, 29) for head in range(default_weights.n_heads)]
-        found = salient_operations(default_weights, heads, preset="maps", n_tokens=10, n_targets=5, progress=False)
-        W_U = default_weights.W_U.T
-        for number, head in enumerate(found.heads):
-            x = CircuitMaps(default_weights, preset="maps").row_vectors(head.layer)
-            layer = default_weights.layer(head.layer)
-            W_V, W_O = layer.W_V[default_weights.group_of(head.head)], layer.W_O[head.head]
-            ratio = (x @ W_V @ W_O).norm(dim=-1) / x.norm(dim=-1)
-            assert_same_top(found.token_ids[number], found.salience[number], ratio, 10)
-            rows = x[found.token_ids[number]] @ (W_V @ W_O) @ W_U
-            for place, row in enumerate(rows):
-                assert_same_top(found.promoted_ids[number, place], found.promoted_values[number, place], row, 5)
-                assert_same_top(found.suppressed_ids[number, place], -found.suppressed_values[number, place], -row, 5)
-
-    @pytest.mark.once
     def test_the_capital_head_of_the_default_model(self, default_weights: HeadWeights) -> None:
         found = salient_operations(default_weights, "L23H4", preset="maps", progress=False)
         tokens = [found.strings[token] for token in found.token_ids[0].tolist()]

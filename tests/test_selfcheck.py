@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from planted import DECODERS, needs_hooked, random_model, save_checkpoint, shared_model, source_model
+from planted import DECODERS, needs_hooked, save_checkpoint, shared_model, source_model
 
 from tl_headmaps import HeadWeights, Relation, ablate, attention_groups, describe_model, token_grid, value_mixing
 from tl_headmaps.capture import selfcheck
@@ -39,15 +39,6 @@ def test_every_seam_of_a_model_that_is_read_rightly_fits(kind: str, processed: b
 def test_rounding_of_the_stored_type_is_no_difference(kind: str, dtype: torch.dtype) -> None:
     check = HeadWeights.from_model(shared_model(kind, dtype=dtype)).check
     assert check is not None and all(seam.fits for seam in check.seams), check.record()
-
-
-def test_the_users_hooks_do_not_fire_and_stay() -> None:
-    model, fired = random_model("llama"), []
-    model.add_hook("blocks.1.attn.hook_z", lambda value, hook: fired.append(1))
-    assert HeadWeights.from_model(model).check is not None
-    assert fired == []
-    model(torch.tensor([[3, 4]]))
-    assert fired == [1]
 
 
 RELATION = Relation.from_pairs("own", [("word3", "word4")], eliciting_templates=(" word5 <X>",))

@@ -493,19 +493,14 @@ class TestResults:
         with pytest.raises(OutputError, match="is damaged"):
             Result.load(tmp_path / "a.json")
 
-    def test_a_missing_layer_in_one_array(self, results: dict[str, Result], tmp_path: Path) -> None:
-        values = json.loads(results["relation_scores"].to_json())
-        values["suppress"] = [rows[:-1] for rows in values["suppress"]]
-        (tmp_path / "a.json").write_text(json.dumps(values))
-        with pytest.raises(OutputError, match=r"(?s)is damaged.*suppress"):
-            Result.load(tmp_path / "a.json")
-
-    def test_labels_of_another_length(self, results: dict[str, Result], tmp_path: Path) -> None:
-        values = json.loads(results["token_grid"].to_json())
-        values["axes"]["source"].append("more")
-        (tmp_path / "a.json").write_text(json.dumps(values))
-        with pytest.raises(OutputError, match="is damaged"):
-            Result.load(tmp_path / "a.json")
+    def test_arrays_and_labels_of_another_length(self, results: dict[str, Result], tmp_path: Path) -> None:
+        scores, grid = (json.loads(results[name].to_json()) for name in ("relation_scores", "token_grid"))
+        scores["suppress"] = [rows[:-1] for rows in scores["suppress"]]
+        grid["axes"]["source"].append("more")
+        for values, sentence in ((scores, r"(?s)is damaged.*suppress"), (grid, "is damaged")):
+            (tmp_path / "a.json").write_text(json.dumps(values))
+            with pytest.raises(OutputError, match=sentence):
+                Result.load(tmp_path / "a.json")
 
     def test_a_newer_file_says_so(self, results: dict[str, Result], tmp_path: Path) -> None:
         values = json.loads(results["token_grid"].to_json())

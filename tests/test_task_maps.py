@@ -880,9 +880,6 @@ def test_the_command_reads_maps_verifies_and_writes(command: Any, tmp_path: Path
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--functions", "chess,go"), "There is no function 'chess' here"),
-        (("--functions", "retrieval"), "only 'retrieval'"),
-        (("--sample", "5"), "sample(5) is too small: a function needs at least 10 items"),
         (("--drop-duplicates",), "--drop-duplicates is about the file of --data; give the file too"),
         (("--max-heads", "3"), "--max-heads is an option of the verification; add --verify"),
         (("--data", "none.json"), "Cannot read the task file none.json"),

@@ -18,26 +18,6 @@ from tl_headmaps.data.texts import Sample, describe_source, read_texts, split_te
 PIECES = re.compile(r"[\w'’]+|[^\w\s'’]+")
 """Words and runs of signs: a tokenizer that joins no two of them writes a text in at least as many tokens."""
 
-REGISTERS = {
-    "dialogue": r'"[^"]+" (said|asked)',
-    "script": r"(?m)^[A-Z]{3,}: .*\n[A-Z]{3,}: |^Q: ",
-    "table": r"\|:?-+:?\|",
-    "plain table": r"(?m)^\S+ {3,}\d",
-    "Python": r"(?m)^(def|class) .*:$",
-    "JavaScript": r"\b(const|function)\b",
-    "SQL": r"\bSELECT\b",
-    "shell": r"(?m)^(\$ |#!/)",
-    "sums": r"\d [×÷+·-] \d+ = \d",
-    "letter": r"\bDear (Mr|Sir|Aunt)\b|best wishes",
-    "email": r"(?m)^Subject: ",
-    "recipe": r"\b(oven|simmer|brine|pancake)",
-    "minutes": r"(?i)\bmeeting\b.*\d",
-    "verse": r"\A(The Ferryman's Answer|what the night shift knows|Verses on the kitchen drawer)\n",
-    "log": r"(?m)^(\d{4}-\d\d-\d\d |\d{4} |[A-Z][a-z]{2} \d )",
-    "list": r"(?m)^(\*\*\w+\*\* – |\*[^*\n]+\?\* |To \w+: |- \d)",
-}
-"""Some of the registers of the whole sample, each by a sign that its texts bear."""
-
 
 def test_the_bundled_prose_stays_as_it_was() -> None:
     texts = list(read_texts())
@@ -53,6 +33,8 @@ def test_the_whole_sample_begins_with_the_prose() -> None:
     whole = list(read_texts(Sample.WHOLE))
     assert whole[:42] == list(read_texts())
     assert len(set(whole)) == len(whole) == 135
+    # Many registers, all of them in both parts: chosen by hand, so any change is to be looked at.
+    assert hashlib.sha256(Sample.WHOLE.files[1].read_bytes()).hexdigest().startswith("f1f05b41d04c4d74")
     assert describe_source(Sample.WHOLE) == "bundled sample english.txt and registers.txt"
 
 
@@ -64,12 +46,6 @@ def test_both_parts_of_the_whole_sample_are_long_enough() -> None:
     assert sum(pieces.values()) >= 25_000
     assert sum(pieces[text] for text in held_out) >= 8_000
     assert all(60 <= count <= 600 for count in pieces.values())
-
-
-@pytest.mark.parametrize("register", REGISTERS)
-def test_registers_are_in_both_parts(register: str) -> None:
-    for part in split_texts(Sample.WHOLE):
-        assert any(re.search(REGISTERS[register], text) for text in part)
 
 
 @pytest.mark.parametrize("file", Sample.WHOLE.files, ids=lambda file: file.name)

@@ -85,22 +85,6 @@ class TestPlantedHeads:
         weights = planted(kind, host="hooked", processed=processed)
         assert_planted(weights, ("folded",) if processed else ("maps", "folded"))
 
-    def test_two_heads_of_one_group_differ(self) -> None:
-        weights = planted("llama")
-        assert weights.group_of(0) == weights.group_of(1)
-        sources = [word(5), word(6), word(20)]
-        targets = [word(t) for t in range(3, N_VOCAB)]
-        assert token_grid(weights, "L2H0", sources, targets, preset="folded").best() == [
-            ("word5", "word10"),
-            ("word6", "word11"),
-            ("word20", "word21"),
-        ]
-        assert token_grid(weights, "L2H1", sources, targets, preset="folded").best() == [
-            ("word5", "word20"),
-            ("word6", "word7"),
-            ("word20", "word5"),
-        ]
-
 
 def dense_map(parts: Anatomy, layer: int, head: int, circuit: str, preset: str) -> Tensor:
     """A head's whole map with plain torch, from the modules of the transformers model."""

@@ -13,21 +13,18 @@ import resource
 import shutil
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from typing import Any
 
 import torch
-from every_result import ANALYSES, plain
+from every_result import ANALYSES
 from mutations import HOSTILE
 from planted import hosted, source_model, word_tokenizer
-from test_shell import in_threads
 from workshop import Workshop, in_child
 
-from tl_headmaps import Result, ValueMixing, ablated
-from tl_headmaps.core.errors import UsageError
+from tl_headmaps import Result, ValueMixing
 
 _MEANT = ("kind", "circuit", "measure", "method", "head", "heads")
 """Fields whose words decide what a result is."""
@@ -195,33 +192,3 @@ def full_disk(shop: Workshop, generator: random.Random) -> bool:
             shutil.rmtree(shop.folder / "disk" / "run", ignore_errors=True)
         target.unlink()
     return code == 0
-
-
-def threads(shop: Workshop, generator: random.Random) -> bool:
-    """Analyses in several threads on one model: the numbers of one thread, and the user's hooks as before."""
-    names = [generator.choice(list(shop.results)) for _ in range(3)]
-    points = [point for name, point in shop.model.hook_dict.items() if name.endswith("hook_z")]
-    called: list[str] = []
-    for point in points:
-        point.add_hook(lambda value, hook: called.append(hook.name))
-    before = [list(point._forward_hooks) for point in points]
-
-    def switched_off() -> None:
-        with ablated(shop.model, "L1H0"):
-            time.sleep(0.01)
-
-    beside = [switched_off] * generator.choice((0, 0, 1, 2))
-    try:
-        calls: list[Callable[[], Any]] = [lambda name=name: plain(ANALYSES[name](shop.model)) for name in names]
-        found = in_threads([*calls, *beside])
-        assert [list(point._forward_hooks) for point in points] == before and not called
-    finally:
-        shop.model.reset_hooks()
-    for name, values in zip(names, found, strict=False):
-        if beside and isinstance(values, UsageError) and "switched off by ablated" in str(values):
-            continue
-        if isinstance(values, BaseException):
-            raise values
-        assert values == plain(shop.results[name]), f"{name} gives other numbers beside {names}"
-    assert found[len(names) :] in ([], [None], [None, None])
-    return True

@@ -22,5 +22,4 @@ TRIES: dict[str, Callable[[Workshop, random.Random], bool]] = {
     "vocabularies": surroundings.vocabulary,
     "kills": surroundings.kill,
     "full disks": surroundings.full_disk,
-    "threads": surroundings.threads,
 }
