@@ -13,7 +13,7 @@ import pytest
 import torch
 from planted import TL_MAJOR, hosted, save_checkpoint, source_model
 from safetensors.torch import load_file, save_file
-from test_checkpoint import assert_same, assert_same_scores, assert_same_weights, own_cache
+from test_checkpoint import assert_same, assert_same_weights, own_cache
 from torch import Tensor
 from torch.nn.functional import softmax
 from transformers import AutoModelForCausalLM
@@ -315,16 +315,6 @@ def test_every_tensor_of_the_loaded_model(family: str, number: int, dtype: torch
     loaded, read = HeadWeights.from_model(hosted(source, family)), HeadWeights.from_checkpoint(tmp_path)
     assert read.W_E.dtype == dtype
     assert_same_weights(loaded, read)
-
-
-@pytest.mark.parametrize("family", [family for family in FAMILIES if (family, 0) in LOADED])
-def test_every_rank_of_the_loaded_model(family: str, tmp_path: Path) -> None:
-    source = built(family, 0, n_vocab=131)
-    save_checkpoint(source, tmp_path)
-    loaded, read = HeadWeights.from_model(hosted(source, family)), HeadWeights.from_checkpoint(tmp_path)
-    heads = None if read.mlp_refusal is None else [(0, head) for head in range(read.n_heads)]
-    for preset, circuit in (("maps", "ov"), ("folded", "ov"), ("folded", "qk")):
-        assert_same_scores(loaded, read, circuit=circuit, preset=preset, heads=heads)
 
 
 @pytest.mark.parametrize(("family", "number"), LOADED)

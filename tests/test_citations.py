@@ -85,11 +85,6 @@ def test_a_result_adds_its_methods_once() -> None:
     assert re.findall(r"@\w+\{(\w+),", printed()) == ["tl_headmaps", *HOSTS]
 
 
-def test_it_prints(capsys: pytest.CaptureFixture[str]) -> None:
-    cite()
-    assert capsys.readouterr().out.startswith("@software{tl_headmaps,")
-
-
 def test_what_is_no_result_is_refused() -> None:
     with pytest.raises(UsageError, match=r"takes a result of an analysis .* not a str.*Result.load"):
         cite("scores.json")

@@ -122,17 +122,6 @@ class TestAttention:
         done = run("groups", "--text", TEXT, "--layers", "3", "--keep-sink", "--n-null", "0", "--no-prepend-bos")
         assert done.code == 0 and "9 heads" in done.out and "and is kept" in done.out
 
-    def test_mixing_and_association(self, run: Any, tmp_path: Path) -> None:
-        file = tmp_path / "m.json"
-        arguments = ("--text", "Birds sometimes walk", "--query", "walk", "--key", "Birds")
-        done = run("mixing", *arguments, "--head", "L5H3", "--out", str(file))
-        assert done.code == 0 and "What attention does to 'walk', seen from 'Birds'" in done.out
-        values = json.loads(file.read_text("utf-8"))
-        assert (values["kind"], values["head"], values["axes"]["query"]) == ("value_mixing", "L5H3", [3])
-        assert values["key"] == 1 and values["reconstruction_error"] < 1e-5
-        done = run("association", *arguments, "--measure", "dot")
-        assert done.code == 0 and "bring 'walk' closer to 'Birds' (dot" in done.out
-
     def test_compare_attention_and_dimensions(self, run: Any, tmp_path: Path) -> None:
         file = tmp_path / "c.json"
         phrases = ("--phrases", "But birds sometimes walk=walk", "--phrases", "But birds are good at flying=flying")

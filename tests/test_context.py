@@ -121,14 +121,6 @@ def test_vectors_do_not_depend_on_batches_or_parts(tmp_path: Path, monkeypatch: 
         torch.testing.assert_close(whole.layer(layer), single.layer(layer), atol=1e-5, rtol=0)
 
 
-def test_layer_0_of_a_rotary_model_reads_the_embedding(tmp_path: Path) -> None:
-    model = shared_model("llama")
-    vectors = context_vectors(model, [(13,), (14,)], PREFIXES, cache_dir=tmp_path, progress=False)
-    norm = HeadWeights.from_model(model).layer(0).ln1
-    assert norm is not None
-    assert torch.equal(vectors.layer(0), norm.normalised(model.embed.W_E[[13, 14]].float()))
-
-
 def test_a_host_without_a_faithful_cache_runs_whole_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = shared_model("llama")
     kept = last_position.KeptPrefix

@@ -90,11 +90,6 @@ class TestFixtures:
     def test_every_method_finds_them(self, method: Any) -> None:
         assert AttentionGroups.from_pattern(seed_pattern(), WORDS, method=method).groups == ((0, 1), (2, 3, 4))
 
-    def test_an_array_may_be_read_only(self) -> None:
-        array = seed_pattern().numpy().copy()
-        array.flags.writeable = False
-        assert AttentionGroups.from_pattern(array, WORDS).groups == ((0, 1), (2, 3, 4))
-
     def test_one_matrix_of_all_blocks_is_one_head(self) -> None:
         found = AttentionGroups.from_pattern(seed_pattern().amax(0).tolist(), WORDS)
         assert found.groups == ((0, 1), (2, 3, 4)) and found.heads == (HeadIndex(0, 0),)

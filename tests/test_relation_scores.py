@@ -358,19 +358,6 @@ def test_sources_shared_by_relations_do_not_change_the_scores() -> None:
             assert torch.equal(getattr(together.select(relation.name), name), getattr(alone, name))
 
 
-def test_heads_can_be_chosen_in_any_form() -> None:
-    model = shared_model("llama")
-    everything = relation_scores(model, named(CAPITALS), preset="folded")
-    for heads in ("L1H2", HeadIndex(1, 2), (1, 2), ["L1H2"], [(1, 2)], [HeadIndex(1, 2)]):
-        scores = relation_scores(model, named(CAPITALS), heads=heads, preset="folded")
-        assert int((~scores.promote.isnan()).sum()) == 1
-        assert scores.promote[0, 1, 2] == everything.promote[0, 1, 2]
-    assert torch.equal(
-        everything.select(heads=["L1H2"]).promote.isnan(),
-        relation_scores(model, named(CAPITALS), heads="L1H2", preset="folded").promote.isnan(),
-    )
-
-
 def test_json_has_the_agreed_names(tmp_path: Path) -> None:
     model = shared_model("llama")
     scores = relation_scores(

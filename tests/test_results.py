@@ -413,12 +413,6 @@ class TestProvenanceText:
         assert not any(line.startswith(("seed", "data")) for line in lines)
         assert "seed:         0" in str(replace(made, seed=0)).splitlines()
 
-    def test_a_notebook_shows_it(self) -> None:
-        from IPython.lib.pretty import pretty
-
-        made = provenance()
-        assert pretty(made) == str(made)
-
 
 class TestPrompt:
     def test_every_kind_has_a_text_of_its_own(self) -> None:

@@ -289,11 +289,6 @@ class TestRefusals:
         with pytest.raises(UsageError, match=r"is not a run folder: it contains 'thesis.tex'. Give a new or empty"):
             scores(weights, tmp_path)
 
-    def test_a_file(self, weights: HeadWeights, tmp_path: Path) -> None:
-        (tmp_path / "file").write_text("")
-        with pytest.raises(OutputError, match=r"Cannot use .*file as a run folder"):
-            scores(weights, tmp_path / "file")
-
     def test_two_processes_at_once(self, started: Path, weights: HeadWeights) -> None:
         with FileLock(started / "run.lock"), pytest.raises(UsageError, match="Another process is working on the run"):
             scores(weights, started)

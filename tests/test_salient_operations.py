@@ -2,7 +2,6 @@
 
 import inspect
 import json
-import re
 from dataclasses import replace
 from typing import Any
 
@@ -321,8 +320,6 @@ class TestBadInput:
             ({"n_tokens": 62}, "n_tokens=62 is impossible: the vocabulary filter leaves 61"),
             ({"n_targets": 1000}, "n_targets=1000 is impossible"),
             ({"vocabulary": lambda text: False}, "leaves no token"),
-            ({"heads": "L9H0"}, "There is no head L9H0"),
-            ({"heads": []}, "heads= is empty"),
             ({"prompts": [" word5"]}, "prompts= goes with preset='context'"),
             ({"prepend_bos": False}, "prepend_bos= goes with preset='context'"),
         ],
@@ -362,16 +359,6 @@ class TestFigures:
         assert [value for _, value in figure.data.highest(figure.data.layers[0], 1)] == [
             pytest.approx(max(entry.score for entry in everything.names))
         ]
-
-    def test_grids_stand_beside_the_table(self, found: Any, tmp_path: Any) -> None:
-        figure = found.figure()
-        assert figure.body.count('data-kind="heat"') == 2 and figure.body.count("<table>") == 3
-        assert figure.needs == ("heat",)
-        wide, narrow = (tmp_path / name for name in ("wide.svg", "narrow.svg"))
-        figure.save(wide)
-        figure.save(narrow, width="column")
-        heights = [float(re.search(r'height="([\d.]+)pt"', path.read_text())[1]) for path in (wide, narrow)]  # type: ignore[index]
-        assert heights[1] > heights[0], "side by side on a page, below each other in a column"
 
     def test_top_tokens_through_circuitsvis(self, found: Any) -> None:
         assert "TopkTokens" in found.figure(view="top_tokens").html

@@ -37,7 +37,6 @@ from tl_headmaps import (
 from tl_headmaps.capture.anatomy import parameters_digest
 from tl_headmaps.capture.components.matrices import component_source
 from tl_headmaps.capture.host import _READINGS
-from tl_headmaps.capture.parts import LayerWeights
 from tl_headmaps.capture.tensors import joint_digest, tensor_digests
 from tl_headmaps.circuits.extremes import entries
 from tl_headmaps.circuits.ov import ov_maps
@@ -276,13 +275,6 @@ class TestTheModelIsLeftAlone:
         model(torch.tensor([[3, 4, 5]]))
         assert fired == [1]
 
-    def test_works_inside_grad_mode_and_keeps_no_graph(self, model: Any) -> None:
-        with torch.enable_grad():
-            weights = HeadWeights.from_model(model)
-            assert not weights.W_E.requires_grad
-            layer: LayerWeights = weights.layer(1)
-            assert not any(v.requires_grad for v in vars(layer).values() if isinstance(v, Tensor))
-
 
 def named_parameters(model: Any) -> Iterator[tuple[str, Tensor]]:
     """Parameters of a bridge under the names transformers gives them (a bridge may add some of its own)."""
@@ -443,13 +435,6 @@ class TestFingerprint:
 
     def test_processing_changes_it(self) -> None:
         assert read("llama").fingerprint != read("llama", processed=True).fingerprint
-
-    def test_it_is_in_the_provenance(self) -> None:
-        weights = read("gpt2")
-        provenance = weights.provenance(options={"preset": "maps"})
-        assert provenance.fingerprint == weights.fingerprint
-        assert (provenance.basis, provenance.device, provenance.model) == ("raw", "cpu", "tiny-gpt2")
-        assert provenance.options == {"preset": "maps"}
 
 
 def grid_of(model: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What surrounds an analysis: browsers, kills, full disks, closed pipes, torch as it was left, other threads.
+"""What surrounds an analysis: browsers, vocabularies, kills, full disks.
 
 A try returns True if it was let through and held, False if it was refused; anything else is an exception.
 """
