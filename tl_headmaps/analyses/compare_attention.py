@@ -62,6 +62,9 @@ class AttentionComparison(HeadTable):
     json_extra: ClassVar[tuple[str, ...]] = ("notes",)
     signed: ClassVar[bool] = True
     listed: ClassVar[int] = 10
+    fixed: ClassVar[tuple[str, ...]] = ("key", "words")
+    nullable: ClassVar[tuple[str, ...]] = ("separation_p",)
+    paper_columns: ClassVar[tuple[str, ...]] = ()
 
     words: tuple[str, ...] = measured("fact", "words", "the two words that are compared, then the control words")
     key: str = measured("fact", "key", "the word they attend to")

@@ -216,7 +216,7 @@ class HeadCard(Result):
         table = part.head_rows(self.head, full=full, n=_LISTED)
         tested, notes = isinstance(part, SalientOperations), [table.note]
         if isinstance(part, HeadTable):
-            count = "" if part.labelled is None else f"{part.labelled}: {len(part.labels)}; "
+            count = f"relations tried: {len(part.labels)}; " if isinstance(part, RelationScores) else ""
             notes = [part.caption, f"{count}{table.note}"]
             tested = "q" in part.families()[part.ranked()]
         notes += [f"tested together: {self._family(part)}"] * tested

@@ -61,6 +61,10 @@ class GroupingProfile(HeadTable):
     json_axes: ClassVar[dict[str, str | None]] = {"score": "scores", "layer": None, "head": None}
     labelled: ClassVar[str] = "scores"
     ranked_by: ClassVar[str] = "where_possible"
+    also: ClassVar[tuple[str, ...]] = ("values", "q_value")
+    paper_columns: ClassVar[tuple[str, ...]] = (
+        *("score", "head", "values", "interval_low", "interval_high", "null", "q_value", "where_possible"),
+    )
     signed: ClassVar[bool] = False
 
     scores: tuple[str, ...]
@@ -78,9 +82,14 @@ class GroupingProfile(HeadTable):
         "null", "null of all", "the share of all attention if it depended on distance alone", of="values"
     )
     p_value: Float[Tensor, "score layer head"] = measured(
-        "p", "p", f"share above its null, over texts (one-sided); none for fewer than {LEAST_UNITS} texts"
+        "p",
+        "p",
+        f"share of all queries above its null, over texts (one-sided); none for fewer than {LEAST_UNITS} texts",
+        of="values",
     )
-    q_value: Float[Tensor, "score layer head"] = measured("q", "q", "over all scores and heads")
+    q_value: Float[Tensor, "score layer head"] = measured(
+        "q", "q", "of the share of all queries above its null, over all scores and heads", of="values"
+    )
     even: Float[Tensor, " score"] = measured("fact", "even", "what even attention would score")
     possible: Float[Tensor, " score"] = measured("fact", "queries", "share of queries that have such a pair")
     n_texts: int = measured("fact", "texts scored")

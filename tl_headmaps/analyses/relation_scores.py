@@ -205,14 +205,28 @@ class RelationScores(HeadTable):
             f"pairs whose target is among the k strongest tokens (k = {k})."
         )
 
+    def mark(self, head: HeadIndex, place: int) -> str:
+        """A star for a head that implements the relation; why another that beats the null does not."""
+        at = (place, head.layer, head.head)
+        if head in self.implements()[self.relations[place]]:
+            return "*"
+        if self.stream is not None and bool(self.promote[at] <= self.stream[at[:2]]):
+            return "="
+        return " " if bool(self.neighbour_p_value[at] <= SPECIFIC_P) else "~"
+
     def notes(self) -> list[str]:
         stream = "" if self.stream is None or bool(self.stream.isnan().all()) else " and that of the stream"
         notes = [
             f"* implements the relation: a score of {IMPLEMENTS_SCORE} or more with q < {IMPLEMENTS_Q} (q over "
             f"{self.n_measured} heads x {len(self.relations)} relation{'s' * (len(self.relations) > 1)}) that is above "
-            f"its score on the targets of similar sources (p ≤ {SPECIFIC_P}){stream}."
+            f"its score on the targets of similar sources (p ≤ {SPECIFIC_P}){stream}; ~ not shown to be above the "
+            f"former{', = not above the latter' if stream else ''}."
         ]
-        notes.append(f"{sum(self.n_kept)} of {sum(self.n_pairs)} pairs could be scored: their words are single tokens.")
+        apart = sum(self.n_multi_token or ())
+        left_out = sum(self.n_pairs) - sum(self.n_kept) - apart
+        scored = f"{sum(self.n_kept)} of {sum(self.n_pairs)} pairs were scored"
+        scored += f"; {apart} more, whose source has several tokens, stand apart" if apart else ""
+        notes.append(f"{scored}{f'; {left_out} were left out, each with its reason' if left_out else ''}.")
         if self.prompt_low is not None and len(self.provenance.options.get("prefixes", ())) == 1:
             notes.append("There is one prompt only, so agreement between prompts cannot be judged.")
         return notes

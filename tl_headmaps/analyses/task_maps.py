@@ -332,8 +332,11 @@ class TaskMaps(HeadTable):
             full: A row per head instead, with all its numbers.
             n: Rows of each function then.
         """
+        smallest = 1 / (1 + int(self.provenance.options["n_null"]))
+        null = f"labels were shuffled within {' and '.join(self.exchanged)}; smallest p possible {smallest:.2g}"
         if full:
-            return super().table(full=True, n=n)
+            stars = f"*: one of the heads that {self.chosen_as} the function (q of at most {SIGNIFICANT})"
+            return "\n\n".join([super().table(full=True, n=n), wrapped(f"{stars}; {null}")])
         rows = []
         for number, function in enumerate(self.functions):
             heads, stability = self.standing_out[number], float(self.stability[number])
@@ -361,8 +364,6 @@ class TaskMaps(HeadTable):
         known = f"probe {overall['probe']:.2f}, words and heads {overall['combined']:.2f}"
         if self.wording_held_out:
             known += f", in formats it was trained on {overall['known_wording']:.2f}"
-        smallest = 1 / (1 + int(self.provenance.options["n_null"]))
-        null = f"labels were shuffled within {' and '.join(self.exchanged)}; smallest p possible {smallest:.2g}"
         known = f"all items: {known}; without heads: {others}"
         return "\n\n".join(
             [self.caption, table_text(columns, rows), *map(wrapped, (known, _LEGEND, null, " ".join(self.notes())))]

@@ -200,7 +200,12 @@ class Naming:
     def __init__(self, names: Sequence[str], labels: Labels | None, others: Sequence[str]) -> None:
         self.mapping: dict[str, str] = {}
         if isinstance(labels, Mapping):
-            self.mapping = {str(name): visible(str(label)) for name, label in labels.items()}
+            # Names as the result has them, or as they are shown: country_to_capital, country to capital.
+            shown = {in_words(name): name for name in (*names, *others)}
+            old = {
+                str(name): str(name) if name in names else shown.get(in_words(str(name)), str(name)) for name in labels
+            }
+            self.mapping = {old[str(name)]: visible(str(label)) for name, label in labels.items()}
             unknown = [name for name in self.mapping if name not in (*names, *others)]
             if unknown:
                 known = ", ".join(repr(name) for name in dict.fromkeys((*names, *others)) if name)

@@ -22,12 +22,13 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from typing_extensions import dataclass_transform
 
+from ..core.errors import UsageError
 from ..core.types import HeadIndex
 from ..renderers.figure import Figure
 from ..renderers.grids import MapLayer
 from ..renderers.heat import head_map, panels
 from ..renderers.tables import Table as TextTable
-from ..renderers.text import chance, interval, number, sentence, signed, table_text, wrapped
+from ..renderers.text import chance, number, sentence, signed, significant, table_text, wrapped
 from .base import Result
 from .codec import axes_of, cells
 from .head_maps import HeadMaps
@@ -39,7 +40,7 @@ number; or a fact about a label or the whole result."""
 _WITH_A_VALUE = ("null", "low", "high", "p", "q")
 _SHORT: tuple[Role, ...] = ("value", "low", "null", "q")
 """Roles in a printed table, unless all of it is asked for."""
-_IN_PAPERS: tuple[Role, ...] = ("value", "low", "high", "null", "q")
+_IN_PAPERS: tuple[Role, ...] = ("value", "low", "high", "null", "q", "p")
 
 
 @dataclass(frozen=True)
@@ -129,6 +130,7 @@ class Table(Result):
         ranked_by: The value that tables are ordered by; the first by default.
         signed: Whether values have a sign (colours centred on zero); by default it is seen from them.
         listed: Rows of a printed table.
+        also: Further fields that a short table shows.
         fixed: Fields that must be equal for two results to be compared.
     """
 
@@ -136,6 +138,8 @@ class Table(Result):
     ranked_by: ClassVar[str] = ""
     signed: ClassVar[bool | None] = None
     listed: ClassVar[int] = 12
+    also: ClassVar[tuple[str, ...]] = ()
+    aligned: ClassVar[tuple[str, ...]] = ()
     fixed: ClassVar[tuple[str, ...]] = ()
     _described: ClassVar[Mapping[str, Measured]] = {}
     values: Tensor
@@ -148,11 +152,16 @@ class Table(Result):
             # Not in the class body: a field of that name could not be set beside a property.
             cls.values = property(lambda self: getattr(self, self.ranked()), doc="The ranked values.")  # type: ignore[assignment]
         cls._described = {**cls._described, **new}
-        cls.nullable = tuple(dict.fromkeys((*cls.nullable, *cls._described)))
+        # Of a cell NaN says that nothing is known; the number of texts, say, is always known.
+        known = {
+            name for name in new if new[name].role == "fact" and cls.__annotations__[name] in (bool, float, int, str)
+        }
+        cls.nullable = tuple(dict.fromkeys((*cls.nullable, *(name for name in new if name not in known))))
         if cls._described and "paper_columns" not in vars(cls):
             axes = (name for name in cls.json_axes if name != "layer" or "head" not in cls.json_axes)
             ranked = cls.families()[cls.ranked()]
-            cls.paper_columns = (*axes, *(ranked[role] for role in _IN_PAPERS if role in ranked))
+            roles = (role for role in _IN_PAPERS if role in ranked and not (role == "p" and "q" in ranked))
+            cls.paper_columns = (*axes, *(ranked[role] for role in roles))
         cls.__doc__ = _with_attributes(inspect.cleandoc(cls.__doc__ or ""), new)
 
     @classmethod
@@ -192,10 +201,7 @@ class Table(Result):
             label = next(iter(place))
             value = value.get(self._names(label)[place[label]])
         elif isinstance(value, tuple):
-            # One entry for each name of an axis that has names: counted axes (layers, heads) have no such facts.
-            named = (axis for axis, source in self.json_axes.items() if source is not None and axis in place)
-            axis = next((axis for axis in named if len(self._names(axis)) == len(value)), None)
-            return None if axis is None else value[place[axis]]
+            return value[next(iter(place.values()))] if name in self.aligned else None
         if not isinstance(value, Tensor) or not set(axes) <= set(place):
             return None
         return value[tuple(place[axis] for axis in axes)].item()
@@ -225,6 +231,7 @@ class Table(Result):
         listed: list[tuple[str, Role]] = [(families[ranked][role], role) for role in _SHORT if role in families[ranked]]
         if "q" not in families[ranked] and "p" in families[ranked]:
             listed.append((families[ranked]["p"], "p"))
+        listed += [(name, self._described[name].role) for name in self.also]
         if full:
             rest = [(name, column.role) for name, column in self._described.items() if column.role not in ("high",)]
             listed += [entry for entry in rest if entry not in listed and self._by_cell(entry[0])]
@@ -246,12 +253,20 @@ class Table(Result):
         value = self.value_at(name, place)
         if role == "low":
             family = next(family for family in self.families().values() if family.get("low") == name)
-            return interval(value, self.value_at(family["high"], place))
+            high = self.value_at(family["high"], place)
+            known = not (math.isnan(value) or math.isnan(high))
+            return f"{self._amount(value)} to {self._amount(high)}" if known else "-"
         if value is None or not isinstance(value, float):
             return "-" if value is None else str(value)
         if role in ("p", "q"):
             return "-" if math.isnan(value) else chance(value)
-        return signed(value, 2) if self.signed and role == "value" else number(value)
+        return self._amount(value) if role == "value" else number(value)
+
+    def _amount(self, value: float) -> str:
+        """A value, or an end of its interval: small ones keep two significant digits, so that the value lies between."""
+        if self.signed:
+            return signed(value, 2)
+        return significant(value, 2) if 0 < abs(value) < 0.1 else number(value)
 
     def _legend(self, full: bool) -> str:
         columns = [self._described[name] for name, _ in self._shown(full)]
@@ -265,6 +280,8 @@ class Table(Result):
             full: All columns; by default value, interval, null and q.
             n: Rows to list; by default :attr:`listed`.
         """
+        if n is not None and n < 1:
+            raise UsageError(f"n={n} lists no head; give 1 or more.")
         labels, rows = self._listed(full, n)
         titles = [(title, "left") for title in labels] + [(title, "right") for title, _ in self.headings(full=full)]
         parts = [self.caption, table_text(titles, rows), wrapped(self._legend(full)), *map(wrapped, self.notes())]
@@ -304,6 +321,10 @@ class HeadTable(HeadMaps, Table):
     def chosen(self) -> Mapping[str, Sequence[HeadIndex]]:
         """Heads that the result singles out, by label: tables and maps mark them, comparisons list them."""
         return {}
+
+    def mark(self, head: HeadIndex, place: int) -> str:
+        """One character behind a head in a printed table: a star if it is chosen."""
+        return "*" if head in self.chosen().get(self.labels[place], ()) else " "
 
     @property
     def _row_axes(self) -> dict[str, list[Any]]:
@@ -388,7 +409,7 @@ class HeadTable(HeadMaps, Table):
             if named and not best:
                 rows.append([label, "none", *[""] * len(self.headings(full=full))])
             for rank, head in enumerate(best):
-                name = f"{head}{'*' if head in chosen.get(label, ()) else ' ' * bool(chosen)}"
+                name = f"{head}{self.mark(head, place) if chosen else ''}"
                 texts = self.cell_texts(self._place(place, head), full=full)
                 rows.append([*[label if rank == 0 else ""] * named, name, *texts])
         return [*[self._axis for _ in range(named)], f"best of {self.n_measured}"], rows
@@ -415,7 +436,7 @@ class HeadTable(HeadMaps, Table):
             "unit": self._described[first].unit,
             "signed": self.signed,
             "limits": self.limits,
-            "pinned": next((head for heads in chosen.values() for head in heads), None),
+            "pinned": next(iter(chosen.get(self.labels[0], ())), None),
             "empty": self.provenance.short_rows,
             "note": self._noted(" ".join(sentence(part) for part in note if part), " "),
         }
