@@ -269,7 +269,7 @@ def describe_head(
     *,
     relations: RelationLike | Sequence[RelationLike] | None = None,
     preset: Preset | None = None,
-    text: str = SENTENCE,
+    text: Any = SENTENCE,
     texts: Any = None,
     results: Sequence[Result | str | Path] = (),
     progress: bool = True,

@@ -145,7 +145,7 @@ def head_trust(
     n_null: Annotated[int, Between(1, 1000)] = 3,
     prepend_bos: bool | None = None,
     seed: Seed = 0,
-    cache_dir: str | None = None,
+    cache_dir: str | Path | None = None,
     progress: bool = True,
 ) -> HeadTrust:
     """How much of what each head writes in running text is told by which tokens it attends to.

@@ -681,6 +681,12 @@ def association_heads(
             (-1 is the last).
         key: The token it is compared with.
         measure: What heads are ranked by; the result holds both measures.
+
+    Example:
+        >>> from tl_headmaps import association_heads, load_default_model
+        >>> heads = association_heads(load_default_model(), "Birds sometimes walk", "walk", "sometimes")
+        >>> [(str(head), round(gain, 2)) for head, gain in heads.top(2)]
+        [('L16H0', 0.79), ('L0H3', 0.78)]
     """
     return value_mixing(model, text, None, query, key, measure=measure, prepend_bos=prepend_bos, cache=cache)
 

@@ -71,6 +71,18 @@ class TaskVerification(Result):
         p_value: Rank of the own heads among the draws by that margin: the share of sets, the own one counted, without
             which it is as small. At least ``1 / (1 + n_random)``.
         q_value: The same after Benjamini-Hochberg over the functions that are testable; NaN for others.
+
+    Example:
+        >>> from tl_headmaps import TaskItem, Tasks, load_default_model, task_maps, verify_tasks
+        >>> sums = [TaskItem(f"{n} + 1 =", str(n + 1), "math_calculation", "", ("0",), "", str(n)) for n in range(10)]
+        >>> cups = [TaskItem(f"{n} is", "red", "retrieval", f"No {n} is red.", ("wet",), "", str(n)) for n in range(10)]
+        >>> model, tasks = load_default_model(), Tasks((*sums, *cups))
+        >>> maps = task_maps(model, tasks, n_folds=3, n_null=19, cache_dir="cache", progress=False)
+        >>> verified = verify_tasks(model, maps, tasks, n_items=5, n_random=3, max_heads=2, progress=False)
+        >>> verified.functions, verified.n_items, verified.chance.tolist()
+        (('retrieval', 'math_calculation'), (5, 5), [0.5, 0.5])
+        >>> float(verified.clean[0]), tuple(verified.accuracy.shape)
+        (1.0, (2, 2))
     """
 
     kind: ClassVar[str] = "task_verification"

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping
+from functools import partial
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -205,7 +206,10 @@ def parameters_digest(model: Model) -> str:
 _OF_EVERY_MODULE = frozenset(vars(torch.nn.Module()))
 """What torch keeps in each module: its parts, its hooks, and its mode, which does not matter to a reading."""
 
-_SETTINGS = frozenset((bool, int, float, str, type(None), torch.dtype, torch.device))
+_NUMBERS = (bool, int, float, str)
+_SETTINGS = (*_NUMBERS, type(None), torch.dtype, torch.device)
+_FEW = 64
+"""Entries of an array that is a setting, at most; larger ones are weights or caches."""
 
 
 def state_of(model: Model) -> tuple[Any, ...] | None:
@@ -227,8 +231,10 @@ def state_of(model: Model) -> tuple[Any, ...] | None:
             value = own[name]
             if name in ("cfg", "config"):
                 configurations[id(value)] = value
-            elif not isinstance(value, dict):
-                # Dictionaries are registers of hooks and parts.
+            elif isinstance(value, dict):
+                # Mostly registers of hooks and parts; a factor by name (of an adapter, say) is a setting.
+                state += (name, *((key, item) for key, item in value.items() if isinstance(item, _NUMBERS)))
+            else:
                 state += (name, _as_setting(value))
         # Torch gives each hook a number of its own.
         state += (*own["_forward_hooks"], *own["_forward_pre_hooks"])
@@ -245,14 +251,20 @@ def state_of(model: Model) -> tuple[Any, ...] | None:
 
 
 def _as_setting(value: Any) -> Any:
-    """A number, a word, or a collection of them; of anything else, what it is."""
-    if type(value) in _SETTINGS:
+    """A number, a word, or a collection of them; of a function, which one it is, of anything else, what it is."""
+    if isinstance(value, _SETTINGS):
         return value
+    if hasattr(value, "tolist") and getattr(value, "size", None) is not None:
+        n = value.numel() if isinstance(value, Tensor) else value.size
+        return _as_setting(value.tolist()) if n <= _FEW and not getattr(value, "is_meta", False) else type(value)
     if isinstance(value, list | tuple):
         return tuple(map(_as_setting, value))
     if isinstance(value, dict):
         return tuple((name, _as_setting(item)) for name, item in value.items())
-    return value.__qualname__ if isinstance(value, FunctionType | MethodType | type) else type(value)
+    if isinstance(value, FunctionType | MethodType | partial):
+        # By place and not by name: two closures of one factory share their name.
+        return id(getattr(value, "__func__", value))
+    return value.__qualname__ if isinstance(value, type) else type(value)
 
 
 def settings_of(model: Model) -> dict[str, Any]:

@@ -217,6 +217,9 @@ def joint_digest(digests: Mapping[str, str]) -> str:
 
 def quick_digest(tensor: Tensor) -> str:
     """128 bits over all the bytes of a tensor, at the speed of memory: whether it is the same, in this process."""
+    if tensor.layout != torch.strided:
+        tensor = tensor.to_dense()
+    tensor = tensor.detach().resolve_conj().resolve_neg()
     if tensor.device.type == "cpu" and tensor.is_contiguous():
         return xxhash.xxh3_128_hexdigest(tensor.detach().flatten().view(torch.uint8).numpy().data)
     return _bytes_digest(tensor, xxhash.xxh3_128)

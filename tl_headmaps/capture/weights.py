@@ -63,8 +63,11 @@ class _remembered(cached_property[_Value]):  # as cached_property is written
     def __get__(self, weights: Any, owner: Any = None) -> _Value:  # type: ignore[override]
         if weights is not None and self.attrname not in vars(weights):
             reading = vars(weights).get("_read_as")
-            if reading is not None and self.attrname in reading.known and reading.holds(weights.model):
+            same = reading is not None and reading.holds(weights.model)
+            if reading is not None and same and self.attrname in reading.known:
                 vars(weights).update(reading.known)
+            elif same:
+                vars(weights).setdefault("_of_the_reading", set()).add(self.attrname)
         return cast(_Value, super().__get__(weights, owner))
 
 
@@ -534,7 +537,8 @@ class HeadWeights:
         reading, values = vars(self).get("_read_as"), vars(self)
         if reading is None:
             return
-        new = {name: values[name] for name in _REMEMBERED if name in values and name not in reading.known}
+        # Not what was computed while the model was edited, even if the edit was undone.
+        new = {name: values[name] for name in values.get("_of_the_reading", ()) if name not in reading.known}
         if new and reading.holds(self.model):
             reading.known.update(new)
 

@@ -50,6 +50,13 @@ class _Commands(click.Group):
             raise click.UsageError(f"There is no command {cmd_name!r}. {hint}", ctx)
         return self.commands[cmd_name]
 
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            # As a shell reports it; 1 would say that the analysis could not be done.
+            sys.exit(130)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Without building them: a summary is all that is shown."""
         made = [(name, command.signature.summary) for name, command in COMMANDS.items()]

@@ -154,9 +154,18 @@ def _option(parameter: Parameter) -> click.Option:
     )
 
 
+class _Choice(click.Choice[str]):
+    """One of some words; the former name of a preset is answered with its new one."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if value == "met" and "context" in self.choices:
+            self.fail("'met' is called 'context' now", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 def _type(parameter: Parameter) -> "click.ParamType[Any] | None":
     if parameter.choices:
-        return click.Choice(parameter.choices)
+        return _Choice(parameter.choices)
     if "Path" in parameter.types:
         return click.Path(path_type=Path)
     if "str" not in parameter.types:

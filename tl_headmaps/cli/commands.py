@@ -91,6 +91,12 @@ def mixing(run: Run, *, against: str | None = None, control: Sequence[str] = ())
         against: Compare the dimensions that --query and this token use.
         control: With --against: a token to compare with. May be repeated.
     """
+    missing = [f"--{name}" for name in ("query", "key") if run.options.get(name) is None]
+    if run.options.get("head") is None and (missing or against is not None):
+        raise UsageError(
+            "Without a head, one association is mapped over all heads: give a head, or --query and --key"
+            + (". --against is about one head." if against is not None else f" ({' and '.join(missing)} missing).")
+        )
     if against is None:
         if control:
             raise UsageError("--control is compared with --query beside --against. Give --against, too.")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import UsageError
+from ..core.files import home_expanded
 from ..core.types import HeadIndex, check_head_names, layer_list
 
 
@@ -83,9 +84,10 @@ def _templates(written: str) -> tuple[str, ...]:
 
 
 def _texts(written: str) -> Path:
-    if not Path(written).is_file():
+    path = home_expanded(written)
+    if not path.is_file():
         raise UsageError(f"There is no file {written}. Give a text file with blank lines between texts.")
-    return Path(written)
+    return path
 
 
 def _phrases(written: list[str]) -> dict[str, str | int]:

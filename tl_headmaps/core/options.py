@@ -156,7 +156,7 @@ def checked(name: str, value: Any, hint: Any) -> Any:
         return value
     try:
         converted = _converted(value, kind)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         expected = _KINDS[kind] if allowed is None else f"{_KINDS[kind]}, {allowed}"
         raise UsageError(f"{name}={shown(value)} is impossible; it must be {expected}.") from None
     if allowed is not None and converted not in allowed:

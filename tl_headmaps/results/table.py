@@ -263,7 +263,7 @@ class Table(Result):
         return self._amount(value) if role == "value" else number(value)
 
     def _amount(self, value: float) -> str:
-        """A value, or an end of its interval: small ones keep two significant digits, so that the value lies between."""
+        """A value, or an end of its interval: small ones keep two significant digits, so that a value lies inside."""
         if self.signed:
             return signed(value, 2)
         return significant(value, 2) if 0 < abs(value) < 0.1 else number(value)
