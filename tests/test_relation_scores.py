@@ -476,3 +476,10 @@ def test_default_model_knows_capitals_and_names(default_weights: HeadWeights) ->
     assert maps.top(1, "country_to_capital")[0][1] == pytest.approx(0.62, abs=0.03)
     assert folded.top(1, "country_to_capital")[0][1] == pytest.approx(0.76, abs=0.03)
     assert maps.top(1, "name_copying")[0][1] == pytest.approx(0.83, abs=0.03)
+
+
+def test_files_with_former_names_keep_their_numbers() -> None:
+    scores = relation_scores(shared_model("llama"), named(NEXT), preset="folded", progress=False)
+    known = replace(scores, multi_token=torch.full_like(scores.promote, 0.5), n_multi_token=(2,))
+    old = {{"multi_token": "several", "n_multi_token": "n_several"}.get(k, k): v for k, v in known.to_dict().items()}
+    assert type(scores).from_dict(old) == known

@@ -77,6 +77,7 @@ class RelationScores(HeadTable):
         *("relation", "head", "promote", "interval_low", "interval_high", "null_mean", "q_value"),
         *("neighbour", "stream"),
     )
+    former: ClassVar[Mapping[str, str]] = {"several": "multi_token", "n_several": "n_multi_token"}
     signed: ClassVar[bool] = False
     listed: ClassVar[int] = 5
     chosen_as: ClassVar[str] = "implement"

@@ -6,6 +6,7 @@ A result is a frozen dataclass, and its JSON is its fields. Four things are said
   (``{"layer": None}``, counted in the first array whose annotation has that axis).
 * ``json_extra``: properties (or methods such as ``notes``) that JSON states too, for readers without this package;
   ignored when read.
+* ``former``: fields by the names that files of older versions have.
 * ``nullable``: fields in which NaN means *not asked for* or *not defined*, and is null in JSON. Others refuse NaN.
 * ``paper_columns``: what :meth:`Result.to_latex` shows of its rows by default; all columns if it is empty.
 
@@ -97,6 +98,7 @@ class Result(ABC):
     methods: ClassVar[tuple[str, ...]] = ()
     json_axes: ClassVar[Mapping[str, str | None]] = {}
     json_extra: ClassVar[tuple[str, ...]] = ()
+    former: ClassVar[Mapping[str, str]] = {}
     nullable: ClassVar[tuple[str, ...]] = ()
     paper_columns: ClassVar[tuple[str, ...]] = ()
     provenance: Provenance
@@ -159,7 +161,7 @@ class Result(ABC):
         """Inverse of :meth:`to_dict`."""
         hints = annotations_of(cls)
         labels = {source: values["axes"][name] for name, source in cls.json_axes.items() if source is not None}
-        given = {**values, **labels}
+        given = {cls.former.get(name, name): value for name, value in (values | labels).items()}
         # A field that is missing raises KeyError unless it may be left out.
         return cls(
             **{
@@ -369,7 +371,7 @@ def _unknown_fields(result_class: type[Result], values: Any) -> list[str]:
     """Names in a file that this version of the class does not write; none where the class writes its own form."""
     if _writes_own_form(result_class):
         return []
-    known = {"kind", "axes", *result_class.json_extra, *(entry.name for entry in fields_of(result_class))}
+    known = {"kind", "axes", *result_class.former, *result_class.json_extra, *(entry.name for entry in fields_of(result_class))}
     return sorted(str(name) for name in values if name not in known)
 
 
