@@ -371,7 +371,13 @@ def _unknown_fields(result_class: type[Result], values: Any) -> list[str]:
     """Names in a file that this version of the class does not write; none where the class writes its own form."""
     if _writes_own_form(result_class):
         return []
-    known = {"kind", "axes", *result_class.former, *result_class.json_extra, *(entry.name for entry in fields_of(result_class))}
+    known = {
+        "kind",
+        "axes",
+        *result_class.former,
+        *result_class.json_extra,
+        *(entry.name for entry in fields_of(result_class)),
+    }
     return sorted(str(name) for name in values if name not in known)
 
 
