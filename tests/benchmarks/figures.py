@@ -58,16 +58,17 @@ def bench_table() -> str:
             ", ".join(f"L{layer}: {ratio:.0f}" for layer, ratio in scores["speedup_by_layer"].items())
             + " times faster",
         ),
-        (
-            "memory above the loaded model for that",
-            f"{scores['peak_mib_above_model']:.0f} MiB",
-        ),
+        ("memory above the loaded model for that", f"{scores['peak_mib_above_model']:.0f} MiB"),
     ]
     # A bench that has not been run yet has no row.
     if imported := figures.get("import"):
         bare = imported["seconds"]["torch"] - imported["seconds"]["python"]
         figure = f"{imported['import_seconds']:.3f} s, against {bare:.1f} s for import torch"
         rows.append(("import tl_headmaps", figure))
+    if second := figures.get("second_call"):
+        rows.append(
+            ("a second `token_grid` of one model, against weights", f"{second['over_weights']:.2f} times the time")
+        )
     if salient := figures.get("salient_operations"):
         rows += [
             (
@@ -104,14 +105,10 @@ def bench_table() -> str:
         rows.append((what, f"{gradients['over_plain']:.2f} times their time"))
     rows += large_rows(figures)
     if tasks := figures.get("task_maps"):
+        what = f"task maps of {tasks['items']:,} items with activations on disk: probes, nulls, two halves"
         ratio, spent = tasks["capture_over_forward"], tasks["seconds"]["kept_run"]
-        rows += [
-            ("capturing all heads for task maps, against the forward passes alone", f"{ratio:.2f} times their time"),
-            (
-                f"task maps of {tasks['items']:,} items with activations on disk: probes, nulls, two halves",
-                f"{spent:.0f} s",
-            ),
-        ]
+        rows.append(("capturing all heads for task maps, against forward passes", f"{ratio:.2f} times their time"))
+        rows.append((what, f"{spent:.0f} s"))
     return "| | |\n|---|---|\n" + "".join(f"| {what} | {figure} |\n" for what, figure in rows)
 
 

@@ -32,6 +32,7 @@ from tl_headmaps import (
     relation_scores,
     salient_operations,
     task_maps,
+    token_grid,
     validate,
 )
 from tl_headmaps.capture.anatomy import parameters_digest
@@ -488,7 +489,17 @@ def bench_import(weights: HeadWeights) -> dict[str, Any]:
     return {"seconds": times, "import_seconds": times["tl_headmaps"] - times["python"]}
 
 
+def bench_second_call(weights: HeadWeights) -> dict[str, Any]:
+    """A second grid of one model, against the same from weights that were read before."""
+    grid: Any = ("L23H4", ["France", "Egypt"], ["Paris", "Cairo"])
+    calls = {"model": lambda: token_grid(weights.model, *grid), "weights": lambda: token_grid(weights, *grid)}
+    interleaved(calls, repeats=1)  # warms up
+    times = interleaved(calls, repeats=9)
+    return {"seconds": times, "over_weights": times["model"] / times["weights"]}
+
+
 BENCHES = {
+    "second_call": bench_second_call,
     "import": bench_import,
     "ranks": bench_ranks,
     "relation_scores": bench_relations,
@@ -509,11 +520,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, help="write the figures as JSON")
     parser.add_argument("--only", choices=BENCHES, nargs="*", default=list(BENCHES))
-    parser.add_argument("--all-layers", action="store_true", help="relation scores on every layer (minutes)")
     options = parser.parse_args()
-    if options.all_layers:
-        global RELATION_LAYERS
-        RELATION_LAYERS = tuple(range(30))
     torch.set_grad_enabled(False)
     weights = HeadWeights.from_model(load_default_model(device="cpu"))
     # With --only, the other figures of an earlier run are kept.
