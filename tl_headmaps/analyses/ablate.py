@@ -453,7 +453,7 @@ def ablate(
             relation's eliciting templates that the model answers best.
         controls: Other relations to test while the same heads are off. ``"auto"`` takes the first three bundled ones
             with fewer than 0.15 of the ablated heads scoring above 0 on 20 of its pairs, and an accuracy within 0.2 of
-            the relation's.
+            the relation's; None (``--controls none``) takes no controls.
         n_random: Number of sets the verdict compares with: as many heads of each layer, drawn at random (all of them
             where there are no more). The first five draws without any of the ablated heads are followed step by step.
         split: Choose the heads on one half of the pairs and test them on the other; pairs that share a target or the

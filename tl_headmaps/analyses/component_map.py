@@ -486,8 +486,8 @@ def component_map(
         texts: For metrics from text: a string, a list of strings, a UTF-8 file with texts separated by blank lines, or
             a ``datasets.Dataset``; by default the bundled English sample.
         against: For metrics between two models: the other model, its weights, or its folder. Change is relative to it.
-        by_head: Give a value to the q, k, v and o of every head instead (k and v: of every key/value head), as a
-            HeadComponentMap. Shares are shares of that map, so heads compare with heads.
+        by_head: Give a value to the q, k, v and o of every head instead (k and v: of every key/value head). The
+            result is a HeadComponentMap. Shares are shares of that map, so heads compare with heads.
         normalise: What ``sensitivity`` and ``contribution`` are shares of: the ``"map"`` (default), or of their
             ``"layer"``, so that every row sums to 1.
         relative: Divide by the baseline: what random matrices of the same shape give (independent normal entries of

@@ -285,8 +285,8 @@ def describe_head(
 
     Args:
         relations: Relations to try; by default all bundled ones that the model's tokenizer can write.
-        preset: Of the relation scores; by default ``"context"``, behind two neutral prompts (give
-            ``results=[relation_scores(...)]`` for the usual eight).
+        preset: Of the relation scores; by default ``"context"``, behind two neutral prompts instead of the
+            usual eight. For these give ``results=[relation_scores(...)]``.
         text: A sentence to show its attention on.
         texts: Texts (a list, a file, a dataset) for profile, trust and worth; a third of them is held out where
             something is fitted. By default the bundled text.

@@ -435,8 +435,8 @@ def salient_operations(
         preset: ``"context"``: what each layer reads at the token behind neutral prompts (the whole
             vocabulary is read, which takes minutes). ``"folded"``: what the model computes for a token without context.
             ``"maps"``: the published recipe.
-        vocabulary: ``"all"`` tokens; ``"words"`` leaves out byte fragments, control tokens and untrained tokens; or a
-            function of a token's text that says whether to consider it as a source.
+        vocabulary: ``"all"`` tokens; ``"words"`` leaves out byte fragments, control tokens and untrained tokens. In
+            Python also a function of a token's text that says whether to consider it as a source.
         prompts: With ``"context"``: prefixes the tokens are put behind; by default the first two of the bundled ones.
         prepend_bos: With ``"context"``: begin each prefix with BOS; by default as the model does.
 
