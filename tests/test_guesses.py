@@ -111,7 +111,7 @@ class TestHeads:
             assert expected.code == 0 and run(command, heads, *rest).out == expected.out, command
         run("salient", "12").assert_refused(2, "'12' is not the name of a head")
         run("mixing", *text, "L1").assert_refused(2, "'L1' is a layer, and one head is needed")
-        run("mixing", *text).assert_refused(2, "Give a head, or query and key")
+        run("mixing", *text).assert_refused(2, "give a head, or --query and --key (--query and --key missing)")
         run("grid", "L1H0", "--head", "L1H1", *grid).assert_refused(2, "L1H0 and L1H1 were both given")
 
     def test_an_option_that_is_given_twice_adds_up(self, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
